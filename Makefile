@@ -75,7 +75,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/wal_relay.py
 	@$(BIN)/python tests/proof/wal_crash.py
 	@$(BIN)/python tests/proof/wal_crash.py --faults --kills 60
-	@$(BIN)/python tests/proof/mutations.py wal/quorum wal/history wal/registry plan/nearby views/window_reach
+	@$(BIN)/python tests/proof/mutations.py wal/quorum wal/history wal/registry plan/nearby views/rule_window
 	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/python -m tests.simulators --runs 20000
 	@$(BIN)/python -m tests.simulators --sources --runs 5000

@@ -32,12 +32,12 @@ from actors.connectors.sources.draws import DrawStream, decimals, numbered
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
 from actors.connectors.sources.source import (
+    ConnectorContext,
     PositionMark,
     SourceExport,
     SourceIdle,
     SourceRows,
 )
-from actors.connectors.sources.surroundings import ConnectorContext
 from actors.controller.tables.staged import parts_of
 from actors.kernel import STOP, ActorAddress, ActorSystem, ReplySlot, SystemClock
 from actors.persist.client import PersistClient

@@ -43,7 +43,7 @@ import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.kernel.threads import ThreadedClock
+from actors.kernel.clock import ThreadedClock
 from actors.persist import (
     AppendCommitted,
     BatchPart,

@@ -8,12 +8,14 @@ to nothing left. Process time: what else the machine does is not the simulator's
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from time import process_time
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.simulators`
+from measure import Measure, Report, median
 from tests.simulators.service.cluster import simulate
 from tests.simulators.service.schedule import draw
-
-from measure import Measure, Report, median
 
 TURNS = 5
 RUNS = 100

@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from actors import Client, Service, Settings
 from actors.demo import flights
-from actors.demo.views import DELAY_BY_CARRIER
+from actors.demo.play import DELAY_BY_CARRIER
 from actors.kernel import ActorAddress, ActorSystem, ReplySlot
 from actors.plan.jobs import Answer, ExecutorMessage, QueryFiles, RowsDone, SubmitJob
 from actors.service import start_spark

@@ -24,8 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 
-from tests.simulators.wal.made_up import MadeUpLog
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.simulators`
 from actors.wal import codec_v3
 from actors.wal.framing import MAGIC, START_LSN
 from actors.wal.lsn import SEGMENT_BYTES
@@ -41,6 +40,7 @@ from actors.wal.messages import (
     VoteRequest,
 )
 from measure import Measure, Report, median
+from tests.simulators.wal.made_up import MadeUpLog
 
 TENANT, TIMELINE = "0" * 31 + "1", "0" * 31 + "2"
 PARAMETERS = {"user": "bench", "options": f"-c tenant_id={TENANT} timeline_id={TIMELINE}"}

@@ -13,17 +13,18 @@ what 40 MB/s would take.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import perf_counter
 
-from tests.simulators.wal.made_up import MadeUpLog
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.simulators`
+from actors.wal.files import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
 from measure import Measure, Report, median
+from tests.simulators.wal.made_up import MadeUpLog
 
 START = 5 * SEGMENT_BYTES
 SCAN_BYTES_A_S = 40_000_000

@@ -127,7 +127,7 @@ def test_errors_are_one_line_and_status_2(
     assert lines[0].startswith("penstock: ")
 
 
-@pytest.mark.parametrize("arguments", [["check-views", "x.view"], ["simulate", "--runs", "1"]])
+@pytest.mark.parametrize("arguments", [["check-views", "x.view"]])
 def test_a_command_without_its_packages_says_which(arguments: list[str]) -> None:
     code = "import sys; sys.modules['sqlglot'] = None; from actors.commands.cli import main; main()"
     done = subprocess.run(

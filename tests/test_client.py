@@ -30,6 +30,7 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
     ClientHello,
+    CopyFromFiles,
     CreateTable,
     DropObject,
     EndRequest,
@@ -45,7 +46,6 @@ from actors.protocol.api import (
     WriteCommitted,
     WriteTables,
 )
-from actors.protocol.api_storage import CopyFromFiles
 from actors.settings import Settings
 
 

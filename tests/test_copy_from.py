@@ -32,7 +32,7 @@ from actors.errors import (
 from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api_storage import CopyFromProgress
+from actors.protocol.api import CopyFromProgress
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test

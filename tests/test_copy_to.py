@@ -22,8 +22,8 @@ import pytest
 from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
+from actors.client.answers import CopyFormat
 from actors.client.client import Client, CopiedTo
-from actors.client.copies import CopyFormat
 from actors.commands import cli
 from actors.commands.copy_to import progress_text
 from actors.controller.reads.copies import CopyLate

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from actors.client.answers import CopyFormat
 from actors.client.client import Client
-from actors.client.copies import CopyFormat
 from actors.commands import cli
 from actors.commands import ddl as statements
 from actors.connectors.sinks.formats import (

@@ -74,7 +74,7 @@ async def test_a_slow_worker_holds_up_the_order_and_loses_nothing(stage: ActorIs
     await own.expect(SequencedCommand, index=0)
     await own.expect_nothing()
     await slow.expect_nothing()
-    assert sequencer.statistics().state == "handles Propose"
+    assert sequencer.statistics().state == "handles ProposeCommand"
     slow.resume()
     for index in range(3):
         await slow.expect(SequencedCommand, index=index)

@@ -17,7 +17,7 @@ import pytest
 
 from actors.client.client import Client
 from actors.cluster import hosts
-from actors.controller.replicas.replica_set import REPLICAS_KEY
+from actors.controller.replicas.instance import REPLICAS_KEY
 from actors.errors import BadSettings, InvalidUsage, StorageError, StoreFull, UnknownObject
 from actors.kernel import ActorAddress, ActorSystem, restart
 from actors.persist import PersistClient

@@ -29,7 +29,7 @@ from actors.persist import PersistClient, ShardAppend, ShardState, shard_key
 from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.documents import encode
 from actors.persist.location import CompareAndSet
-from actors.persist.objects import CATALOG, objects_of, owners, shard_of
+from actors.persist.verifying import CATALOG, objects_of, owners, shard_of
 from actors.plan.jobs import ExecutorMessage
 from actors.testing.engine import InMemoryExecutor
 

@@ -23,7 +23,7 @@ from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectIn
 from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api_storage import ObjectHealth, SourceStatus
+from actors.protocol.api import ObjectHealth, SourceStatus
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pytest
 
 from actors.channel_adapter import ClientGone, ResponsesForwarded
-from actors.compute.installs import IndexInstaller
-from actors.compute.live import ActorFactory, DataflowStopped, FromDataflow
-from actors.compute.partitions import ClusterPartitions
+from actors.compute.index import ClusterPartitions
+from actors.compute.live import ActorFactory, DataflowStopped, FromDataflow, IndexInstaller
 from actors.kernel import ActorAddress
 from actors.listen_task import ListenTask
 from actors.persist import NewShard, PersistClient, ShardAppend

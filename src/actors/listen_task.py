@@ -40,7 +40,7 @@ import msgspec
 
 from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
 from actors.kernel import Actor, ActorAddress
-from actors.persist.sieve import sieve
+from actors.persist.filtering import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.compute import SourceImport
 from actors.protocol.internal import (

@@ -29,19 +29,18 @@ from actors.cluster.cluster import WorkerCluster
 from actors.cluster.hosts import LocalReplicas
 from actors.connectors.factory import WorldOutside
 from actors.controller.catalog import boot
-from actors.controller.catalog.analyses import analyzer
+from actors.controller.catalog.ddl import analyzer
 from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
-from actors.controller.following import FollowTask
-from actors.controller.maintenance import MaintenanceTask
-from actors.controller.replicas import replica_set
+from actors.controller.maintenance import FollowTask, MaintenanceTask
+from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
 from actors.controller.replicas.replica import ReplicaClient
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import ResourceClosed, ServiceExpired
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
-from actors.kernel.threads import ThreadedClock
+from actors.kernel.clock import ThreadedClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage

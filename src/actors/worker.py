@@ -34,17 +34,19 @@ import msgspec
 
 from actors.channel_adapter import ClientGone, ResponsesForwarded
 from actors.compute import events as e
-from actors.compute.children import DataflowChildren
-from actors.compute.index import IndexPartition, IndexStatistics
-from actors.compute.installs import IndexInstaller
+from actors.compute.history import ReconcileObstacle
+from actors.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
 from actors.compute.live import (
     ActorFactory,
     ChildrenTurn,
+    DataflowChildren,
     DataflowEnded,
     DataflowRemoved,
     DataflowStopped,
     FromDataflow,
+    IndexInstaller,
     IndexTurn,
+    InputTasks,
     InsertAgain,
     InstallFinished,
     LiveRendering,
@@ -59,11 +61,8 @@ from actors.compute.live import (
 )
 from actors.compute.logs import WorkerLogs
 from actors.compute.outbox import ResponseOutbox
-from actors.compute.partitions import ClusterPartitions
 from actors.compute.peeking import PeekRunner
-from actors.compute.reconcile import ReconcileObstacle
 from actors.compute.state import ComputeState
-from actors.compute.tasks import InputTasks
 from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.persist import PersistClient

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from actors.arrangement.arrangement import conform
 from actors.arrangement.hashing import hash_columns
-from actors.arrangement.matching import conform
 from actors.plan.schema import arrow_type
 
 NOON = datetime.datetime(2013, 1, 1, 12, tzinfo=datetime.UTC)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.arrangement.met_pairs import met_pairs
+from actors.dataflow.touched import met_pairs
 from actors.errors import InvalidUsage
 
 KEYS = st.lists(st.tuples(st.none() | st.integers(0, 2), st.none() | st.sampled_from("ab")))

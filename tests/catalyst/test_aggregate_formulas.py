@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from actors.catalyst.aggregate_formulas import formula_call, values_of_rows
+from actors.catalyst.aggregates import formula_call, values_of_rows
 from actors.catalyst.blocks import ColumnBinding, WrittenExpression
 from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.function_calls import FunctionNames
 from actors.catalyst.literals import NotRendered
-from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.tree_reading import type_of
+from actors.catalyst.plan_tree import TreeNode, type_of
 from actors.plan.relational import AggregateCall
 
 AGGREGATES = "org.apache.spark.sql.catalyst.expressions.aggregate."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.widening import common_type, strip_widening_casts
+from actors.catalyst.temporal import common_type, strip_widening_casts
 
 PACKAGE = "org.apache.spark.sql.catalyst.expressions."
 

@@ -29,8 +29,8 @@ from actors.channel_adapter import (
     ResponsesAcked,
     ResponsesForwarded,
 )
+from actors.cluster.checked import ResponseRules
 from actors.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
 from actors.compute import events as e
 from actors.compute.outbox import ResponseOutbox

@@ -19,10 +19,9 @@ from actors.channel_adapter import (
     ResponsesAcked,
     ResponsesForwarded,
 )
-from actors.cluster.acknowledging import AcknowledgementWindow
-from actors.cluster.connection import ClientCommands, ClusterConnection
+from actors.cluster.connection import AcknowledgementWindow, ClientCommands, ClusterConnection
 from actors.cluster.partitioned import ConnectionLimits
-from actors.compute.partitions import ClusterPartitions
+from actors.compute.index import ClusterPartitions
 from actors.errors import LocalProtocolError, MalformedFrame
 from actors.protocol.compute import (
     AllowCompaction,

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.cluster.checked import CheckedClient
-from actors.cluster.response_rules import ResponseRules
+from actors.cluster.checked import CheckedClient, ResponseRules
 from actors.errors import LocalProtocolError, RemoteProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import (

@@ -19,8 +19,7 @@ from actors.cluster import shortcut as shortcut_module
 from actors.cluster.checked import CheckedClient
 from actors.cluster.partitioned import ConnectionLimits
 from actors.cluster.shortcut import PeekShortcut
-from actors.compute.index import IndexInsertion, IndexPartition
-from actors.compute.partitions import ClusterPartitions
+from actors.compute.index import ClusterPartitions, IndexInsertion, IndexPartition
 from actors.compute.peeks import all_at_once
 from actors.errors import ReadBelowSince, ResourceClosed
 from actors.kernel import ActorSystem

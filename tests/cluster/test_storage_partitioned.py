@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.cluster.storage_partitioned import StoragePartitioned, merge_staged
+from actors.cluster.storage_connection import StoragePartitioned, merge_staged
 from actors.errors import RemoteProtocolError
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY

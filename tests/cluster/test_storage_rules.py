@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
+from actors.cluster.storage_rules import OTHER, STAGES, StorageCommandRules, StorageResponseRules
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
@@ -41,7 +41,6 @@ from actors.protocol.storage import (
     UpdateStorageConfiguration,
 )
 from actors.settings import Settings
-from actors.storage.transitions import OTHER, STAGES
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 KIND = ConnectorConfiguration("counter", b"x")

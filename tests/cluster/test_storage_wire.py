@@ -12,7 +12,7 @@ import pytest
 
 from actors.cluster import WorkerCluster
 from actors.cluster.client import connect
-from actors.cluster.storage_wire import STORAGE_MAGIC, STORAGE_VERSION, connect_storage
+from actors.cluster.storage_connection import STORAGE_MAGIC, STORAGE_VERSION, connect_storage
 from actors.errors import (
     ConnectionBroken,
     ConnectionDisplaced,

@@ -31,8 +31,7 @@ from actors.errors import (
 )
 from actors.protocol.frames import HEADER
 from actors.settings import Settings
-from actors.transport.connection import FramedConnection, TransportListener, dial
-from actors.transport.handshake import HandshakeOpening
+from actors.transport.connection import FramedConnection, HandshakeOpening, TransportListener, dial
 
 MAGIC = b"TESTPROT"
 OPENED = HandshakeOpening(MAGIC).encode() + b"\x00\x00"

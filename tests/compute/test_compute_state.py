@@ -10,9 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.compute import events as e
-from actors.compute.answers import NOTHING
-from actors.compute.peeks import chosen_worker
-from actors.compute.reconcile import ReconcileObstacle
+from actors.compute.history import ReconcileObstacle
+from actors.compute.peeks import NOTHING, chosen_worker
 from actors.compute.state import ComputeState
 from actors.errors import LocalProtocolError
 from actors.plan.schema import TableColumn, TableSchema

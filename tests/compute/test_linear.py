@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 
 from actors.compute import events as e
-from actors.compute.children import DataflowChildren
-from actors.compute.live import ActorFactory, LiveRendering, WorkerSite
+from actors.compute.live import ActorFactory, DataflowChildren, LiveRendering, WorkerSite
 from actors.compute.state import ComputeState
 from actors.protocol.compute import (
     CancelPeek,

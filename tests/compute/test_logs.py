@@ -9,9 +9,9 @@ import pytest
 
 from actors.arrangement import ArrangementStatistics, SharedStatistics
 from actors.compute import events as e
+from actors.compute.history import ReconcileObstacle, ReplacedDataflow, RunningDataflow
 from actors.compute.live import LiveRendering
 from actors.compute.logs import WorkerLogs, answer, table_of
-from actors.compute.reconcile import ReconcileObstacle, ReplacedDataflow, RunningDataflow
 from actors.compute.state import ComputeState
 from actors.errors import InvalidUsage, UnknownObject
 from actors.plan.schema import DIFF

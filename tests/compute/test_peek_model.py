@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from actors import threshold_probes
 from actors.arrangement import Arrangement, partition
 from actors.cluster.partitioned import merge_results
-from actors.compute.peeks import PeekSpec, index_answer
-from actors.compute.shard_reads import ShardPeekRead
-from actors.compute.stash import PeekStash
+from actors.compute.peeking import ShardPeekRead
+from actors.compute.peeks import PeekSpec, PeekStash, index_answer
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.persist import PersistClient

@@ -11,16 +11,21 @@ import pyarrow.compute as pc
 import pytest
 
 from actors.arrangement import Arrangement
-from actors.compute.keys import select_keys, wanted_keys
-from actors.compute.peeks import HashShare, answer_on_loop, error_of, index_answer
-from actors.compute.shard_reads import shard_answer
-from actors.compute.stash import PeekStash
+from actors.compute.peeking import shard_answer
+from actors.compute.peeks import (
+    HashShare,
+    PeekStash,
+    answer_on_loop,
+    error_of,
+    index_answer,
+    select_keys,
+    wanted_keys,
+)
 from actors.errors import CorruptData, PenstockError, ReadBelowSince, ViewInError
 from actors.kernel import SystemClock
 from actors.persist import NewShard, PersistClient, ShardAppend
-from actors.plan.pieces import ResultPiece
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
-from actors.plan.updates import from_ipc, to_ipc
+from actors.plan.updates import ResultPiece, from_ipc, to_ipc
 from actors.protocol.compute import (
     ColumnComparison,
     IndexTarget,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actors.compute.reconcile import (
+from actors.compute.history import (
     MEANING,
     ReconcileObstacle,
     ReplacedDataflow,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.controller.replicas.hydrations import HydrationTracker
+from actors.controller.replicas.replica import HydrationTracker
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, ObjectId

@@ -6,7 +6,7 @@ import pytest
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
-from actors.protocol.names import NAME_CHARACTERS_MAX, check_name
+from actors.protocol.relations import NAME_CHARACTERS_MAX, check_name
 from actors.testing.parsed.parse import read_tables
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from actors.controller.replicas import replica_set
-from actors.controller.replicas.replica_set import (
+from actors.controller.replicas import instance as replica_set
+from actors.controller.replicas.instance import (
     REPLICAS_KEY,
     decode,
     encode,

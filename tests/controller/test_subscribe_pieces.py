@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.controller.messages import BytesDelivered, changes_bytes
-from actors.controller.reads.batch_blobs import BatchBlobs, BatchReader
+from actors.controller.reads.fanout import BatchBlobs, BatchReader
 from actors.errors import StorageError
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc

@@ -15,7 +15,7 @@ from actors.controller.catalog.catalog import (
     CatalogSnapshot,
 )
 from actors.controller.messages import TickTables
-from actors.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks
 from actors.plan.delta import DeltaPlan, HiddenState
 from actors.plan.schema import TableColumn, TableSchema
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.controller.tables.oracle import TimestampOracle, decode_reservation, encode_reservation
+from actors.controller.tables.commit import TimestampOracle, decode_reservation, encode_reservation
 from actors.errors import CorruptData, InvalidUsage, StateDirectoryError
 
 

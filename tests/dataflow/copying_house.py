@@ -22,7 +22,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_destinations import destinations
+from actors.dataflow.copy_buckets import destinations
 from actors.dataflow.copy_places import LOCK, FolderCopy, OnThreads, OpenPlace
 from actors.dataflow.copying import CopyPosition, copy, run_to_completion
 from actors.persist import PersistClient

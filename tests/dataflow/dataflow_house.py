@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.dataflow import DataflowActor
-from actors.dataflow.life import DataflowPhase
+from actors.dataflow.events import DataflowPhase
 from actors.errors import (
     DefiniteError,
     PenstockError,

@@ -24,10 +24,15 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.chunks import chunk_name, is_additive, note_key, split_into_chunks
 from actors.dataflow.commit import commit_parts
 from actors.dataflow.engine import EngineClient
-from actors.dataflow.first import first_parts
+from actors.dataflow.hydrate import (
+    chunk_name,
+    first_parts,
+    is_additive,
+    note_key,
+    split_into_chunks,
+)
 from actors.errors import DefiniteError, EngineLost
 from actors.persist import PersistClient
 from actors.plan.delta import (

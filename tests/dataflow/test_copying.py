@@ -33,8 +33,8 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
-from actors.connectors.sinks.folders import local_path
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
+from actors.connectors.sinks.outlets import local_path
 from actors.dataflow import copying
 from actors.dataflow.copy_places import FolderCopy, place_of
 from actors.dataflow.copying import CopyTask

@@ -30,8 +30,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_buckets import bucket_place
-from actors.dataflow.copy_destinations import destinations
+from actors.dataflow.copy_buckets import bucket_place, destinations
 from actors.dataflow.copying import CopyTask, copy, run_to_completion
 from actors.errors import InvalidUsage, StorageError
 from actors.object_store import bucket_store

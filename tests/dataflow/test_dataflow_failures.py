@@ -17,7 +17,7 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
-from actors.dataflow.life import DataflowPhase
+from actors.dataflow.events import DataflowPhase
 from actors.errors import CorruptData, LocalProtocolError, PenstockError, UnsoundFilter
 from actors.protocol.internal import FetchFailed, ListenFailed
 
@@ -31,7 +31,7 @@ def test_what_was_described_together_is_taken_up_to_the_missing_part() -> None:
     assert effects == [], "nothing beyond it is asked for; what is before it is waited for"
     compute = computing(answer(made, ask, updates(5, 6)))
     assert (compute.step.lo, compute.step.hi, compute.step.times) == (5, 7, (5, 6))
-    assert kinds(finish(made)) == ["Report", "CancelWork", "Show", "RetryLater"]
+    assert kinds(finish(made)) == ["ReportFrontier", "CancelWork", "PublishStatus", "RetryLater"]
     assert (made.lo, made.state) == (7, DataflowPhase.FROZEN)
 
 
@@ -49,7 +49,7 @@ def test_a_listing_that_fails_freezes_behind_what_it_has_described() -> None:
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
     assert made.handle(ListenFailed("d", 1, 0, CorruptData("x", determinate=True))) == []
     assert computing(answer(made, ask, updates(6))).step.hi == 8
-    assert kinds(finish(made)) == ["Report", "CancelWork", "Show", "RetryLater"]
+    assert kinds(finish(made)) == ["ReportFrontier", "CancelWork", "PublishStatus", "RetryLater"]
     assert (made.lo, made.state) == (8, DataflowPhase.FROZEN)
 
 
@@ -57,7 +57,7 @@ def test_a_failed_source_waits_for_no_other_that_is_described_no_further() -> No
     made = running(machine(sources=2))
     assert made.handle(described(0, 5, 8)) == [m.GrantCredit(0, 0)]
     effects = made.handle(ListenFailed("d", 1, 0, CorruptData("x", determinate=True)))
-    assert kinds(effects) == ["CancelWork", "Show", "RetryLater"]
+    assert kinds(effects) == ["CancelWork", "PublishStatus", "RetryLater"]
     assert (made.lo, made.state) == (5, DataflowPhase.FROZEN)
 
 
@@ -68,5 +68,5 @@ def test_a_source_that_told_what_is_not_so_freezes_at_once(error: PenstockError)
     made = running(machine())
     made.handle(described(0, 5, 8, part("p", 5, 8)))
     effects = made.handle(ListenFailed("d", 1, 0, error))
-    assert kinds(effects) == ["CancelWork", "Show", "RetryLater"]
+    assert kinds(effects) == ["CancelWork", "PublishStatus", "RetryLater"]
     assert (made.lo, made.state) == (5, DataflowPhase.FROZEN)

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.dataflow import events as m
-from actors.dataflow.invariants import check_machine
-from actors.dataflow.life import TRANSITIONS, DataflowPhase
-from actors.dataflow.machine import DataflowMachine
+from actors.dataflow.events import TRANSITIONS, DataflowPhase
+from actors.dataflow.machine import DataflowMachine, check_machine
 from actors.errors import CorruptData, LocalProtocolError
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY

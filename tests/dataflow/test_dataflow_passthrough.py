@@ -18,7 +18,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.life import DataflowPhase
+from actors.dataflow.events import DataflowPhase
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
 from actors.protocol.compute import (

@@ -26,9 +26,8 @@ from dataflow_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
-from actors.dataflow.events import StageFailed
-from actors.dataflow.life import DataflowPhase
-from actors.dataflow.stages import StageDone
+from actors.dataflow.dataflow import StageDone
+from actors.dataflow.events import DataflowPhase, StageFailed
 from actors.errors import StorageError
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import BatchPart, PersistClient

@@ -22,8 +22,7 @@ from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.engine import EngineClient
-from actors.dataflow.filling import make_ready
-from actors.dataflow.touched import ImportArrangements
+from actors.dataflow.touched import ImportArrangements, make_ready
 from actors.errors import ReadBelowSince
 from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows

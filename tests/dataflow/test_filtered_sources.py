@@ -12,7 +12,7 @@ import pytest
 
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import BatchPart, PersistClient
-from actors.persist.sieve import PartPruner
+from actors.persist.filtering import PartPruner
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.engine import EngineControls, InMemoryExecutor

@@ -26,7 +26,7 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.dataflow.commit import commit_parts
 from actors.dataflow.engine import EngineClient
-from actors.dataflow.first import first_parts
+from actors.dataflow.hydrate import first_parts
 from actors.errors import LocalProtocolError
 from actors.plan.jobs import FileDone, RowsDone
 from actors.plan.jobs import RunStep as StepJob

@@ -16,9 +16,8 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
-from actors.dataflow.invariants import check_machine
-from actors.dataflow.life import DataflowPhase
-from actors.dataflow.machine import DataflowMachine
+from actors.dataflow.events import DataflowPhase
+from actors.dataflow.machine import DataflowMachine, check_machine
 
 
 def lost(made: DataflowMachine, upper: int) -> list[m.Effect]:
@@ -77,7 +76,7 @@ def test_a_winner_that_went_too_far_is_met_by_a_new_incarnation() -> None:
     made.handle(m.StepComputed(1))
     assert lost(made, 20) == []
     effects = made.handle(described(0, 8, 20, part("p20", 8, 20, size=300)))
-    assert kinds(effects) == ["CancelWork", "Show", "Restore"]
+    assert kinds(effects) == ["CancelWork", "PublishStatus", "RestoreState"]
 
 
 def test_following_that_fails_starts_a_new_incarnation() -> None:
@@ -87,4 +86,4 @@ def test_following_that_fails_starts_a_new_incarnation() -> None:
     (follow,) = lost(made, 8)
     assert isinstance(follow, m.FollowReplica)
     made.handle(m.StageFailed(1, follow.step.number, "ReadBelowSince: gone", restart=True))
-    assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "Show", "Restore"]
+    assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "PublishStatus", "RestoreState"]

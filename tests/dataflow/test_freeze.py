@@ -29,14 +29,12 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from dataflow_stage import Flow, Shards  # type: ignore[import-not-found]
 from msgspec.structs import replace
-from tests.simulators.service.planted import past_a_failed_fetch
 
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
 from actors.persist import AppendCommitted, LeasedReader, PersistClient, ShardAppend
-from actors.persist.blob_memory import MemoryBlob
-from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.protocol.internal import (
     DataflowScheduled,
     DataflowStatus,
@@ -47,6 +45,7 @@ from actors.protocol.internal import (
     WritesAllowed,
 )
 from actors.testing.isolation import ActorIsolation, SubjectActor
+from tests.simulators.service.planted import past_a_failed_fetch
 
 FILES = replace(
     SETTINGS,

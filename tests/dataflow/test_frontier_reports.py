@@ -16,7 +16,7 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
-from actors.dataflow.frontier_reports import FrontierReports
+from actors.dataflow.dataflow import FrontierReports
 from actors.protocol.internal import DataflowProgress
 
 

@@ -30,7 +30,7 @@ from test_dataflow_machine import (  # type: ignore[import-not-found]
 )
 
 from actors.dataflow import events as m
-from actors.dataflow.life import DataflowPhase
+from actors.dataflow.events import DataflowPhase
 from actors.errors import CorruptData
 from actors.plan.jobs import RunStep as StepJob
 from actors.protocol.internal import DataflowStatus, ListenFailed
@@ -89,13 +89,13 @@ def test_a_step_without_changes_does_not_wait() -> None:
     made = running(machine(paced=True))
     one_step(made, 8, updates(5))
     finish(made)
-    assert kinds(made.handle(described(0, 8, 30)))[-1] == "Commit"
+    assert kinds(made.handle(described(0, 8, 30)))[-1] == "CommitStep"
     assert finish(made)[-1] == m.PaceStep(2, 30)
     # Where the clock itself changes the output, it is no step without changes.
     made = running(machine(paced=True, temporal=True))
     one_step(made, 8, updates(5))
     finish(made)
-    assert kinds(made.handle(described(0, 8, 30))) == ["Answer"]
+    assert kinds(made.handle(described(0, 8, 30))) == ["GrantCredit"]
     assert computing(made.handle(m.StepDue(1))).step.times == (29,)
 
 

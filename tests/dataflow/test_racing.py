@@ -10,8 +10,7 @@ from typing import Any
 import anyio
 import pytest
 
-from actors.dataflow.invariants import check_machine
-from actors.dataflow.machine import DataflowMachine
+from actors.dataflow.machine import DataflowMachine, check_machine
 from actors.dataflow.rivals import HydrationLock, ReplicaStandby
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
@@ -170,5 +169,5 @@ async def test_racing_replicas_keep_every_view_right(
     monkeypatch.setattr(DataflowMachine, "handle", counted)
     names = random.Random(f"views {seed}").sample(sorted(VIEWS), 5)
     await raced(tmp_path, seed, names)
-    assert handled["Mismatched"] > 0
-    assert handled["Followed"] > 0
+    assert handled["UpperMismatched"] > 0
+    assert handled["ReplicaFollowed"] > 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from actors.dataflow.dataflow import TaskAddresses
 from actors.dataflow.gather import PartInterval
-from actors.dataflow.tasks import TaskAddresses
 from actors.protocol.internal import DescribedPart, SourceStarted
 
 

@@ -19,8 +19,8 @@ from actors.commands import cli
 from actors.connectors.sources import libpq
 from actors.demo import feeds, flights
 from actors.demo.flights import FlightDelta, arrow_schema
+from actors.demo.play import LATE_NOW, VIEWS
 from actors.demo.proof import differences
-from actors.demo.views import LATE_NOW, VIEWS
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service

@@ -9,7 +9,7 @@ from rich.console import Console
 from actors.demo import picture
 from actors.demo.flights import FlightDelta, FlightTransaction
 from actors.demo.picture import DemoBoard, ViewContents, moment, percentiles
-from actors.demo.views import VIEWS
+from actors.demo.play import VIEWS
 from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY
 from actors.protocol.api import ObjectStatus

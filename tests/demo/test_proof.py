@@ -9,8 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.demo import flights, proof
-from actors.demo.play import ChangeLog
-from actors.demo.views import VIEWS
+from actors.demo.play import VIEWS, ChangeLog
 from actors.errors import EngineError
 from actors.progress import Time
 from actors.spark import plain

@@ -39,7 +39,7 @@ from actors import Client, Settings
 from actors.kernel import SystemClock
 from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.handed import HandedLeases
-from actors.persist.objects import CATALOG, objects_of, shard_of
+from actors.persist.verifying import CATALOG, objects_of, shard_of
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
 

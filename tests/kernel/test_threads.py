@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from actors.errors import ResourceClosed
-from actors.kernel.clock import CallOverdue, SystemClock
-from actors.kernel.threads import ThreadedClock
+from actors.kernel.clock import CallOverdue, SystemClock, ThreadedClock
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")
 

@@ -20,8 +20,7 @@ from actors.persist import (
     UpperMismatch,
     VersionedData,
 )
-from actors.persist.blob_memory import MemoryBlob
-from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.settings import Settings

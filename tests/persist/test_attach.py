@@ -28,9 +28,10 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.persist import NewShard, PersistClient, guests
+from actors.persist import NewShard, PersistClient
+from actors.persist import handed as guests
 from actors.persist.attach import ShardPlace, find_shard, open_as_guest, open_as_owner, place_of
-from actors.persist.guests import is_guest
+from actors.persist.handed import is_guest
 from actors.settings import Settings
 
 pytestmark = pytest.mark.anyio

@@ -17,14 +17,15 @@ from msgspec.structs import replace
 
 from actors.errors import StorageError, StoreFull
 from actors.persist import compaction
-from actors.persist.clustering import choose_ranges, sort_by_key
 from actors.persist.compaction import (
     BATCH_BYTES_MIN,
     UpdateMerger,
     choose_batches,
+    choose_ranges,
     concat_to_size,
     consolidate_by_hash,
     row_hashes,
+    sort_by_key,
 )
 from actors.persist.shard import BatchPart, NewShard, ShardBatch, ShardState, created
 from actors.persist.statistics import ColumnStatistics

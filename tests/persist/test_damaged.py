@@ -25,7 +25,7 @@ from persist_world import (  # type: ignore[import-not-found]
     updates,
 )
 
-from actors.dataflow.chunks import HydrationJournal, HydrationNote, note_key
+from actors.dataflow.hydrate import HydrationJournal, HydrationNote, note_key
 from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.kernel import SystemClock
 from actors.persist import BatchPart, CompareAndSet, NewShard, PersistClient, ShardAppend

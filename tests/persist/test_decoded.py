@@ -12,7 +12,7 @@ from persist_world import SCHEMA, add  # type: ignore[import-not-found]
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist import NewShard, PersistClient
-from actors.persist.decoded import LARGEST_SHARE, DecodedParts, held_bytes
+from actors.persist.part_store import LARGEST_SHARE, DecodedParts, held_bytes
 from actors.persist.shard import BatchPart
 from actors.settings import Settings
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from actors.persist.garbage import RETIRED, STASHED, UNNAMED, GarbageBlob, list_garbage
 from actors.persist.location import BlobInfo
+from actors.persist.orphans import RETIRED, STASHED, UNNAMED, GarbageBlob, list_garbage
 from actors.persist.shard import NewShard, ReaderLease, RetiredBlob, ShardState, created
 from actors.persist.stashed import FOLDER
 from actors.plan.schema import TableColumn, TableSchema

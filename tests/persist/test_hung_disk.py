@@ -16,7 +16,7 @@ from persist_world import SCHEMA, TINY, add, contents  # type: ignore[import-not
 
 from actors.errors import StorageError
 from actors.kernel import SystemClock
-from actors.kernel.threads import ThreadedClock
+from actors.kernel.clock import ThreadedClock
 from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient
 from actors.persist import blob_file as files
 from actors.persist.blob_file import FileBlob

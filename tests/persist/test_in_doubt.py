@@ -25,7 +25,7 @@ from actors.persist import (
     ShardAppend,
     UpperMismatch,
 )
-from actors.persist.consensus_memory import MemoryConsensus
+from actors.persist.blob_memory import MemoryConsensus
 from actors.persist.location import VersionedData
 from actors.persist.shard import TABLES_UPPER
 

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from actors.errors import CorruptData
-from actors.persist.invariants import validate
-from actors.persist.shard import FORMAT, BatchPart, PartList, ShardBatch, ShardState
+from actors.persist.shard import FORMAT, BatchPart, PartList, ShardBatch, ShardState, validate
 from actors.plan.schema import TableColumn, TableSchema
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))

@@ -9,7 +9,7 @@ from random import Random
 import anyio
 import pytest
 
-from actors.persist.key_locks import Held, KeyLocks
+from actors.persist.machine import Held, KeyLocks
 
 
 async def test_several_keys_are_locked_together_and_forgotten_afterwards() -> None:

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 from actors.errors import CorruptData, InvalidUsage, ReadBelowSince, StorageError
 from actors.persist import shard
 from actors.persist.documents import decode_shard, encode
-from actors.persist.invariants import validate
 from actors.persist.shard import (
     FORMAT,
     WRITERS_MAX,
@@ -29,6 +28,7 @@ from actors.persist.shard import (
     is_applied,
     mark,
     sealed,
+    validate,
 )
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, TIME_MAX

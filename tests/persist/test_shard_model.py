@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from actors.persist.compaction import UpdateMerger, choose_batches, input_rows
-from actors.persist.invariants import validate
 from actors.persist.parts import decode, encode
 from actors.persist.shard import (
     BatchPart,
@@ -24,6 +23,7 @@ from actors.persist.shard import (
     compacted,
     created,
     renewed,
+    validate,
     with_hold,
     without_hold,
 )

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.plan.compared_range import ComparedRange, rows_in_range
+from actors.plan.nearby import ComparedRange, rows_in_range
 from actors.plan.schema import DIFF, TIME
 
 COMPARISONS = (operator.lt, operator.le, operator.gt, operator.ge)

@@ -8,8 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.plan.covered import CoveredChanges, covered_changes
-from actors.plan.nearby import SortColumn
+from actors.plan.nearby import CoveredChanges, SortColumn, covered_changes
 from actors.plan.schema import DIFF, TIME
 
 VALUES = st.one_of(st.none(), st.integers(0, 4))

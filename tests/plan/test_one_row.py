@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.client.rows import encode_keys
-from actors.compute.keys import one_key
+from actors.compute.peeks import one_key
 from actors.errors import MalformedFrame
 from actors.plan.one_row import form_of
 from actors.plan.updates import from_ipc, to_ipc

@@ -27,9 +27,8 @@ from actors import Client, Service, Settings
 from actors.cluster import WorkerCluster
 from actors.cluster.client import LocalClient
 from actors.demo import flights
-from actors.demo.play import ChangeLog, changes_of
+from actors.demo.play import VIEWS, ChangeLog, changes_of
 from actors.demo.proof import differences, expected
-from actors.demo.views import VIEWS
 from actors.errors import ConnectionBroken
 from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.persist import PersistClient

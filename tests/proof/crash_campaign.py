@@ -38,9 +38,8 @@ import pyarrow as pa
 from actors import Client, TableWrite
 from actors.client.client import concatenate_pieces
 from actors.demo import flights
-from actors.demo.play import ChangeLog, changes_of
+from actors.demo.play import VIEWS, ChangeLog, changes_of
 from actors.demo.proof import differences, expected
-from actors.demo.views import VIEWS
 from actors.errors import ConnectionBroken, DeadlineExceeded, PenstockError
 from actors.plan.schema import DIFF, TIME
 

@@ -23,6 +23,8 @@ def child(arguments: list[str]) -> None:
     """The fuzzer itself; libFuzzer ends the process."""
     import atheris
 
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
+
     with atheris.instrument_imports(include=["actors.wal"]):
         from tests.simulators.wal.fuzzing import read
 
@@ -42,6 +44,7 @@ def main() -> int:
     if options.child:
         child(rest)
         return 0
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
     from tests.simulators.wal.fuzzing import read, seeds
 
     if options.replay is not None:

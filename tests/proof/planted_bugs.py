@@ -11,8 +11,10 @@ from __future__ import annotations
 import argparse
 import random
 import sys
+from pathlib import Path
 from time import perf_counter
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
 from tests.simulators.service.cluster import simulate
 from tests.simulators.service.planted import PLANTED
 from tests.simulators.service.planted_storage import BUGS

@@ -21,8 +21,7 @@ import anyio
 from crash_campaign import Service, create, descendants
 
 from actors.demo import flights
-from actors.demo.play import changes_of
-from actors.demo.views import VIEWS
+from actors.demo.play import VIEWS, changes_of
 from actors.settings import Settings
 
 GROWTH_MAX = 1.2

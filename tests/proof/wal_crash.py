@@ -57,9 +57,9 @@ from wal_crash_proposer import Orders
 
 from actors.errors import PenstockError
 from actors.wal.dialling import dial, parse_addresses
+from actors.wal.following import LogReader
 from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import lsn_text
-from actors.wal.reading import LogReader
 
 ACCEPTOR_FAULTS = (
     "writes_stay_in_the_process",

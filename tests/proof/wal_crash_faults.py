@@ -12,14 +12,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 from unittest import mock
 
 from msgspec.structs import replace
-from tests.simulators.wal.planted import append_of_a_lower_term, two_grants_in_a_term
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
 from actors.wal import files, quorum
 from actors.wal.control import FileControl
-from actors.wal.stores import ControlState
+from actors.wal.files import ControlState
+from tests.simulators.wal.planted import append_of_a_lower_term, two_grants_in_a_term
 
 BUFFER_BYTES = 16 * 1024
 

@@ -21,10 +21,10 @@ from wal_crash_faults import planted
 from actors.commands.console import set_up_logging
 from actors.errors import ConnectionBroken, PenstockError
 from actors.wal.dialling import dial, parse_addresses
+from actors.wal.following import LogReader
 from actors.wal.framing import START_LSN, RecordDecoder, encode, framed_bytes_max
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import LeadingProposer, ProposerTiming, propose
-from actors.wal.reading import LogReader
 
 TIMING = ProposerTiming(connect_timeout_ms=5_000, retry_delay_ms_max=500)
 PAYLOAD_BYTES_MAX = 400

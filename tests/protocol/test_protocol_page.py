@@ -12,11 +12,10 @@ import pytest
 
 from actors import errors
 from actors.channel_adapter import NonceVerdict, StashRules
-from actors.cluster.rules import CommandRules
+from actors.cluster.rules import ADAPTER, LIFE, OTHER, PEEK, STAGES, TABLES, CommandRules, mermaid
 from actors.compute import events as e
-from actors.compute.reconcile import MEANING
+from actors.compute.history import MEANING
 from actors.compute.state import ComputeState
-from actors.compute.transitions import ADAPTER, LIFE, OTHER, PEEK, STAGES, TABLES, mermaid
 from actors.errors import RemoteProtocolError
 from actors.progress import EMPTY
 from actors.protocol import compute

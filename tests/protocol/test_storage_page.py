@@ -9,13 +9,13 @@ from typing import Any, get_args
 import msgspec
 import pytest
 
-from actors.compute.transitions import mermaid
+from actors.cluster.rules import mermaid
+from actors.cluster.storage_rules import TABLES
 from actors.plan.schema import TableSchema
 from actors.protocol import storage, storage_internal
 from actors.protocol.compute import SourceImport
 from actors.protocol.storage_internal import InternalCommand
 from actors.storage.history import StorageDefinitions
-from actors.storage.transitions import TABLES
 
 
 def wire_name(kind: Any) -> str:

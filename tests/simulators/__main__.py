@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import typer
+
 from tests.simulators import campaign as simulation
 
 STATUS_WRONG: Final = 1
+app = typer.Typer()
 
 
+@app.command()
 def simulate(
     runs: Annotated[int | None, typer.Option("--runs", min=1, help="How many seeds.")] = None,
     seed: Annotated[
@@ -60,4 +63,4 @@ def simulate(
 
 
 if __name__ == "__main__":
-    typer.run(simulate)
+    app()

@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import Any, Final, TypeVar
 
 import msgspec
+
 from tests.simulators.halves import run as halves
 from tests.simulators.halves import schedule as halves_schedule
 from tests.simulators.service.cluster import RunReport, settings_text, simulate

@@ -13,7 +13,6 @@ import pytest
 from sink_house import SCHEMA, settings_of  # type: ignore[import-not-found]
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
-from actors.connectors.sinks.folders import write_new
 from actors.connectors.sinks.kinds import (
     KINDS,
     config_of,
@@ -22,9 +21,9 @@ from actors.connectors.sinks.kinds import (
     kind_of,
     make_sink,
 )
+from actors.connectors.sinks.outlets import SinkThreads, write_new
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
-from actors.connectors.sinks.threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, StoreFull, WriterFenced
 from actors.kernel import SystemClock

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.connectors.sinks.subtract import subtract
+from actors.connectors.sinks.delta_rewrite import subtract
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 
 SCHEMA = TableSchema(

@@ -16,8 +16,7 @@ from obstore.store import MemoryStore
 from source_lab import Contents, drive  # type: ignore[import-not-found]
 
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
-from actors.connectors.sources.source import SourceExport
-from actors.connectors.sources.surroundings import ConnectorContext, RunJob, no_engine
+from actors.connectors.sources.source import ConnectorContext, RunJob, SourceExport, no_engine
 from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.object_store.bucket_store import BucketStore, ListedObject

@@ -14,6 +14,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from actors.connectors.ingest.contents import joined, keys_to_find, resolve
 from actors.connectors.sources.postgres import PostgresSource
 from actors.connectors.sources.postgres_config import PostgresConfig
 from actors.connectors.sources.source import (
@@ -27,7 +28,6 @@ from actors.connectors.sources.source import (
     SourceUnreachable,
     SourceUpserts,
 )
-from actors.connectors.sources.upserts import joined, keys_to_find, resolve
 from actors.plan.schema import DIFF
 from actors.testing.postgres_server import PostgresServer
 

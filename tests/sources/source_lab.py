@@ -11,13 +11,15 @@ import anyio
 import pyarrow as pa
 
 from actors.connectors.sources.source import (
+    ConnectorContext,
     PositionMark,
+    RunJob,
     SourceConnector,
     SourceExport,
     SourceIdle,
     SourceRows,
+    no_engine,
 )
-from actors.connectors.sources.surroundings import ConnectorContext, RunJob, no_engine
 from actors.plan.schema import DIFF
 from actors.settings import Settings
 from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop

@@ -17,8 +17,7 @@ from source_lab import Contents, drive  # type: ignore[import-not-found]
 from actors.connectors.sources import bucket_place
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.kernel import SystemClock
 from actors.plan.schema import TableSchema
 from actors.settings import Settings

@@ -25,13 +25,13 @@ from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.kinds import decode, encode, make_source
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
 from actors.connectors.sources.source import (
+    ConnectorContext,
     PositionMark,
     SourceExport,
     SourceIdle,
     SourceRows,
     SourceUnreachable,
 )
-from actors.connectors.sources.surroundings import ConnectorContext
 from actors.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
 from actors.plan.jobs import Answer, FileDone, InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
 from actors.plan.schema import DIFF, TableColumn, TableSchema

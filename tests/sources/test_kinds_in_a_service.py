@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from actors.client.client import Client
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api_storage import SourceStatus
+from actors.protocol.api import SourceStatus
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor

@@ -17,7 +17,7 @@ from test_postgres_in_the_service import running  # type: ignore[import-not-foun
 from actors.client.client import Client
 from actors.controller.connectors import external_cleanup as leftovers
 from actors.errors import UnknownObject
-from actors.protocol.api_storage import SourceStatus
+from actors.protocol.api import SourceStatus
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,7 @@ from actors.connectors.sources.postgres_config import PostgresConfig
 from actors.connectors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_wire import PostgresConnection
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import PgRelation, PgRelationColumn
-from actors.connectors.sources.postgres_frames import PAD_BYTES, CopyFrames, chain
+from actors.connectors.sources.postgres_copy import PAD_BYTES, CopyFrames, chain
 from actors.errors import RemoteProtocolError
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from actors.connectors.sources import postgres_stream
 from actors.connectors.sources.postgres_changes import DecodedChanges
-from actors.connectors.sources.postgres_frames import PAD_BYTES, CopyFrames
+from actors.connectors.sources.postgres_copy import PAD_BYTES, CopyFrames
 from actors.connectors.sources.postgres_stream import LATE_MS, ReplicationStream
 from actors.connectors.sources.source import PositionMark
 from actors.kernel.clock import SystemClock

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actors.connectors.ingest.contents import joined, keys_to_find, resolve
 from actors.connectors.sources.source import KEPT, OP, UpsertOp
-from actors.connectors.sources.upserts import joined, keys_to_find, resolve
 from actors.errors import RemoteProtocolError
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 

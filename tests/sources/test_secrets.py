@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from actors.connectors.sources.kinds import check_secrets
 from actors.connectors.sources.postgres_config import PostgresConfig
-from actors.connectors.sources.secrets import check_secrets
 from actors.errors import InvalidUsage
 from actors.settings import Settings
 

@@ -20,10 +20,8 @@ from source_lab import Contents, drive  # type: ignore[import-not-found]
 from actors.connectors.sources.draws import numbered
 from actors.connectors.sources.generators import GeneratorSource
 from actors.connectors.sources.kinds import decode, encode, make_source
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
-from actors.connectors.sources.tpch import TpchConfig, TpchSeries
-from actors.connectors.sources.tpch_orders import SCHEMAS, NewOrders, order_keys
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
+from actors.connectors.sources.tpch import SCHEMAS, NewOrders, TpchConfig, TpchSeries, order_keys
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings

@@ -13,8 +13,7 @@ from source_lab import Contents  # type: ignore[import-not-found]
 
 from actors.client.connectors import _encoded
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
-from actors.connectors.sources.kinds import decode
-from actors.connectors.sources.secrets import check_secrets
+from actors.connectors.sources.kinds import check_secrets, decode
 from actors.connectors.sources.source import (
     ExportFailed,
     Given,
@@ -22,7 +21,7 @@ from actors.connectors.sources.source import (
     SourceExport,
     SourceRows,
 )
-from actors.connectors.sources.wal_changes import WalChanges, WalPosition, read_position
+from actors.connectors.sources.wal import WalChanges, WalPosition, read_position
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema

@@ -26,9 +26,9 @@ from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.literals import NotRendered, quote_name
 from actors.catalyst.plan_tree import TreeNode, parse_tree, walk
 from actors.catalyst.special_forms import type_of
+from actors.spark.catalyst_front import function_names
 from actors.spark.class_archive import archive_options
-from actors.spark.function_names import function_names
-from actors.spark.java_classes import java_object
+from actors.spark.java import java_object
 
 CHARACTERS_MAX = 10_000_000
 BATCH = 32

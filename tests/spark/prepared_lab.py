@@ -37,12 +37,11 @@ from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge, SessionBridge
+from actors.spark.child import _stages
 from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
-from actors.spark.prepared import PreparedSteps, check_keeps_nothing
+from actors.spark.prepared import PreparedSteps, SlotSet, check_keeps_nothing, positional
 from actors.spark.session import ThreadSessions, open_session, spark_conf
-from actors.spark.slots import SlotSet, positional
-from actors.spark.traces import _stages
 from actors.testing.check_views import for_short_lives
 
 STEPS = 8

@@ -29,7 +29,7 @@ from actors.persist import (
 )
 from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.documents import decode_shard, encode
-from actors.persist.guests import guest_lease, is_guest
+from actors.persist.handed import guest_lease, is_guest
 from actors.persist.schemas import SchemaEvolved
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import error_update

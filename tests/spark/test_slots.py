@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.plan.schema import TableColumn, TableSchema
-from actors.spark.slots import (
+from actors.spark.prepared import (
     SlotBusy,
     SlotOverflow,
     SlotSet,

@@ -59,10 +59,9 @@ from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import error_update
 from actors.spark.source import reading
 from actors.spark.source.data_source import FilteringReader
-from actors.spark.source.filters import checks_of, passing
-from actors.spark.source.options import wish_of
+from actors.spark.source.options import checks_of, passing, wish_of
 from actors.spark.source.planning import load
-from actors.spark.source.splitting import TASKS_MAX, SuspectHashes, grouped
+from actors.spark.source.rows import TASKS_MAX, SuspectHashes, grouped
 
 
 @pytest.fixture

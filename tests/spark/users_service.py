@@ -12,7 +12,7 @@ from typing import Any
 from actors import Client, Service, Settings
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient
-from actors.persist.objects import CATALOG, objects_of, shard_of
+from actors.persist.verifying import CATALOG, objects_of, shard_of
 from actors.plan.jobs import ExecutorMessage
 from actors.spark.java import JavaHome
 from actors.testing.engine import InMemoryExecutor

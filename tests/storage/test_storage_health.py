@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.protocol.storage import HealthStatus
-from actors.storage.health import STARTING, HealthBoard, HealthCondition
+from actors.storage.telling import STARTING, HealthBoard, HealthCondition
 
 ALL = {"u1", "u1a", "u1b", "k1"}
 RUNNING = HealthCondition("running")

@@ -11,9 +11,9 @@ from storage_house import (  # type: ignore[import-not-found]
     source,
 )
 
+from actors.cluster.storage_rules import LIFE
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
-from actors.storage.transitions import LIFE
 
 SOURCE = source("u1", "a")
 WAYS: dict[str, list[str]] = {

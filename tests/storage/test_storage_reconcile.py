@@ -19,8 +19,12 @@ from actors.protocol.storage import (
     IngestionDescription,
     SinkDescription,
 )
-from actors.storage.history import StorageDefinitions
-from actors.storage.reconcile import DefinitionRefusal, StorageReconciliation, reconcile
+from actors.storage.history import (
+    DefinitionRefusal,
+    StorageDefinitions,
+    StorageReconciliation,
+    reconcile,
+)
 
 RUNNING: dict[str, IngestionDescription | SinkDescription] = {
     "u1": source("u1", "ab"),

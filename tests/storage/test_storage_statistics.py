@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from actors.protocol.storage import ObjectStatistics, StatisticsUpdates
 from actors.protocol.storage_internal import StatisticsMeasurement, StatisticsUpdate
-from actors.storage.statistics import LocalStatistics, StatisticsSums
+from actors.storage.telling import LocalStatistics, StatisticsSums
 
 
 def test_counts_become_increments_and_are_taken_once() -> None:

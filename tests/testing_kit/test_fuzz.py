@@ -16,6 +16,7 @@ import sqlglot
 
 from actors.errors import QueryRejected
 from actors.kernel import ActorSystem
+from actors.plan.jobs import RunStep
 from actors.settings import Settings
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
@@ -107,7 +108,7 @@ async def test_a_script_that_fails_is_kept(tmp_path: Path) -> None:
 
         def answer(self, job: object) -> object:  # type: ignore[override]
             made = super().answer(job)  # type: ignore[arg-type]
-            if type(job).__name__ == "Step":
+            if isinstance(job, RunStep):
                 return msgspec.structs.replace(made, rows=0, arrow=_nothing(made.arrow))  # type: ignore[union-attr]
             return made
 

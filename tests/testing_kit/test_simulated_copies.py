@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from actors.controller.tables.staged import parts_of
 from tests.simulators.service.cluster import simulate
 from tests.simulators.service.faults import (
     CRASH,
@@ -23,8 +25,6 @@ from tests.simulators.service.schedule import (
     ClusterSetting,
     draw,
 )
-
-from actors.controller.tables.staged import parts_of
 
 SETTING = ClusterSetting(workers=2, source_rate=20, copies=True, inline=False, decoded=False)
 COPIES = (

@@ -8,6 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
+
+from actors.protocol.storage import FrontierUpper, StatusUpdate
+from actors.testing.virtual_time import VirtualClock
 from tests.simulators.service.cluster import simulate
 from tests.simulators.service.faults import (
     DELAY,
@@ -31,9 +34,6 @@ from tests.simulators.service.schedule import (
 from tests.simulators.service.storage_checkers import StorageToldChecker
 from tests.simulators.service.storage_rivals import StorageRival
 from tests.simulators.service.stores import SimulatedDisk
-
-from actors.protocol.storage import FrontierUpper, StatusUpdate
-from actors.testing.virtual_time import VirtualClock
 
 SEEDS = 50
 BATCHES = 1

@@ -4,6 +4,7 @@ go on to twenty thousand."""
 from __future__ import annotations
 
 import pytest
+
 from tests.simulators.service.cluster import simulate
 from tests.simulators.service.schedule import draw
 

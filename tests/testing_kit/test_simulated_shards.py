@@ -6,7 +6,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
+
 from tests.simulators import campaign as simulation
+from tests.simulators.__main__ import app
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
@@ -25,9 +28,6 @@ from tests.simulators.shards.schedule import (
     ShardSetting,
     draw,
 )
-from typer.testing import CliRunner
-
-from actors.commands.cli import app
 
 SEEDS = 40
 FOUND = {
@@ -117,10 +117,10 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
 
 
 def test_the_command_runs_shards_alone() -> None:
-    shown = CliRunner().invoke(app, ["simulate", "--persist", "--runs", "3", "--seed", "11"])
+    shown = CliRunner().invoke(app, ["--persist", "--runs", "3", "--seed", "11"])
     assert shown.exit_code == 0, shown.output
     assert "3 runs (seeds 11 to 13)" in shown.output
-    both = CliRunner().invoke(app, ["simulate", "--persist", "--sources"])
+    both = CliRunner().invoke(app, ["--persist", "--sources"])
     assert both.exit_code == 2
 
 

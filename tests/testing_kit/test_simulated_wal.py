@@ -7,7 +7,22 @@ from collections import Counter
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
+
+from actors.errors import WalRefused
+from actors.wal.acceptor import AcceptorCore, AcceptorPeer
+from actors.wal.files import ControlState
+from actors.wal.messages import (
+    AppendRequest,
+    AppendResponse,
+    ProposerElected,
+    ProposerGreeting,
+    TermEntry,
+    VoteRequest,
+    VoteResponse,
+)
 from tests.simulators import campaign as simulation
+from tests.simulators.__main__ import app
 from tests.simulators.service.cluster import RunReport
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.wal.checkers import WalTruth
@@ -20,21 +35,6 @@ from tests.simulators.wal.schedule import (
     draw,
     draw_files,
 )
-from typer.testing import CliRunner
-
-from actors.commands.cli import app
-from actors.errors import WalRefused
-from actors.wal.acceptor import AcceptorCore, AcceptorPeer
-from actors.wal.messages import (
-    AppendRequest,
-    AppendResponse,
-    ProposerElected,
-    ProposerGreeting,
-    TermEntry,
-    VoteRequest,
-    VoteResponse,
-)
-from actors.wal.stores import ControlState
 
 SEEDS = 40
 FILE_SEEDS = (*range(10), 13, 28)
@@ -190,10 +190,10 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
 
 
 def test_the_command_runs_the_wal_alone() -> None:
-    shown = CliRunner().invoke(app, ["simulate", "--wal", "--runs", "3", "--seed", "11"])
+    shown = CliRunner().invoke(app, ["--wal", "--runs", "3", "--seed", "11"])
     assert shown.exit_code == 0, shown.output
     assert "3 runs (seeds 11 to 13)" in shown.output
-    both = CliRunner().invoke(app, ["simulate", "--wal", "--persist"])
+    both = CliRunner().invoke(app, ["--wal", "--persist"])
     assert both.exit_code == 2
 
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from typer.testing import CliRunner
+
 from tests.simulators import campaign as simulation
+from tests.simulators.__main__ import app
 from tests.simulators.halves.planted import PLANTED
 from tests.simulators.halves.run import simulate
 from tests.simulators.halves.schedule import draw
 from tests.simulators.service.cluster import RunReport
-from typer.testing import CliRunner
-
-from actors.commands.cli import app
 
 SEEDS = 200
 FOUND = {
@@ -106,11 +106,11 @@ def test_a_failure_is_shrunk_and_can_be_replayed() -> None:
 
 
 def test_the_command_runs_the_workers_alone() -> None:
-    shown = CliRunner().invoke(app, ["simulate", "--halves", "--runs", "3", "--seed", "11"])
+    shown = CliRunner().invoke(app, ["--halves", "--runs", "3", "--seed", "11"])
     assert shown.exit_code == 0, shown.output
     assert "3 runs (seeds 11 to 13)" in shown.output
-    again = CliRunner().invoke(app, ["simulate", "--halves", "--seed", "11"])
+    again = CliRunner().invoke(app, ["--halves", "--seed", "11"])
     assert again.exit_code == 0, again.output
     assert "nothing was wrong" in again.output
-    both = CliRunner().invoke(app, ["simulate", "--halves", "--wal"])
+    both = CliRunner().invoke(app, ["--halves", "--wal"])
     assert both.exit_code == 2

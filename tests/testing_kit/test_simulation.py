@@ -14,7 +14,13 @@ from typing import Any
 import anyio
 import msgspec
 import pytest
+from typer.testing import CliRunner
+
+from actors.errors import ConnectionBroken, StorageError
+from actors.persist.location import CompareAndSet
+from actors.testing.virtual_time import VirtualClock
 from tests.simulators import campaign as simulation
+from tests.simulators.__main__ import app
 from tests.simulators.service.cluster import RunReport, simulate
 from tests.simulators.service.crash import LIFE, CrashableLoop, undisturbed
 from tests.simulators.service.faults import (
@@ -41,12 +47,6 @@ from tests.simulators.service.schedule import (
     draw,
 )
 from tests.simulators.service.stores import FaultyConsensus, SimulatedDisk
-from typer.testing import CliRunner
-
-from actors.commands.cli import app
-from actors.errors import ConnectionBroken, StorageError
-from actors.persist.location import CompareAndSet
-from actors.testing.virtual_time import VirtualClock
 
 FOUND = {
     "acknowledged_before_durable": 6000,
@@ -222,15 +222,15 @@ def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_command_line_replays_and_counts() -> None:
-    again = CliRunner().invoke(app, ["simulate", "--seed", "3", "--json"])
+    again = CliRunner().invoke(app, ["--seed", "3", "--json"])
     assert again.exit_code == 0
     shown = json.loads(again.stdout)
     assert shown["hash"] == shown["second_hash"] == simulate(draw(3)).hash
-    many = CliRunner().invoke(app, ["simulate", "--seed", "3", "--runs", "2"])
+    many = CliRunner().invoke(app, ["--seed", "3", "--runs", "2"])
     assert many.exit_code == 0
     assert "2 runs (seeds 3 to 4)" in many.stdout
     assert "failures: 0" in many.stdout
-    both = CliRunner().invoke(app, ["simulate", "--seed", "3", "--runs", "2", "--sources"])
+    both = CliRunner().invoke(app, ["--seed", "3", "--runs", "2", "--sources"])
     assert "2 runs (seeds 5 to 12)" in both.stdout
 
 
@@ -238,7 +238,7 @@ def test_a_failure_ends_with_status_one(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         simulation, "simulate", lambda s, **_: RunReport(s.seed, "h", 1, {}, "x: y")
     )
-    found = CliRunner().invoke(app, ["simulate", "--seed", "5", "--runs", "1"])
+    found = CliRunner().invoke(app, ["--seed", "5", "--runs", "1"])
     assert found.exit_code == 1
     assert "seed 5 fails: x: y" in found.stdout
     assert "replay it: python -m tests.simulators --seed 5" in found.stdout

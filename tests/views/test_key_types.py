@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from actors.arrangement.matching import conform
+from actors.arrangement.arrangement import conform
 from actors.plan.schema import arrow_type
-from actors.views.key_types import is_key_comparable
+from actors.views.operators import is_key_comparable
 
 KINDS = [
     "tinyint",

@@ -7,7 +7,6 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     DeltaPlan,
     FilterRows,
@@ -18,7 +17,7 @@ from actors.plan.delta import (
     UnionRows,
     inputs_below,
 )
-from actors.plan.nearby import NearbyRows, SortColumn
+from actors.plan.nearby import CoveredChanges, NearbyRows, SortColumn
 from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view

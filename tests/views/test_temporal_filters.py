@@ -39,7 +39,7 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
 from actors.testing.stage import ScriptStage
 from actors.views.delta import derive
-from actors.views.policy import FULL, with_policy
+from actors.views.fingerprint import FULL, with_policy
 from actors.views.rule_temporal import first_ms
 
 DAY = 86_400_000_000

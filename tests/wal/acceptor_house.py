@@ -11,6 +11,7 @@ from wal_disks import (  # type: ignore[import-not-found]
 )
 
 from actors.wal.acceptor import AcceptorCore
+from actors.wal.files import ControlState
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
@@ -22,7 +23,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.stores import ControlState
 
 TENANT: Final = "00112233445566778899aabbccddeeff"
 TIMELINE: Final = "fedcba9876543210fedcba9876543210"

@@ -14,9 +14,9 @@ from actors.errors import PenstockError
 from actors.wal import codec_v3
 from actors.wal.acceptor import AcceptorCore
 from actors.wal.dialling import AcceptorAddress
+from actors.wal.files import ControlState
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
-from actors.wal.stores import ControlState
 
 TENANT, TIMELINE = "0a" * 16, "0b" * 16
 READY = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I"

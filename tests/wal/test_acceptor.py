@@ -19,6 +19,7 @@ from msgspec.structs import replace
 
 from actors.errors import CorruptData, InvalidUsage, WalRefused
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer, AppendUnflushed, FlushWal
+from actors.wal.files import ControlState
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -29,7 +30,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.stores import ControlState
 
 A, B = b"a" * 8, b"b" * 8
 

@@ -19,7 +19,6 @@ from wal_messages import (  # type: ignore[import-not-found]
 
 from actors.errors import LocalProtocolError, MalformedFrame
 from actors.wal import codec_v2, codec_v3
-from actors.wal.feedback import decode_feedback, encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -33,6 +32,7 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
+from actors.wal.replication import decode_feedback, encode_feedback
 
 CODECS = {2: codec_v2, 3: codec_v3}
 BYTES = golden_bytes()

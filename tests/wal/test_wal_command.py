@@ -127,7 +127,7 @@ async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
 def test_an_acceptor_loads_no_engine_and_no_tables() -> None:
     """Or starting took three times as long."""
     program = (
-        "import sys; from actors.cluster import sockets; from actors.wal.listener import"
+        "import sys; from actors.transport import sockets; from actors.wal.listener import"
         " WalListener; print([name for name in ('pyarrow', 'sqlglot') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

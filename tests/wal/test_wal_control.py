@@ -11,12 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.simulators.wal.files import MachineCrashed, MemoryFiles
 
 from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
+from actors.wal.files import ControlState
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
-from actors.wal.stores import ControlState
+from tests.simulators.wal.files import MachineCrashed, MemoryFiles
 
 TENANT, TIMELINE = "0123456789abcdef" * 2, "fedcba9876543210" * 2
 FOLDER = Path("/wal/tenant/timeline")

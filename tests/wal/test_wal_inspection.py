@@ -6,15 +6,15 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.simulators.wal.made_up import MadeUpLog
 from typer.testing import CliRunner
 
 from actors.commands.cli import app
 from actors.errors import CorruptData, InvalidUsage, StorageError
+from actors.wal.files import ControlState
 from actors.wal.inspection import inspect, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
+from tests.simulators.wal.made_up import MadeUpLog
 
 STATE = ControlState("0" * 32, "1" * 32, pg_version=150004, system_id=77)
 START = SEGMENT_BYTES + 3 * PAGE_BYTES + 1000

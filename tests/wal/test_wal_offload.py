@@ -15,7 +15,6 @@ import anyio
 import msgspec
 import pytest
 from test_wal_command import started  # type: ignore[import-not-found]
-from tests.simulators.wal.made_up import MadeUpLog
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
 from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
@@ -29,6 +28,7 @@ from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.archive import SegmentStamp, WalArchive
 from actors.wal.control import FileControl
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial, start_push
+from actors.wal.following import LogReader
 from actors.wal.inspection import inspect_bytes
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, segment_name
 from actors.wal.messages import (
@@ -38,11 +38,11 @@ from actors.wal.messages import (
     ProposerElected,
     TermEntry,
 )
-from actors.wal.offload import TURNS, SegmentOffload, archive_turn, is_due, next_segment
-from actors.wal.reading import LogReader
+from actors.wal.peers import TURNS, SegmentOffload, archive_turn, is_due, next_segment
 from actors.wal.segments import NEW_NAME
 from actors.wal.timeline import WalTimeline
 from actors.wal.timelines import FileTimelineStore, TimelineRegistry
+from tests.simulators.wal.made_up import MadeUpLog
 
 R = TypeVar("R")
 
@@ -339,7 +339,7 @@ async def test_what_was_damaged_is_named_and_written_again() -> None:
             await bucket.delete(key)
         else:
             await MemoryBlob.set(bucket, key, damaged)
-        with pytest.raises(CorruptData, match="was kept with Stamp"):
+        with pytest.raises(CorruptData, match="was kept with SegmentStamp"):
             await archive_on(bucket).segment(TENANT, TIMELINE, 7)
         assert await archive.keep(TENANT, TIMELINE, 7, data)
         assert await archive_on(bucket).segment(TENANT, TIMELINE, 7) == data

@@ -18,7 +18,10 @@ from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 from actors.errors import MalformedFrame, WalRefused
 from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
-from actors.wal.donors import (
+from actors.wal.framing import PG_VERSION, START_LSN, encode, framed_bytes_max
+from actors.wal.lsn import lsn_text, parse_lsn
+from actors.wal.messages import AppendRequest, TermEntry, VoteResponse
+from actors.wal.peers import (
     PeerStatus,
     is_useful_donor,
     make_announcement,
@@ -27,9 +30,6 @@ from actors.wal.donors import (
     status_row,
     vote_request,
 )
-from actors.wal.framing import PG_VERSION, START_LSN, encode, framed_bytes_max
-from actors.wal.lsn import lsn_text, parse_lsn
-from actors.wal.messages import AppendRequest, TermEntry, VoteResponse
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import LeadingProposer, propose
 

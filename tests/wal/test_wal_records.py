@@ -10,12 +10,12 @@ import google_crc32c
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.simulators.wal.fuzzing import read, seeds
-from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import MAGICS, RecordScanner
+from tests.simulators.wal.fuzzing import read, seeds
+from tests.simulators.wal.made_up import MadeUpLog
 
 MIB = 1024 * 1024
 START = 5 * MIB + PAGE_BYTES * 3 + 24

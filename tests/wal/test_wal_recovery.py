@@ -20,9 +20,8 @@ from actors.settings import Settings
 from actors.testing.isolation import ActorIsolation
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.dialling import AcceptorAddress
-from actors.wal.donors import PeerStatus, status_row
 from actors.wal.messages import TermEntry, VoteRequest
-from actors.wal.peers import QUERY, PeerExchange
+from actors.wal.peers import QUERY, PeerExchange, PeerStatus, status_row
 from actors.wal.registry import ReceiverStage, ReceiverState
 from actors.wal.replication import keepalive, xlog_data
 from actors.wal.timeline import ProcessedMessages, WalTimeline

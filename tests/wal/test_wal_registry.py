@@ -14,8 +14,8 @@ from actors.wal.registry import (
     ReceiverStage,
     SlotGuard,
     TimelineFeeds,
+    ValueWatch,
 )
-from actors.wal.watch import ValueWatch
 
 
 class Slots(RuleBasedStateMachine):

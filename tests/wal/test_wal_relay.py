@@ -13,7 +13,6 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 from test_wal_served import served  # type: ignore[import-not-found]
-from tests.simulators.wal.made_up import MadeUpLog
 from typer.testing import CliRunner
 from wal_wires import GREETING, TENANT, TIMELINE  # type: ignore[import-not-found]
 
@@ -21,12 +20,11 @@ from actors.commands.cli import cause_of
 from actors.errors import CorruptData, InvalidUsage
 from actors.testing.postgres_server import binary, postgres_server
 from actors.wal.dialling import AcceptorAddress
-from actors.wal.first_record import FirstRecord
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import RecordScanner
-from actors.wal.relay import STALL_MS, StallDetector, check_system
-from actors.wal.relay_command import relay
-from actors.wal.relay_server import ServerIdentity, replication_dsn
+from actors.wal.relay_command import STALL_MS, StallDetector, check_system, relay
+from actors.wal.relay_server import FirstRecord, ServerIdentity, replication_dsn
+from tests.simulators.wal.made_up import MadeUpLog
 
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "wal_relay.py"
 VERSION = 150_018

@@ -9,13 +9,13 @@ from struct import pack_into
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData
-from actors.wal import records, runs
+from actors.wal import records
+from actors.wal import records as runs
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
-from actors.wal.records import MAGICS, RecordScanner
-from actors.wal.runs import run_of
+from actors.wal.records import MAGICS, RecordScanner, run_of
+from tests.simulators.wal.made_up import MadeUpLog
 
 SMALL = 1 << 17
 MAGIC = frozenset({0xD110})

@@ -17,7 +17,6 @@ import anyio.lowlevel
 import psycopg
 import pytest
 import trustme
-from tests.simulators.wal.made_up import MadeUpLog
 from wal_wires import (  # type: ignore[import-not-found]
     GREETING,
     TENANT,
@@ -33,7 +32,7 @@ from actors.errors import (
     WalRefused,
 )
 from actors.kernel import ActorSystem, SystemClock
-from actors.kernel.threads import ThreadedClock
+from actors.kernel.clock import ThreadedClock
 from actors.settings import Settings
 from actors.transport.security import TransportSecurity
 from actors.wal import codec_v3, dialling
@@ -44,7 +43,7 @@ from actors.wal.dialling import (
     start_push,
     start_replication,
 )
-from actors.wal.feedback import encode_feedback
+from actors.wal.following import LogReader
 from actors.wal.framing import (
     PG_VERSION,
     START_LSN,
@@ -67,10 +66,11 @@ from actors.wal.messages import (
 )
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import propose
-from actors.wal.reading import LogReader
+from actors.wal.replication import encode_feedback
 from actors.wal.startup import TenantGrant
 from actors.wal.stream import PgStream
 from actors.wal.timelines import FileTimelineStore, TimelineRegistry
+from tests.simulators.wal.made_up import MadeUpLog
 
 SETTINGS = Settings(wal_save_ms=10, wal_control_age_ms=10)
 START = 0x100_0028

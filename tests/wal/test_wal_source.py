@@ -22,6 +22,7 @@ from wal_nodes import (  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.connectors.sources.source import (
+    ConnectorContext,
     ExportFailed,
     PositionMark,
     SourceExport,
@@ -29,14 +30,13 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
-from actors.connectors.sources.surroundings import ConnectorContext
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import CorruptData, InvalidUsage
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import TableColumn
-from actors.protocol.api_storage import SourceStatus
+from actors.protocol.api import SourceStatus
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor

@@ -10,14 +10,14 @@ import pytest
 import trustme
 from wal_nodes import TENANT, TIMELINE, Node, append  # type: ignore[import-not-found]
 
-from actors.connectors.sources.secrets import check_secrets
+from actors.connectors.sources.kinds import check_secrets
 from actors.connectors.sources.source import (
+    ConnectorContext,
     Given,
     PositionMark,
     SourceRows,
     SourceUnreachable,
 )
-from actors.connectors.sources.surroundings import ConnectorContext
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage

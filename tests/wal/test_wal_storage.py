@@ -8,13 +8,13 @@ from random import Random
 
 import msgspec
 import pytest
-from tests.simulators.wal.files import MachineCrashed, MemoryFiles
-from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
+from actors.wal.files import ControlState
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
+from tests.simulators.wal.files import MachineCrashed, MemoryFiles
+from tests.simulators.wal.made_up import MadeUpLog
 
 SMALL = 1 << 15
 START = 3 * SMALL + PAGE_BYTES + 256

@@ -13,7 +13,6 @@ from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-no
 
 from actors.wal import codec_v2
 from actors.wal.dialling import AcceptorConnection, start_replication
-from actors.wal.feedback import encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -22,6 +21,7 @@ from actors.wal.messages import (
     ProposerMessage,
     VoteResponse,
 )
+from actors.wal.replication import encode_feedback
 
 ASKED = "START_WAL_PUSH (proto_version '2', allow_timeline_creation 'true')"
 END = next(end for _, end in LOG.records if end - START > 100)

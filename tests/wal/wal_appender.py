@@ -6,12 +6,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from tests.simulators.wal.made_up import MadeUpLog
-
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.simulators`
 from actors.wal.control import create_timeline
+from actors.wal.files import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
+from tests.simulators.wal.made_up import MadeUpLog
 
 START = 2 * SEGMENT_BYTES - 300_000
 """Soon a segment is full."""

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import Final
 
 from actors.errors import InvalidUsage, StorageError
+from actors.wal.files import ControlState
 from actors.wal.lsn import ALIGNMENT, SEGMENT_BYTES
-from actors.wal.stores import ControlState
 
 
 class Fault(enum.Enum):

@@ -10,6 +10,7 @@ from wal_disks import MemoryControl, MemoryDisk, MemoryWal  # type: ignore[impor
 from actors.errors import ConnectionBroken, PenstockError
 from actors.testing.isolation import ActorIsolation
 from actors.wal import codec_v3
+from actors.wal.files import ControlState
 from actors.wal.messages import (
     AcceptorMessage,
     AppendRequest,
@@ -21,7 +22,6 @@ from actors.wal.messages import (
     VoteRequest,
 )
 from actors.wal.receiver import CopyEnd
-from actors.wal.stores import ControlState
 from actors.wal.timeline import WalTimeline
 
 TENANT = "0123456789abcdef0123456789abcdef"

@@ -10,6 +10,32 @@ from typing import Any, Final
 
 import msgspec
 
+# -- Spark's JSON of a type → the text by which the service names the type -------------------------
+
+
+_NAMES: Final = {"integer": "int", "long": "bigint", "short": "smallint", "byte": "tinyint"}
+
+
+def type_text(kind: Any) -> str:
+    """Return a type as Spark's `simpleString` writes it.
+
+    >>> type_text({"type": "array", "elementType": "long", "containsNull": True})
+    'array<bigint>'
+    """
+    if isinstance(kind, str):
+        return _NAMES.get(kind, kind)
+    match kind.get("type"):
+        case "array":
+            return f"array<{type_text(kind['elementType'])}>"
+        case "map":
+            return f"map<{type_text(kind['keyType'])},{type_text(kind['valueType'])}>"
+        case "struct":
+            fields = (f"{each['name']}:{type_text(each['type'])}" for each in kind["fields"])
+            return f"struct<{','.join(fields)}>"
+        case other:
+            return str(other)
+
+
 _CHILDREN: Final = "num-children"
 _PRODUCT: Final = "product-class"
 _NO_FIELDS: Final = ("class", _CHILDREN)
@@ -178,3 +204,47 @@ def attribute_ids(node: TreeNode) -> frozenset[int]:
     return frozenset(
         found.fields["exprId"] for found in walk(node) if found.name == "AttributeReference"
     )
+
+
+# -- Accessors for parts of Catalyst's trees -------------------------------------------------------
+
+
+def conjuncts_of(node: TreeNode) -> list[TreeNode]:
+    """Return the operands of a conjunction, left to right."""
+    found: list[TreeNode] = []
+    waiting = [node]
+    while waiting:
+        each = waiting.pop()
+        if each.name == "And":
+            waiting += reversed(each.children)
+        else:
+            found.append(each)
+    return found
+
+
+def without_aliases(node: TreeNode) -> TreeNode:
+    """Return the expression below aliases."""
+    while node.name == "Alias":
+        node = node.children[0]
+    return node
+
+
+def type_of(node: TreeNode) -> str:
+    """Return an expression's Spark type."""
+    fields = node.fields
+    return type_text(fields["dataType"] if "type" not in fields else fields["type"])
+
+
+def is_nullable(node: TreeNode) -> bool:
+    """Return whether an expression may be NULL."""
+    if node.name == "Literal":
+        return node.fields["value"] is None
+    found = node.fields.get("null")
+    return bool(node.fields.get("nullable", True) if found is None else found)
+
+
+def attribute_in_place_of(node: TreeNode, number: int) -> TreeNode:
+    """Return an attribute with this number and an expression's type."""
+    kind = node.fields["dataType" if "type" not in node.fields else "type"]
+    fields = {"exprId": number, "name": "", "dataType": kind, "nullable": True}
+    return TreeNode("AttributeReference", fields)

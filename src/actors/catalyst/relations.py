@@ -40,16 +40,16 @@ from actors.catalyst.plan_nodes import (
     is_one_row,
     join_kind,
 )
-from actors.catalyst.plan_tree import TreeNode, walk
-from actors.catalyst.temporal import is_row_safe, reads_clock, time_bound
-from actors.catalyst.tree_reading import (
+from actors.catalyst.plan_tree import (
+    TreeNode,
     attribute_in_place_of,
     conjuncts_of,
     is_nullable,
     type_of,
+    walk,
     without_aliases,
 )
-from actors.catalyst.widening import strip_widening_casts
+from actors.catalyst.temporal import is_row_safe, reads_clock, strip_widening_casts, time_bound
 from actors.catalyst.window_calls import window_parts, window_reach
 from actors.plan.relational import (
     AggregateCall,

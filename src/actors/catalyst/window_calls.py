@@ -16,8 +16,7 @@ import msgspec
 from actors.catalyst.aggregate_calls import OWN_FRAME, window_frame, window_function
 from actors.catalyst.expressions import ExpressionWriter
 from actors.catalyst.literals import NotRendered
-from actors.catalyst.plan_tree import TreeNode
-from actors.catalyst.tree_reading import type_of
+from actors.catalyst.plan_tree import TreeNode, type_of
 from actors.plan.nearby import Reach
 
 _BY_VALUE: Final = frozenset({"Rank", "DenseRank", "PercentRank", "CumeDist"})

@@ -25,14 +25,20 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
-from actors.client.answers import AnswerCollector, close_read, collect_answers
-from actors.client.changes import ChangeBatch as ChangeBatch
-from actors.client.changes import SubscribeSpec, follow
-from actors.client.changes import concatenate_pieces as concatenate_pieces
+from actors.client.answers import (
+    AnswerCollector,
+    CopyFormat,
+    SubscribeSpec,
+    await_copy_to,
+    close_read,
+    collect_answers,
+    follow,
+)
+from actors.client.answers import ChangeBatch as ChangeBatch
+from actors.client.answers import CopiedRows as CopiedRows
+from actors.client.answers import CopiedTo as CopiedTo
+from actors.client.answers import concatenate_pieces as concatenate_pieces
 from actors.client.connectors import ClientSources
-from actors.client.copies import CopiedRows as CopiedRows
-from actors.client.copies import CopiedTo as CopiedTo
-from actors.client.copies import CopyFormat, await_copy_to
 from actors.client.requests import (
     InProcess,
     RequestExchange,

@@ -19,12 +19,11 @@ from uuid import uuid4
 
 import msgspec
 
-from actors.client.copies import CopiedRows, CopyFormat, await_copy_from
+from actors.client.answers import CopiedRows, CopyFormat, await_copy_from
 from actors.client.requests import RequestExchange
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn
-from actors.protocol.api import RequestDone, Traced
-from actors.protocol.api_storage import (
+from actors.protocol.api import (
     AlterSource,
     CopyFromFiles,
     CopyFromProgress,
@@ -34,9 +33,11 @@ from actors.protocol.api_storage import (
     DropSource,
     ForgetSource,
     ListSources,
+    RequestDone,
     SourceReport,
     SourceStatus,
     SourceTable,
+    Traced,
 )
 from actors.spans import make_request_context, root
 from actors.telemetry import CLIENT_REQUEST

@@ -29,6 +29,7 @@ from actors.protocol.api import (
     EndRequest,
     ExplainView,
     ListActors,
+    ListSources,
     ReadInstead,
     ReadObject,
     ReadStatus,
@@ -38,7 +39,6 @@ from actors.protocol.api import (
     SubscribeObject,
     WaitFor,
 )
-from actors.protocol.api_storage import ListSources
 from actors.settings import Settings
 
 A = TypeVar("A")

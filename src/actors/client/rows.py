@@ -25,7 +25,7 @@ from actors.plan.updates import to_ipc
 from actors.progress import Time
 from actors.protocol.api import ReadObject
 from actors.protocol.compute import ColumnComparison, OrderBy, RowSetFinishing
-from actors.protocol.names import fold
+from actors.protocol.relations import fold
 from actors.protocol.row_finishing import RowFinisher
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table

@@ -27,10 +27,9 @@ from actors.cluster.connection import AcceptorMessage, ConnectionAcceptor, RunLi
 from actors.cluster.partitioned import ConnectionLimits
 from actors.cluster.serving import ConversationServer
 from actors.cluster.shortcut import PeekShortcut
-from actors.cluster.storage_connection import StorageConnection
-from actors.cluster.storage_wire import listen_storage
+from actors.cluster.storage_connection import StorageConnection, listen_storage
+from actors.compute.index import ClusterPartitions
 from actors.compute.live import ActorFactory
-from actors.compute.partitions import ClusterPartitions
 from actors.dataflow.copying import CopyTask
 from actors.dataflow.dataflow import DataflowActor
 from actors.dataflow.rivals import ReplicaStandby

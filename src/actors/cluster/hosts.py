@@ -21,7 +21,7 @@ from actors.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
 from actors.dataflow.rivals import HydrationLock, ReplicaStandby
 from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
-from actors.kernel.policy import restart
+from actors.kernel.actor import restart
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings

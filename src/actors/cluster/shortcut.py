@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from actors.cluster.partitioned import ConnectionLimits
-from actors.compute.partitions import ClusterPartitions
+from actors.compute.index import ClusterPartitions
 from actors.compute.peeks import all_at_once
 from actors.errors import PenstockError
 from actors.progress import Frontier, ObjectId, is_empty

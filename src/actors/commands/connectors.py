@@ -19,7 +19,7 @@ from actors.errors import BadSettings
 from actors.progress import EMPTY
 
 if TYPE_CHECKING:
-    from actors.protocol.api_storage import ObjectHealth, SourceStatus
+    from actors.protocol.api import ObjectHealth, SourceStatus
     from actors.protocol.storage import ObjectStatistics
 
 source = typer.Typer(help="Sources: what brings changes in.", no_args_is_help=True)

@@ -18,9 +18,9 @@ from actors.errors import BadSettings
 from actors.kernel import SystemClock
 
 if TYPE_CHECKING:
+    from actors.client.answers import CopiedRows, CopyFormat
     from actors.client.client import Client
-    from actors.client.copies import CopiedRows, CopyFormat
-    from actors.protocol.api_storage import CopyFromProgress
+    from actors.protocol.api import CopyFromProgress
 
 FORMATS: Final = ("parquet", "csv", "json")
 LINE_MS: Final = 2_000

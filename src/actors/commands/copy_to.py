@@ -25,8 +25,8 @@ from actors.errors import BadSettings
 from actors.progress import EMPTY
 
 if TYPE_CHECKING:
+    from actors.client.answers import CopiedTo, CopyFormat
     from actors.client.client import ChangeBatch, Client
-    from actors.client.copies import CopiedTo, CopyFormat
     from actors.protocol.api import CopyProgressed
 
 FORMATS = ("parquet", "csv", "json")

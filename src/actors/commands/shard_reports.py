@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from actors.progress import EMPTY, Frontier
 
 if TYPE_CHECKING:
-    from actors.persist.garbage import GarbageBlob
+    from actors.persist.orphans import GarbageBlob
     from actors.persist.shard import BatchPart, ShardBatch, ShardState
     from actors.persist.verifying import VerifiedShard
 

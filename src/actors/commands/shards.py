@@ -1,6 +1,6 @@
 """Commands for the maintenance of shards, beside a running service or without one.
 
-All but `gc` attach to the stores as external processes (`actors.persist.guests`): they are safe
+All but `gc` attach to the stores as external processes (`actors.persist.handed`): they are safe
 beside any service that runs there.
 """
 
@@ -109,7 +109,7 @@ def _with(
 
 async def _owners(attached: AttachedClient) -> dict[str, str]:
     """Return each shard's object; nothing if the catalog cannot be read."""
-    from actors.persist.objects import CATALOG, objects_of, owners
+    from actors.persist.verifying import CATALOG, objects_of, owners
 
     try:
         return owners(objects_of(await attached.client.head(CATALOG)))
@@ -122,7 +122,7 @@ async def _found(attached: AttachedClient, name: str) -> str:
     """Return the shard of that id, or else of the table or view of that name. Raises
     `UnknownObject`."""
     from actors.persist.attach import find_shard
-    from actors.persist.objects import CATALOG, objects_of, shard_of
+    from actors.persist.verifying import CATALOG, objects_of, shard_of
 
     if name in await attached.client.list_shards():
         return name
@@ -264,7 +264,7 @@ def collect(
 
     from actors.commands.shard_reports import waste_lines
     from actors.persist.attach import open_as_owner
-    from actors.persist.garbage import RETIRED
+    from actors.persist.orphans import RETIRED
 
     if grace_ms is not None:
         stores = replace(stores, settings=replace(stores.settings, blob_orphan_grace_ms=grace_ms))
@@ -334,8 +334,8 @@ def release(
 
 
 async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock) -> list[Any]:
-    from actors.persist.garbage import list_garbage
-    from actors.persist.guests import is_guest
+    from actors.persist.handed import is_guest
+    from actors.persist.orphans import list_garbage
 
     # Ordered before the documents are read: see `list_garbage`.
     infos = await attached.blob.list_keys()

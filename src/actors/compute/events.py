@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.compute.reconcile import ReplacedDataflow
+from actors.compute.history import ReplacedDataflow
 from actors.progress import Frontier, Nonce, Time
 from actors.protocol.compute import (
     CopyDone,

@@ -27,8 +27,8 @@ from actors.compute.peeks import PeekSpec
 from actors.compute.rendered import RenderedDataflow
 from actors.compute.state import ComputeState
 from actors.memory_ledger import MemoryUse
-from actors.plan.pieces import ResultPiece
 from actors.plan.schema import DIFF, ERROR
+from actors.plan.updates import ResultPiece
 from actors.progress import Frontier, frontier_or_null, ms_behind
 from actors.protocol.compute import (
     CopyToExport,

@@ -51,9 +51,8 @@ from actors.compute.events import (
     SwitchComputeClient,
     TellDataflow,
 )
-from actors.compute.history import ComputeHistory
+from actors.compute.history import ComputeHistory, RunningDataflow, reconcile
 from actors.compute.reads import PeekHolds
-from actors.compute.reconcile import RunningDataflow, reconcile
 from actors.compute.rendered import RenderedDataflow
 from actors.errors import LocalProtocolError
 from actors.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty

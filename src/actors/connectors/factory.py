@@ -19,8 +19,7 @@ from actors.connectors.sinks.messages import SinkWork
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sources import kinds as source_kinds
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.connectors.sources.source import SourceConnector
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceConnector
 from actors.errors import InvalidUsage
 from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.persist import PersistClient

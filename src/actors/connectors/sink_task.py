@@ -32,14 +32,6 @@ import pyarrow as pa
 
 from actors.arrangement.gathered import GatheredUpdates, check_positive
 from actors.connectors.ingest.meters import OF_SINK, TaskMeters
-from actors.connectors.sinks.batches import (
-    EmptyStretch,
-    ListedBatch,
-    SinkCut,
-    choose_batch,
-    move_out_of_stretches,
-    stretches_in_error,
-)
 from actors.connectors.sinks.kinds import SinkConfig, make_sink
 from actors.connectors.sinks.messages import (
     SinkEnded,
@@ -49,7 +41,15 @@ from actors.connectors.sinks.messages import (
     StopSink,
     hold_of,
 )
-from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink import (
+    EmptyStretch,
+    ListedBatch,
+    SinkConnector,
+    SinkCut,
+    choose_batch,
+    move_out_of_stretches,
+    stretches_in_error,
+)
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, PenstockError
 from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect

@@ -72,7 +72,7 @@ from actors.controller.reads.subscribes import (
     RunningSubscribes,
     SubscribeHeld,
 )
-from actors.controller.replicas import replica_set
+from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import (
     ComputeInstance,
     ReplicasChanged,
@@ -89,8 +89,7 @@ from actors.controller.state import (
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.copies_from import CopiesFrom
 from actors.controller.tables.groups import TableTarget
-from actors.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
-from actors.controller.tables.table_writer import TableWriter
+from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
 from actors.errors import InvalidUsage, PenstockError, ResourceBusy, UnknownObject, WouldBlock
 from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient
@@ -98,15 +97,23 @@ from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
 from actors.protocol.api import (
     ActorReport,
+    AlterSource,
     ChangeReplicas,
+    CopyFromFiles,
     CopyTo,
     CreateIndex,
+    CreateSink,
+    CreateSource,
     CreateTable,
     CreateView,
     DropObject,
+    DropSink,
+    DropSource,
     EndRequest,
     ExplainView,
+    ForgetSource,
     ListActors,
+    ListSources,
     ReadObject,
     ReadStatus,
     Request,
@@ -117,16 +124,6 @@ from actors.protocol.api import (
     TracingReport,
     WaitFor,
     WriteTables,
-)
-from actors.protocol.api_storage import (
-    AlterSource,
-    CopyFromFiles,
-    CreateSink,
-    CreateSource,
-    DropSink,
-    DropSource,
-    ForgetSource,
-    ListSources,
 )
 from actors.protocol.compute import (
     AllowWrites,

@@ -18,8 +18,7 @@ from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wir
 from actors.kernel import ActorAddress, ActorContext
 from actors.persist import PersistClient
 from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
-from actors.protocol.api import RequestFailed
-from actors.protocol.api_storage import ObjectHealth
+from actors.protocol.api import ObjectHealth, RequestFailed
 from actors.protocol.compute import Command
 from actors.settings import Settings
 

@@ -21,14 +21,21 @@ from typing import IO, Final
 
 import anyio
 
+from actors.connectors.sinks.formats import check_format
+from actors.connectors.sinks.outlets import local_path
 from actors.dataflow.copy_places import (
     FILE,
     OWN,
     BlockingRunner,
+    CopyDestination,
+    FolderCopy,
+    OnThreads,
+    OpenPlace,
     PublishedCopy,
+    place_of,
 )
 from actors.errors import InvalidUsage, StorageError
-from actors.object_store.bucket_paths import BucketPath, allowed_bucket, bucket_path
+from actors.object_store.bucket_paths import BucketPath, allowed_bucket, bucket_path, is_bucket
 from actors.object_store.bucket_store import (
     GIVE_UP_S,
     PIECE_BYTES,
@@ -36,6 +43,7 @@ from actors.object_store.bucket_store import (
     BucketStore,
     FetchedObject,
     ObjectVersion,
+    Opener,
 )
 from actors.persist.location import storage_error
 from actors.plan.copy_manifest import (
@@ -46,6 +54,7 @@ from actors.plan.copy_manifest import (
     encode_manifest,
 )
 from actors.progress import ObjectId
+from actors.protocol.compute import CopyToExport
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.dataflow")
@@ -265,3 +274,60 @@ class BucketCopy:
     @property
     def _manifest_path(self) -> str:
         return f"{self._place}/{MANIFEST}"
+
+
+# -- Opens the destination of a copy: a local folder, or a place in a bucket -----------------------
+
+
+def check_copy(export: CopyToExport) -> None:
+    """Raise `InvalidUsage` for errors that can be seen before the copy begins.
+
+    These are columns that the format cannot hold, files too small or too large, and a destination
+    of an unknown kind.
+    """
+    check_format(export.schema, export)
+    if not is_bucket(export.destination):
+        local_path(export.destination)
+        return
+    bucket_path(export.destination)
+    if export.file_bytes_max > FILE_BYTES_MAX:
+        raise InvalidUsage(
+            f"file_bytes_max = {export.file_bytes_max}: in a bucket it may be {FILE_BYTES_MAX}"
+        )
+
+
+def destinations(
+    settings: Settings,
+    run: BlockingRunner,
+    spool: Path,
+    attempt: str,
+    opened: Opener = BucketStore.open,
+) -> OpenPlace:
+    """Return the function that opens a copy's destination.
+
+    Args:
+        settings: Settings with the folders and buckets that may be written.
+        run: Runs blocking calls.
+        spool: Folder for files before they are uploaded to a bucket.
+        attempt: Name that no other attempt at a copy has.
+        opened: Opens a bucket's store.
+    """
+
+    def open_place(destination: str, id_: ObjectId, overwrite: bool) -> CopyDestination:
+        if not is_bucket(destination):
+            return OnThreads(
+                lambda: FolderCopy(place_of(destination, settings), id_, overwrite=overwrite), run
+            )
+        place = bucket_place(destination, settings)
+        return BucketCopy(
+            place,
+            lambda: opened(place.kind, place.bucket, settings),
+            id_,
+            attempt,
+            overwrite=overwrite,
+            spool=spool,
+            run=run,
+            settings=settings,
+        )
+
+    return open_place

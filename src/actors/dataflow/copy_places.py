@@ -28,8 +28,8 @@ from typing import IO, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from actors.connectors.sinks.folders import allowed
 from actors.connectors.sinks.formats import FilePlace
+from actors.connectors.sinks.outlets import allowed
 from actors.errors import InvalidUsage, ResourceBusy
 from actors.persist.blob_file import sync_folder
 from actors.persist.location import storage_error

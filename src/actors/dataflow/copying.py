@@ -25,7 +25,7 @@ import pyarrow as pa
 from actors.arrangement.gathered import GatheredUpdates, check_positive, raise_error
 from actors.connectors.sinks.formats import OutputFiles
 from actors.dataflow.contents import error_sums, errors_held, split_errors
-from actors.dataflow.copy_destinations import check_copy, destinations
+from actors.dataflow.copy_buckets import check_copy, destinations
 from actors.dataflow.copy_places import BlockingRunner, CopyDestination, OpenPlace
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
 from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect

@@ -8,7 +8,7 @@ a time; a stage's result is a message.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, assert_never
 
@@ -18,19 +18,14 @@ from actors.arrangement import SharedArrangements
 from actors.dataflow import events as m
 from actors.dataflow.costs import StepMeasures
 from actors.dataflow.engine import EngineClient
-from actors.dataflow.events import DataflowStep
-from actors.dataflow.frontier_reports import FrontierReports
+from actors.dataflow.events import REST, DataflowPhase, DataflowStep, Event
 from actors.dataflow.gather import PartInterval
 from actors.dataflow.hydrate import ResumedHydration
-from actors.dataflow.life import REST, DataflowPhase
 from actors.dataflow.machine import DataflowMachine
 from actors.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
 from actors.dataflow.rivals import ReplicaStandby
-from actors.dataflow.stages import StageDone, committing, following, standing_by
-from actors.dataflow.tasks import TaskAddresses
 from actors.dataflow.traces import StepTraces
-from actors.dataflow.upkeep import ViewUpkeep
-from actors.dataflow.view import StepOutcome, ViewStages
+from actors.dataflow.view import StepOutcome, ViewStages, ViewUpkeep
 from actors.errors import (
     ConnectionBroken,
     DefiniteError,
@@ -42,6 +37,7 @@ from actors.errors import (
     ResourceClosed,
 )
 from actors.kernel import Actor, ActorAddress, RunningEffect
+from actors.memory_ledger import MemoryUse
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage, JobProgress
 from actors.progress import EMPTY, Frontier
@@ -55,13 +51,17 @@ from actors.protocol.internal import (
     BatchEmitted,
     CompactionAllowed,
     DataflowMessage,
+    DataflowProgress,
     DataflowReport,
     DataflowScheduled,
     EmitBatch,
     FetchFailed,
+    FetchMessage,
+    FetchPart,
     GrantDescriptions,
     InspectSources,
     ListenFailed,
+    ListenMessage,
     PartFetched,
     PartsDescribed,
     ReleaseLeases,
@@ -74,6 +74,158 @@ from actors.protocol.internal import (
 )
 from actors.settings import Settings
 from actors.spans import use_context
+
+# -- Reports a dataflow's frontiers and memory to its workers --------------------------------------
+# All inputs are described up to *input*; the output is known to be durable up to *write*, and
+# installed up to *output*. A report never goes back and never repeats the last.
+
+
+class FrontierReports:
+    """Sends the reports of one dataflow, in room that the workers reserve."""
+
+    def __init__(
+        self,
+        description: DataflowDescription,
+        machine: DataflowMachine,
+        workers: Sequence[ActorAddress[DataflowReport]],
+    ) -> None:
+        self._machine = machine
+        alone = isinstance(description.export, SubscribeExport)
+        # Only worker 0 has a subscribe.
+        self._workers = workers[:1] if alone else workers
+        self._last = DataflowProgress(description.id, 0, 0, 0)
+
+    def memory(self) -> list[MemoryUse]:
+        """Return the memory of changes, for a `MemoryLedger`: waiting ones, and those of the
+        current step."""
+        sources, step = self._machine.sources, self._machine.step
+        waiting = [held for source in sources for held in source.held]
+        taken = [] if step is None else [table for tables in step.deltas for table in tables]
+        rows = sum(held.rows.num_rows for held in waiting) + sum(t.num_rows for t in taken)
+        size = sum(held.bytes for held in waiting) + sum(table.nbytes for table in taken)
+        return [MemoryUse("changes", self._last.dataflow, rows, size)] if rows else []
+
+    def after(self, event: Event, number: int) -> None:
+        """Report the frontiers that an event moved; `number` is the last step cut before it."""
+        machine = self._machine
+        step = machine.step
+        # Most steps of idle views are without changes: only their end is reported. Descriptions
+        # that come during a step are reported at once, since the step may take long.
+        behind = isinstance(event, PartsDescribed) and machine.number == number
+        if step is None or step.times or step.snapshot or behind:
+            self.report()
+
+    def report(self) -> None:
+        """Report the frontiers, if they have moved."""
+        machine, last = self._machine, self._last
+        known = min((source.progress for source in machine.sources), default=0)
+        if not machine.source_count:
+            known = EMPTY
+        report = DataflowProgress(
+            last.dataflow,
+            max(last.write, machine.write, machine.lo),
+            max(last.input, known, machine.lo),
+            machine.reported or 0,
+        )
+        if report == last:
+            return
+        self._last = report
+        for worker in self._workers:
+            worker.reply(report)
+
+
+# -- Stages of a view that races with other replicas, and the event that ends each -----------------
+
+
+class StageDone(msgspec.Struct, frozen=True, gc=False):
+    """Message of the actor to itself: a stage ended with this event and result."""
+
+    event: m.Event
+    result: Any = None
+
+
+Stage: TypeAlias = tuple[int, Callable[[], Awaitable[Any]], Callable[[Any], StageDone]]
+"""The step's number, the function to run, and the one that maps its result to an event."""
+
+
+def committing(view: ViewStages, step: DataflowStep, outcome: StepOutcome) -> Stage:
+    """Return the stage that appends the step, unless another replica was first."""
+    number = step.number
+
+    def committed(upper: Frontier | None) -> StageDone:
+        return StageDone(
+            m.StepCommitted(number) if upper is None else m.UpperMismatched(number, upper)
+        )
+
+    return number, lambda: view.commit(step, outcome), committed
+
+
+def standing_by(view: ViewStages, step: DataflowStep) -> Stage:
+    """Return the stage that waits until another replica has committed the step."""
+    number = step.number
+
+    def overtaken(upper: Frontier) -> StageDone:
+        return StageDone(m.UpperMismatched(number, upper))
+
+    return number, lambda: view.stand_by(step), overtaken
+
+
+def following(view: ViewStages, step: DataflowStep) -> Stage:
+    """Return the stage that reads another replica's append."""
+    number = step.number
+
+    def followed(made: tuple[StepOutcome, str | None]) -> StageDone:
+        return StageDone(m.ReplicaFollowed(number, made[1]), made[0])
+
+    return number, lambda: view.follow(step), followed
+
+
+# -- Sends a dataflow's commands to the listen and fetch tasks of its current incarnation ----------
+# Commands go down and may wait for room; answers come up in reserved room, so the wait ends.
+
+
+class TaskAddresses:
+    """Addresses of the tasks, as workers report them."""
+
+    def __init__(self, sources: int, workers: int) -> None:
+        self._sources = sources
+        self._workers = workers
+        self._listens: dict[int, ActorAddress[ListenMessage]] = {}
+        self._fetches: dict[int, dict[int, ActorAddress[FetchMessage]]] = {}
+        self._turns = [0] * sources
+        """Counters for each source, since sources that are asked alternately must not share one."""
+
+    def clear(self) -> None:
+        """Forget the tasks of the earlier incarnation."""
+        self._listens.clear()
+        self._fetches.clear()
+
+    def started(self, message: SourceStarted) -> bool:
+        """Note a worker's task; return whether all tasks run."""
+        self._fetches.setdefault(message.source, {})[message.worker] = message.fetch
+        if message.listen is not None:
+            self._listens[message.source] = message.listen
+        return all(
+            source in self._listens and len(self._fetches.get(source, ())) == self._workers
+            for source in range(self._sources)
+        )
+
+    async def tell(self, source: int, message: ListenMessage) -> None:
+        """Send a message to the source's listen task."""
+        listen = self._listens.get(source)
+        if listen is None:
+            return
+        try:
+            await listen.send(message)
+        except (ResourceClosed, ConnectionBroken):
+            return  # no error: a new incarnation has its own tasks, and a shutdown needs none
+
+    async def ask(self, source: int, piece: PartInterval) -> None:
+        """Ask the source's fetch tasks in turn. Raise `ResourceClosed` or `ConnectionBroken`."""
+        self._turns[source] += 1
+        fetches = self._fetches[source]
+        await fetches[self._turns[source] % len(fetches)].send(FetchPart(piece.time, piece.part))
+
 
 T = TypeVar("T")
 

@@ -16,22 +16,58 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
+import anyio
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement import Arrangement, ArrangementHandle, SharedArrangements
-from actors.arrangement.met_pairs import met_pairs
-from actors.errors import InvalidUsage
-from actors.plan.compared_range import ComparedRange, rows_in_range
-from actors.plan.covered import covered_changes
+from actors.arrangement import Arrangement, ArrangementFill, ArrangementHandle, SharedArrangements
+from actors.arrangement.hashing import hash_columns
+from actors.dataflow.contents import split_errors
+from actors.dataflow.engine import EngineClient
+from actors.errors import InvalidUsage, ReadBelowSince
+from actors.persist import PersistClient
+from actors.persist.filtering import PartVerdict
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, PlanStratum, StateLookup
+from actors.plan.nearby import ComparedRange, covered_changes, rows_in_range
 from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
+from actors.plan.updates import between, concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
+from actors.protocol.compute import SourceImport
+from actors.threshold_probes import DUE_BUCKETS, FILLING_GAP, HIDDEN_ROWS, MET_PAIRS
 from actors.views.source_uses import source_uses
+
+# Counts the pairs that changed rows make with the rows that they match: the cost of their join
+# A key that many rows have, and that changes at many times of a step, multiplies both: a few
+# changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
+# and more. Looking keys up costs the sum only, so the product is computed before the join.
+
+
+def met_pairs(changed: pa.Table, rows: pa.Table) -> int:
+    """Return how many pairs of rows of both have keys that a lookup takes for equal, two NULLs
+    among them.
+
+    >>> changed = pa.table({"k": [1, 1, 2, None]})
+    >>> met_pairs(changed, pa.table({"key": [1, 1, 1, 2, 3, None]}))
+    8
+
+    Args:
+        changed: Keys of changed rows, as often as they are.
+        rows: Keys of the others, the columns in the same order, by any names.
+
+    Raises:
+        InvalidUsage: A column is of a type without equality.
+    """
+    few, often = np.unique(hash_columns(changed.columns, changed.num_rows), return_counts=True)
+    many, oftener = np.unique(hash_columns(rows.columns, rows.num_rows), return_counts=True)
+    if not len(many):
+        return 0
+    places = np.minimum(np.searchsorted(many, few), len(many) - 1)
+    met = many[places] == few
+    return int(np.sum(often[met] * oftener[places[met]]))
 
 
 class ImportArrangements:
@@ -392,3 +428,121 @@ def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
     weighted = set_column(whole.append_column(weight, whole[DIFF]), DIFF, ones)
     once = consolidate(weighted)
     return set_column(once, DIFF, once[weight]).drop_columns([weight])
+
+
+# -- Fills the arrangements of a view's imports from the shards, up to the view's `lo` -------------
+# The first view that needs an unfilled arrangement fills it, part by part. An arrangement that ends
+# before the view's `lo` gets the missing updates (the gap). Both read through a leased reader of
+# their own, one part in memory at a time (a gap: at most one dataflow's byte budget).
+#
+# Compaction raises times to one below the shard's since at most. So a gap may be read from `lower`
+# on if ``since <= lower``, and no update is inserted twice.
+
+
+async def make_ready(
+    engine: EngineClient,
+    persist: PersistClient,
+    imports: ImportArrangements,
+    sources: Sequence[SourceImport],
+    reader_id: str,
+) -> None:
+    """Return once all updates before the view's `lo` can be read. Callers may run concurrently.
+
+    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
+    """
+    for (target, _), handle in imports.handles.items():
+        schema = sources[int(target[1:])].schema
+        while not handle.ready:
+            if handle.upper:
+                await _close_gap(engine, persist, handle, schema, reader_id)
+                continue
+            filling = handle.claim()
+            if filling is None:
+                await _settled(handle)
+                continue
+            try:
+                await _fill(engine, persist, handle, filling, schema, reader_id)
+            finally:
+                filling.abandon()
+
+
+async def _settled(handle: ArrangementHandle) -> None:
+    """Wait while another caller fills the arrangement."""
+    event = anyio.Event()
+    # The filling dataflow runs on this event loop, so it may set the event directly.
+    if handle.when_settled(event.set):
+        await event.wait()
+
+
+async def _fill(
+    engine: EngineClient,
+    persist: PersistClient,
+    handle: ArrangementHandle,
+    filling: ArrangementFill,
+    schema: TableSchema,
+    reader_id: str,
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        # Read after the reader is open: its lease keeps the since from passing the updates to read.
+        since = (await persist.state(handle.shard)).since
+        await engine.clock.run_blocking(partial(filling.start, since))
+        # Filled to the shard's upper, so that every other view of the source finds its `lo` in it.
+        upper = max(handle.lo, await persist.upper(handle.shard))
+        parts, _ = await reader.snapshot(upper - 1)
+        for part in parts:
+            # By its statistics the part has no row that the arrangement keeps.
+            if handle.rows is not None and handle.rows.verdict(part) is PartVerdict.DISCARD:
+                reader.release([part.key])
+                continue
+            rows = await persist.fetch(part, schema)
+            await engine.clock.run_blocking(partial(_insert, filling, rows, upper))
+            reader.release([part.key])
+    finally:
+        await reader.close()
+    filling.publish(upper)
+
+
+def _insert(filling: ArrangementFill, rows: pa.Table, upper: Frontier) -> None:
+    filling.insert(_plain(rows, 0, upper))
+
+
+def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
+    """Return the plain updates of an interval."""
+    return split_errors(between(rows, lower, upper))[0]
+
+
+async def _close_gap(
+    engine: EngineClient,
+    persist: PersistClient,
+    handle: ArrangementHandle,
+    schema: TableSchema,
+    reader_id: str,
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        lower, lo = handle.upper, handle.lo
+        if lower >= lo:
+            return
+        try:
+            batches, _ = await reader.next(lower)
+        # Once this arrangement is retired, a new incarnation opens another one.
+        except ReadBelowSince:
+            handle.retire()
+            raise
+        parts = [part for batch in batches for part in batch.parts if part.time_min < lo]
+        size, most = sum(p.bytes for p in parts), engine.settings.inflight_bytes_per_dataflow_max
+        if FILLING_GAP.crossed(size > most):
+            handle.retire()
+            raise ReadBelowSince(
+                f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"
+            )
+        fetched = [await persist.fetch(part, schema) for part in parts]
+
+        def offer() -> None:
+            rows = concat((_plain(rows, lower, lo) for rows in fetched), schema.arrow_updates())
+            handle.offer(rows, lower, lo)
+
+        await engine.clock.run_blocking(offer)
+    finally:
+        await reader.close()

@@ -23,8 +23,7 @@ from actors.client.client import Client, concatenate_pieces
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
-from actors.demo.play import ChangeLog, pace, play, rows_of
-from actors.demo.views import DemoView
+from actors.demo.play import ChangeLog, DemoView, pace, play, rows_of
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME

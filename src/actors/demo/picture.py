@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actors.demo.flights import EASTERN, FlightTransaction
-from actors.demo.views import DemoView
+from actors.demo.play import DemoView
 from actors.plan.schema import DIFF, TIME
 from actors.progress import EMPTY, Frontier
 from actors.protocol.api import ObjectStatus

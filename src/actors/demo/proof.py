@@ -22,8 +22,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.demo.play import ChangeLog
-from actors.demo.views import DemoView
+from actors.demo.play import ChangeLog, DemoView
 from actors.errors import EngineError
 from actors.progress import Time
 

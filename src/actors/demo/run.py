@@ -25,7 +25,7 @@ from actors.client.client import Client, concatenate_pieces
 from actors.demo import flights, play, proof
 from actors.demo.feeds import DemoFeed, DirectFeed, FromPostgres, from_postgres
 from actors.demo.picture import DemoBoard, percentiles
-from actors.demo.views import VIEWS
+from actors.demo.play import VIEWS
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.progress import Time

@@ -3,10 +3,15 @@
 Imports only errors and telemetry of the project. Re-exports the public names.
 """
 
+from actors.kernel.actor import ESCALATE as ESCALATE
+from actors.kernel.actor import STOP as STOP
 from actors.kernel.actor import Actor as Actor
 from actors.kernel.actor import ActorAddress as ActorAddress
 from actors.kernel.actor import ActorContext as ActorContext
+from actors.kernel.actor import ActorCrashed as ActorCrashed
+from actors.kernel.actor import CrashPolicy as CrashPolicy
 from actors.kernel.actor import RunningEffect as RunningEffect
+from actors.kernel.actor import restart as restart
 from actors.kernel.cell import ActorStatistics as ActorStatistics
 from actors.kernel.clock import ActorClock as ActorClock
 from actors.kernel.clock import SystemClock as SystemClock
@@ -15,9 +20,4 @@ from actors.kernel.mailbox import BoundedMailbox as BoundedMailbox
 from actors.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.kernel.mailbox import ReplySlot as ReplySlot
 from actors.kernel.mailbox import TracedMessage as TracedMessage
-from actors.kernel.policy import ESCALATE as ESCALATE
-from actors.kernel.policy import STOP as STOP
-from actors.kernel.policy import ActorCrashed as ActorCrashed
-from actors.kernel.policy import CrashPolicy as CrashPolicy
-from actors.kernel.policy import restart as restart
 from actors.kernel.supervisor import ActorSystem as ActorSystem

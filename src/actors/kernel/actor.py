@@ -10,17 +10,42 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
+import msgspec
 
-from actors.errors import AskCycle, DeadlineExceeded
+from actors.errors import AskCycle, DeadlineExceeded, PenstockError
 from actors.kernel.clock import ActorClock
 from actors.kernel.mailbox import BoundedMailbox, MailboxStatistics, ReplySlot
 
 if TYPE_CHECKING:
     from actors.kernel.cell import ActorCell, ActorStatistics, MessageTimer
-    from actors.kernel.policy import CrashPolicy
+
+# -- Supervision policies: the consequence of an actor's crash -------------------------------------
+
+
+class ActorCrashed(PenstockError):
+    """An actor failed by its own fault; the text has the types of its last messages."""
+
+
+class CrashPolicy(msgspec.Struct, frozen=True):
+    """The consequence of a crash: ``escalate``, ``stop`` or ``restart``."""
+
+    kind: str
+    restarts_max: int = 0
+    within_ms: int = 0
+    delay_ms: int = 0
+
+
+ESCALATE: Final = CrashPolicy("escalate")
+STOP: Final = CrashPolicy("stop")
+
+
+def restart(restarts_max: int = 5, within_ms: int = 60_000, delay_ms: int = 50) -> CrashPolicy:
+    """Start afresh after `delay_ms` (doubling), at most `restarts_max` times per `within_ms`."""
+    return CrashPolicy("restart", restarts_max, within_ms, delay_ms)
+
 
 M = TypeVar("M")
 N = TypeVar("N")

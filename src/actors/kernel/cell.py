@@ -27,10 +27,15 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 import anyio
 import msgspec
 
-from actors.kernel.actor import HANDLING, Actor, ActorAddress, ActorContext
-from actors.kernel.flag import LatchedFlag
-from actors.kernel.mailbox import BoundedMailbox, TracedMessage
-from actors.kernel.policy import ActorCrashed, CrashPolicy
+from actors.kernel.actor import (
+    HANDLING,
+    Actor,
+    ActorAddress,
+    ActorContext,
+    ActorCrashed,
+    CrashPolicy,
+)
+from actors.kernel.mailbox import BoundedMailbox, LatchedFlag, TracedMessage
 from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from typing import Any, Self, TypeVar
 
 import anyio
 
-from actors.kernel.actor import Actor, ActorAddress
+from actors.kernel.actor import ESCALATE, Actor, ActorAddress, ActorCrashed, CrashPolicy
 from actors.kernel.cell import ActorCell, ActorStatistics
 from actors.kernel.clock import ActorClock, SystemClock
 from actors.kernel.mailbox import BoundedMailbox
-from actors.kernel.policy import ESCALATE, ActorCrashed, CrashPolicy
 
 M = TypeVar("M")
 N = TypeVar("N")

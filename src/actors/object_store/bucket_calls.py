@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.errors import StorageError
-from actors.object_store.bucket_errors import translate_errors
-from actors.object_store.bucket_paths import BucketPath
+from actors.object_store.bucket_paths import BucketPath, translate_errors
 from actors.object_store.bucket_store import (
     PAGE_KEYS,
     PIECE_BYTES,

@@ -24,7 +24,7 @@ import anyio
 import msgspec
 
 from actors.errors import StorageError
-from actors.object_store.bucket_errors import translate_errors
+from actors.object_store.bucket_paths import translate_errors
 from actors.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,8 +13,15 @@ from msgspec.structs import replace
 
 from actors.errors import PenstockError, StorageError, WriterFenced
 from actors.kernel import ActorClock
-from actors.persist.appending import append_all, check_append, trace_appends, trace_refusal
-from actors.persist.change import ChangeOutcome, SeqnoMismatch, ShardDocuments
+from actors.persist.change import (
+    ChangeOutcome,
+    SeqnoMismatch,
+    ShardDocuments,
+    append_all,
+    check_append,
+    trace_appends,
+    trace_refusal,
+)
 from actors.persist.location import CompareAndSet
 from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore

@@ -19,11 +19,15 @@ from actors.errors import InvalidUsage, ResourceClosed, StorageError
 from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryLedger
 from actors.persist.appender import ShardAppender
-from actors.persist.appending import with_holds
-from actors.persist.blob_memory import MemoryBlob
-from actors.persist.change import ChangeOutcome, SeqnoMismatch, ShardDocuments
-from actors.persist.consensus_memory import MemoryConsensus
-from actors.persist.creating import create_all, drop_all
+from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.change import (
+    ChangeOutcome,
+    SeqnoMismatch,
+    ShardDocuments,
+    create_all,
+    drop_all,
+    with_holds,
+)
 from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import FencedConsensus
@@ -35,11 +39,11 @@ from actors.persist.location import (
     VersionedData,
     check_name,
 )
-from actors.persist.machine import ShardMachine
-from actors.persist.opening import open_stores, process_name
+from actors.persist.machine import DocumentWaiters, ShardMachine
 from actors.persist.orphans import OrphanCollector
-from actors.persist.part_lists import PartLists
 from actors.persist.part_store import PartStore
+from actors.persist.parts import PartLists
+from actors.persist.places import open_stores, process_name
 from actors.persist.reader import LeaseBook, LeasedReader, why_missing
 from actors.persist.schemas import SchemaRegistry
 from actors.persist.shard import (
@@ -57,7 +61,6 @@ from actors.persist.shard import (
 )
 from actors.persist.stashed import StashedBlobs
 from actors.persist.upkeep import ShardUpkeep
-from actors.persist.waiting import DocumentWaiters
 from actors.plan.schema import TableSchema
 from actors.plan.updates import at_time
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier

@@ -21,8 +21,7 @@ import apsw
 
 from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull
 from actors.kernel import ActorClock
-from actors.persist.blob_file import sync_folder
-from actors.persist.deadline import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
+from actors.persist.blob_file import DISK_TIMEOUT_MS, run_with_timeout, sync_folder, timeout_error
 from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
 from actors.persist.location import CompareAndSet, VersionedData, check_key, storage_error
 

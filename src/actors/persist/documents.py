@@ -18,9 +18,8 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from actors.errors import CorruptData, StorageError
-from actors.persist.invariants import validate
-from actors.persist.part_lists import without_parts
-from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
+from actors.persist.parts import without_parts
+from actors.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key, validate
 from actors.threshold_probes import DOCUMENT_PACKING
 
 SEALED: Final = 2

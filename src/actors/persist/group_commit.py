@@ -16,7 +16,7 @@ import anyio
 import anyio.lowlevel
 
 from actors.errors import StorageError
-from actors.kernel.flag import LatchedFlag
+from actors.kernel.mailbox import LatchedFlag
 from actors.persist.location import CompareAndSet, check_ops
 from actors.threshold_probes import GROUP_COMMIT
 

@@ -29,7 +29,7 @@ from msgspec.structs import replace
 from actors.errors import CorruptData, LeaseLost, ReadBelowSince, ResourceClosed, StorageError
 from actors.kernel import ActorClock
 from actors.persist.filtering import PartFilter, PartVerdict
-from actors.persist.guests import PREFIX, renewed_by_guest
+from actors.persist.handed import PREFIX, renewed_by_guest
 from actors.persist.shard import BatchPart, ReaderLease, ShardBatch, ShardState, renewed
 from actors.progress import Frontier, ShardId, Time
 

@@ -27,9 +27,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.plan.compared_range import ComparedRange
-from actors.plan.covered import CoveredChanges
-from actors.plan.nearby import NearbyRows
+from actors.plan.nearby import ComparedRange, CoveredChanges, NearbyRows
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import TableColumn, TableSchema
 

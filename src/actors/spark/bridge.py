@@ -28,8 +28,7 @@ from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation, 
 from actors.plan.schema import TableSchema
 from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
-from actors.spark.java_classes import java_object, resident_plan, slot_frames
-from actors.spark.spark_schemas import (
+from actors.spark.fragments import (
     bare_name,
     declared_json,
     numbered_json,
@@ -37,6 +36,7 @@ from actors.spark.spark_schemas import (
     struct_json,
     view_name,
 )
+from actors.spark.java import java_object, resident_plan, slot_frames
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
 CALL_SITE: Final = ("callSite.short", "callSite.long")

@@ -24,10 +24,18 @@ from actors.plan.relational import ProjectNode
 from actors.plan.relational_text import render
 from actors.plan.schema import TableSchema
 from actors.spark.failures import is_gone, short_text
-from actors.spark.function_names import function_names
+from actors.spark.java import java_object
 
 if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
+
+# -- The functions that a session knows, asked of the JVM in one call ------------------------------
+
+
+def function_names(gateway: Any, engine: Any) -> FunctionNames:
+    """Return the functions that a session (the JVM's own) knows, by their expressions' classes."""
+    return FunctionNames(java_object(gateway, "PlanDump").functionNames(engine))
+
 
 NODE_CHARACTERS: Final = 1_000
 """Limit of a dump: characters for each node, on average."""

@@ -25,10 +25,10 @@ from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
 from actors.plan.schema import TableSchema
 from actors.spark.bridge import SessionBridge
 from actors.spark.failures import condition_of
+from actors.spark.fragments import bare_name, declared_json, struct_json, view_name
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_analysis import analyze_remotely
 from actors.spark.session import ThreadSessions
-from actors.spark.spark_schemas import bare_name, declared_json, struct_json, view_name
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
 """Rows of this size or more are sent once, not with each call."""

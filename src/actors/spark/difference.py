@@ -23,10 +23,10 @@ from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
-from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
+from actors.spark.fragments import CHAR_LENGTH
+from actors.spark.groups import exact_keys, types_of
 from actors.spark.rows import LoadedRows, done, frame, load
-from actors.spark.spark_schemas import CHAR_LENGTH
 from actors.spark.steps import ThreadSlot, is_small
 from actors.spark.translate import consolidated, quote
 from actors.threshold_probes import REPEATED_ROWS

@@ -25,7 +25,7 @@ from actors.errors import InvalidUsage, StorageError
 from actors.plan.jobs import NO_UPPER, JobRows, RowsDone
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.spark.spark_schemas import spark_struct
+from actors.spark.fragments import spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 

@@ -48,7 +48,6 @@ from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import SessionBridge
-from actors.spark.exact_groups import exact_keys, types_of
 from actors.spark.failures import describe
 from actors.spark.files import (
     AnswerTooLarge,
@@ -59,6 +58,7 @@ from actors.spark.files import (
     write_files,
 )
 from actors.spark.fragments import consolidated, quote
+from actors.spark.groups import exact_keys, types_of
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedRequest, PreparedSteps
 from actors.spark.rows import LoadedRows, all_ones, done, frame, load

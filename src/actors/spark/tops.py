@@ -17,8 +17,8 @@ from actors.plan.delta import (
     columns_of,
 )
 from actors.plan.schema import DIFF, TIME
-from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import UNION, Types, from_rows, quote
+from actors.spark.groups import exact_keys
 
 
 class LimitRendering(ABC):

@@ -42,7 +42,6 @@ from actors.plan.delta import (
 )
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME
-from actors.spark.exact_groups import exact_keys
 from actors.spark.fragments import (
     UNION,
     SessionRelation,
@@ -55,7 +54,7 @@ from actors.spark.fragments import (
     sql_type,
     times_diff,
 )
-from actors.spark.groups import GroupRendering
+from actors.spark.groups import GroupRendering, exact_keys
 from actors.spark.tops import LimitRendering
 from actors.threshold_probes import BROADCAST
 

@@ -27,7 +27,7 @@ from actors.protocol.storage import (
 )
 from actors.protocol.storage_internal import ForwardedCommand, ResumeState
 from actors.settings import Settings
-from actors.storage.reconcile import DefinitionRefusal
+from actors.storage.history import DefinitionRefusal
 
 # -- events ----------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from sqlglot.errors import SqlglotError
 from actors.errors import QueryRejected
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation
 from actors.plan.schema import TableColumn, TableSchema
-from actors.spark.volatile_words import volatility_of
+from actors.spark.remote_analysis import volatility_of
 from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
     Compiled,
@@ -32,8 +32,8 @@ from actors.testing.parsed.build import build, probe_texts
 from actors.testing.parsed.char_columns import check_char_columns
 from actors.testing.parsed.parse import UnknownTable, read_tables
 from actors.testing.parsed.resolve import resolve
+from actors.views.operators import UnsupportedConstruct
 from actors.views.query_analysis import Conf, Tables
-from actors.views.unsupported import UnsupportedConstruct
 
 _INT_RESULTS: Final = (exp.RowNumber,)
 _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")

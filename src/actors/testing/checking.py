@@ -52,7 +52,7 @@ from actors.testing.view_scripts import (
 )
 from actors.views.compile import compile_view
 from actors.views.eager_choice import EagerChoice
-from actors.views.policy import with_policy
+from actors.views.fingerprint import with_policy
 
 if TYPE_CHECKING:
     from actors.testing.stage import ScriptStage

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.connectors.sources import nexmark
-from actors.connectors.sources.tpch_orders import SCHEMAS as TPCH
+from actors.connectors.sources.tpch import SCHEMAS as TPCH
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.testing.tpcds import SCHEMAS as TPCDS

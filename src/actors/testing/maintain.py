@@ -25,8 +25,6 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import ActorAddress
-from actors.plan.compared_range import ComparedRange, rows_in_range
-from actors.plan.covered import covered_changes
 from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, StateLookup, missed_later
 from actors.plan.jobs import (
     AnalyzeStatement,
@@ -42,7 +40,7 @@ from actors.plan.jobs import (
     RunStep,
     SubmitJob,
 )
-from actors.plan.nearby import nearby_rows
+from actors.plan.nearby import ComparedRange, covered_changes, nearby_rows, rows_in_range
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.analysis import ParsedTranslation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.connectors.sources.tpch_orders import SCHEMAS as TABLES
+from actors.connectors.sources.tpch import SCHEMAS as TABLES
 from actors.plan.schema import TableSchema
 
 _UNREAD: Final = "partsupp"

@@ -17,10 +17,9 @@ from actors.errors import AuthenticationFailed, MalformedFrame, PenstockError, W
 from actors.testing.wire_fuzz import mutated
 from actors.wal import codec_v2, codec_v3
 from actors.wal.dialling import read_row
-from actors.wal.donors import PeerStatus, parse_status, status_row
-from actors.wal.feedback import decode_feedback, encode_feedback
 from actors.wal.messages import PageserverFeedback, TermEntry
-from actors.wal.replication import parse_reader
+from actors.wal.peers import PeerStatus, parse_status, status_row
+from actors.wal.replication import decode_feedback, encode_feedback, parse_reader
 from actors.wal.startup import StartupHandshake, TenantGrant, parse_command
 
 Target: TypeAlias = Callable[[bytes], PenstockError | None]

@@ -30,7 +30,7 @@ from actors.protocol.api import ClientMessage, ServiceMessage
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
 from actors.settings import Settings
-from actors.transport.handshake import (
+from actors.transport.connection import (
     HandshakeOpening,
     check_token,
     exchange,

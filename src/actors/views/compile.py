@@ -24,9 +24,9 @@ from actors.views.delta import DerivedPlan, derive
 from actors.views.eager_choice import NEVER_EAGER, ChooseEager, EagerChoice
 from actors.views.explain import explain_tree
 from actors.views.fingerprint import fingerprint
+from actors.views.operators import UnsupportedConstruct
 from actors.views.plain_sql import query_text
 from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
-from actors.views.unsupported import UnsupportedConstruct
 
 DEFAULT_LIMITS: Final = PlanLimits()
 CHANGES_MEANING: Final = (

@@ -16,8 +16,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from actors.plan.compared_range import ComparedRange
 from actors.plan.delta import StateLookup
+from actors.plan.nearby import ComparedRange
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
 """(input name, its columns); an empty column name stands for NULL."""

@@ -33,11 +33,10 @@ from actors.plan.relational_text import words_of
 from actors.views.measures import ROWS, FinishedMeasures, derive_sums, digits, not_additive
 from actors.views.operators import DerivationContext, Ids, ViewOperator
 from actors.views.rule_extreme import derive_extremes, is_extreme
-from actors.views.rule_group import GroupOperator
-from actors.views.rule_groups_joined import join_groups
+from actors.views.rule_group import GroupOperator, join_groups
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import ProjectOperator
-from actors.views.window_reach import PLAIN_TYPES
+from actors.views.rule_window import PLAIN_TYPES
 
 DIGITS_MAX: Final = 26
 """Limit of the digits of summed decimals: a sum has twelve more, and a state 38."""

@@ -30,7 +30,7 @@ from actors.views.rule_kept import make_searchable
 from actors.views.rule_linear import ProjectOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_top import FirstRows
-from actors.views.window_reach import PLAIN_TYPES
+from actors.views.rule_window import PLAIN_TYPES
 
 _FLOATS: Final = re.compile(r"float|double")
 _UNEQUAL: Final = re.compile(r"float|double|map|array|variant|void|interval|collate|char|binary")

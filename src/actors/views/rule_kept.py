@@ -14,10 +14,16 @@ from typing import Final
 from actors.plan.delta import NamedInput, Node, WeighRows
 from actors.plan.relational import GroupKey, NamedExpression
 from actors.views.lookups import Wanted
-from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, select
+from actors.views.operators import (
+    DerivationContext,
+    Ids,
+    Origins,
+    UnsupportedConstruct,
+    ViewOperator,
+    select,
+)
 from actors.views.rule_group import ROWS, GroupOperator
 from actors.views.rule_linear import NOT_KEYS, PassingOperator, ProjectOperator
-from actors.views.unsupported import UnsupportedConstruct
 
 _FLOATS: Final = ("float", "double")
 # Types that Spark cannot group by.

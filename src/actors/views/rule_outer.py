@@ -22,6 +22,7 @@ from actors.views.operators import (
     DerivationContext,
     Ids,
     Origins,
+    UnsupportedConstruct,
     ViewOperator,
     merge_origins,
     narrowed,
@@ -30,7 +31,6 @@ from actors.views.operators import (
 from actors.views.rule_group import GroupOperator
 from actors.views.rule_join import JoinOperator
 from actors.views.rule_linear import NULL, ProjectOperator
-from actors.views.unsupported import UnsupportedConstruct
 
 
 class _Matched:

@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from actors.plan.covered import CoveredChanges
 from actors.plan.delta import (
     ConsolidateRows,
     HiddenState,
@@ -28,7 +27,7 @@ from actors.plan.delta import (
     TopShortage,
     UnionRows,
 )
-from actors.plan.nearby import SortColumn
+from actors.plan.nearby import CoveredChanges, SortColumn
 from actors.plan.relational import (
     FilterNode,
     LimitNode,
@@ -50,8 +49,7 @@ from actors.views.operators import (
 )
 from actors.views.rule_kept import make_searchable, unkeepable_reason
 from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
-from actors.views.rule_window import WindowOperator
-from actors.views.window_reach import PLAIN_TYPES, SORT_TEXT
+from actors.views.rule_window import PLAIN_TYPES, SORT_TEXT, WindowOperator
 
 GROUP_SHARE: Final = 16
 """Divisor of the reserve for each group: a step may read the candidates of many groups, and a

@@ -12,7 +12,9 @@ before Spark sorts it (`window_reach`, `plan.nearby`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from actors.plan.delta import (
     ConsolidateRows,
@@ -22,7 +24,7 @@ from actors.plan.delta import (
     WindowColumn,
     WindowLayer,
 )
-from actors.plan.nearby import NearbyRows
+from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
 from actors.plan.relational import NamedExpression, Plan, ProjectNode, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
 from actors.views.operators import (
@@ -35,6 +37,172 @@ from actors.views.operators import (
     replace_input,
 )
 from actors.views.rule_kept import make_searchable
+
+# -- Distance within a partition over which a change reaches a window function's values ------------
+# Catalyst's own text is the base (`catalyst.window_calls`): a frame's bounds, the offset of
+# ``lag``. A filter above may leave the first ranks alone. Only columns of a table count, of types
+# whose equality and order are Arrow's, too.
+
+
+SORT_TEXT: Final = re.compile(r"(\w+)(?: (ASC|DESC) NULLS (FIRST|LAST))?")
+"""Sort order by a column; without more words Spark means ascending, NULLs first."""
+_ORDER: Final = re.compile(r"(\w+) (ASC|DESC) NULLS (FIRST|LAST)")
+PLAIN_TYPES: Final = re.compile(
+    r"tinyint|smallint|int|bigint|decimal\(\d+,\d+\)|string|boolean|date|timestamp|timestamp_ntz"
+)
+"""Types whose values have Spark's equality and order; not floats, not other collations."""
+_MEASURED: Final = ("tinyint", "smallint", "int", "bigint", "date", "timestamp", "timestamp_ntz")
+"""Types whose values have a distance."""
+_BEFORE: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND 1L PRECEDING"
+_UPTO: Final = "RANGE BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW"
+_SESSION: Final = re.compile(
+    r"named_struct\('start', timestamp_micros\(unix_micros\((\w+)\)\), 'end', "
+    r"timestamp_micros\(unix_micros\(\(\1 \+ CAST\('(\d+) (\w+?)s?' AS interval\)\)\)\)\)"
+)
+_UNITS: Final = {
+    "microsecond": 1,
+    "millisecond": 1_000,
+    "second": 1_000_000,
+    "minute": 60_000_000,
+    "hour": 3_600_000_000,
+    "day": 25 * 3_600_000_000,  # the longest that a calendar has
+}
+
+
+def ranks_wanted(predicate: str, calls: Sequence[WindowCall]) -> int:
+    """Return the last rank that a filter leaves of some window functions; 0 if it may leave any.
+
+    >>> ranks = (WindowCall("w0", "rank()", "", "int", False, "first"),)
+    >>> ranks_wanted("(w0 < 4) AND (i0_x = 1)", ranks)
+    3
+    >>> ranks_wanted("(i0_x = 1 OR (w0 < 4))", ranks)
+    0
+    """
+    for call in calls:
+        if call.reach not in ("first", "distinct"):
+            continue
+        # Each conjunct is in parentheses of its own.
+        test = rf"\({call.name} (<=|<|=) (\d+)\)"
+        found = re.match(rf"{test}(?: AND |$)", predicate) or re.search(rf" AND {test}$", predicate)
+        if found:
+            return int(found[2]) - (found[1] == "<")
+    return 0
+
+
+def near_changes(plan: WindowFunctions, below: ViewOperator, ranks: int) -> NearbyRows | None:
+    """Return the rows of a partition that matter to changes of others; None: all may, or the rows
+    are no table's."""
+    reach, size = _reach(plan.calls, ranks)
+    order = [found for each in plan.order if (found := _ORDER.fullmatch(each))]
+    if reach is None or len(order) < len(plan.order) or not plan.keys or not order:
+        return None
+    ids = tuple(found[1] for found in order)
+    # Distance by value does not depend on which rows a filter drops; distance by count does.
+    table = below.table_columns((*plan.keys, *ids), some=reach == "range")
+    kinds = [(below.kind(id_) or "").lower() for id_ in (*plan.keys, *ids)]
+    if table is None or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
+        return None
+    if reach == "range" and (len(ids) > 1 or kinds[-1] not in _MEASURED):
+        return None
+    source, names = table
+    count = len(plan.keys)
+    sorts = tuple(
+        SortColumn(name, found[2] == "DESC", found[3] == "FIRST")
+        for name, found in zip(names[count:], order, strict=True)
+    )
+    return NearbyRows(source, names[:count], sorts, reach, size)
+
+
+def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
+    """Return the distance over which changes reach in all of these calls."""
+    reaches = {call.reach for call in calls}
+    size = max(call.size for call in calls)
+    if ranks and reaches <= {"first", "distinct"}:
+        # The filter may test any of these ranks: dense_rank, without gaps, leaves the most rows.
+        return ("distinct" if "distinct" in reaches else "first"), ranks
+    if len(reaches) == 1 and reaches <= {"rows", "range"} and size <= SIZE_MAX:
+        return calls[0].reach, size
+    return None, 0
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+def near_sessions(
+    ends: WindowFunctions, above: Sequence[WindowFunctions], below: ViewOperator
+) -> NearbyRows | None:
+    """Return the rows of the sessions that changes may touch; None: the windows are no sessions, or
+    the rows are no table's.
+
+    Args:
+        ends: The lowest of the windows: the greatest end among the rows before each row.
+        above: The other windows: the session of each row, then those over the rows of a session.
+        below: The input of the lowest.
+    """
+    begun, *others = above
+    # Spark has three windows for sessions (`spark/ConstructRewriter.java`): ends before, begin of
+    # the session, its end. They are recognised by their very texts: a change reaches over no gap
+    # there.
+    found = _session_time(ends, begun)
+    if found is None or not all(begun.calls[0].name in each.keys for each in others):
+        return None
+    time, gap = found
+    keys = ends.keys
+    table = below.table_columns((*keys, time), some=True)
+    kinds = [(below.kind(id_) or "").lower() for id_ in keys]
+    if table is None or not keys or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
+        return None
+    source, names = table
+    types = {each.name: each.type for each in below.context.schemas[source].columns}
+    if types[names[-1]] not in ("timestamp", "timestamp_ntz") or gap > SIZE_MAX:
+        return None
+    return NearbyRows(source, names[:-1], (SortColumn(names[-1]),), "gap", gap)
+
+
+def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, int] | None:
+    """Return the time column and the gap in microseconds of a window that computes each row's
+    session; None: it does not."""
+    begun = plan.input
+    if not isinstance(begun, ProjectNode):
+        return None
+    if len(plan.calls) != 1 or len(ends.calls) != 1 or len(plan.order) != 1:
+        return None
+    last, before = plan.calls[0], ends.calls[0]
+    order = _ORDER.fullmatch(plan.order[0])
+    made = {each.name: each.expression for each in begun.columns}
+    if order is None or (ends.keys, ends.order) != (plan.keys, plan.order) or before.name in made:
+        return None
+    start, end = order[1], _argument(before, _BEFORE)
+    test = f"CASE WHEN (({before.name} IS NULL) OR ({start} > {before.name})) THEN {start} END"
+    uses = [name for name, text in made.items() if re.search(rf"\b{before.name}\b", text)]
+    if end is None or uses != [_argument(last, _UPTO)] or made[uses[0]] != test:
+        return None
+    texts = _projected(ends.input)
+    both = [
+        re.fullmatch(rf"unix_micros\(\((\w+)\)\.`{part}`\)", texts.get(id_, ""))
+        for id_, part in ((start, "start"), (end, "end"))
+    ]
+    if both[0] is None or both[1] is None or both[0][1] != both[1][1]:
+        return None
+    found = _SESSION.fullmatch(texts.get(both[0][1], ""))
+    if found is None or found[3] not in _UNITS:
+        return None
+    return found[1], int(found[2]) * _UNITS[found[3]]
+
+
+def _argument(call: WindowCall, frame: str) -> str | None:
+    """Return the column whose greatest value in a frame the call is; None for other calls."""
+    found = re.fullmatch(r"max\((\w+)\)", call.function)
+    return found[1] if found and call.frame == frame else None
+
+
+def _projected(plan: Plan) -> Mapping[str, str]:
+    """Return the expressions of all projections that lie one on another."""
+    found: dict[str, str] = {}
+    while isinstance(plan, ProjectNode):
+        found = {each.name: each.expression for each in plan.columns} | found
+        plan = plan.input
+    return {name: text for name, text in found.items() if name != text}
 
 
 class WindowOperator(ViewOperator):

@@ -15,7 +15,6 @@ import struct
 from typing import Final
 
 from actors.errors import LocalProtocolError
-from actors.wal.feedback import encode_feedback, read_feedback
 from actors.wal.fields import ID_DIGITS, Bytes, MessageFields, check_wal, is_id, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,
@@ -30,6 +29,7 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
+from actors.wal.replication import encode_feedback, read_feedback
 
 VERSION: Final = 2
 GREETING: Final = ord("g")

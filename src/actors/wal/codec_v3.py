@@ -11,7 +11,6 @@ import struct
 from typing import Final
 
 from actors.errors import LocalProtocolError
-from actors.wal.feedback import encode_feedback, read_feedback
 from actors.wal.fields import (
     ID_DIGITS,
     Bytes,
@@ -36,6 +35,7 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
+from actors.wal.replication import encode_feedback, read_feedback
 
 GREETING: Final = ord("g")
 VOTE: Final = ord("v")

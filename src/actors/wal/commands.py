@@ -103,12 +103,11 @@ def serve(
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
     from actors.kernel import ActorSystem, SystemClock
-    from actors.kernel.threads import ThreadedClock
+    from actors.kernel.clock import ThreadedClock
     from actors.transport.security import TransportSecurity, dialling_tls
     from actors.wal.archive import WalArchive
     from actors.wal.dialling import dial
-    from actors.wal.offload import SegmentOffload
-    from actors.wal.peers import PeerExchange
+    from actors.wal.peers import PeerExchange, SegmentOffload
     from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
     tls = dialling_tls(settings)
@@ -296,8 +295,8 @@ async def _of_acceptor(
     address: str, tenant: str, timeline: str, token: str, tls: ssl.SSLContext | None = None
 ) -> list[dict[str, Any]]:
     from actors.wal.dialling import dial, parse_addresses
-    from actors.wal.donors import parse_status
     from actors.wal.lsn import lsn_text
+    from actors.wal.peers import parse_status
     from actors.wal.startup import checked_id
 
     checked_id("tenant", tenant)

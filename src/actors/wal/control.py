@@ -19,9 +19,8 @@ from typing import Final
 import google_crc32c
 
 from actors.errors import CorruptData, InvalidUsage, StorageError, storage_error
-from actors.wal.files import FileSystem, OperatingSystemFiles
+from actors.wal.files import ControlState, FileSystem, OperatingSystemFiles
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
-from actors.wal.stores import ControlState
 
 CONTROL_NAME: Final = "safekeeper.control"
 PARTIAL_NAME: Final = "safekeeper.control.partial"

@@ -42,6 +42,7 @@ from actors.wal.dialling import (
     dial,
     start_push,
 )
+from actors.wal.following import LogReader
 from actors.wal.messages import ProposerMessage
 from actors.wal.proposer import (
     CommitMoved,
@@ -55,7 +56,6 @@ from actors.wal.proposer import (
     SyncFinished,
     WalProposer,
 )
-from actors.wal.reading import LogReader
 
 log = logging.getLogger("penstock.wal")
 

@@ -22,10 +22,10 @@ import msgspec
 
 from actors.errors import ConnectionBroken, InvalidUsage, WalRefused
 from actors.wal.dialling import AcceptorAddress, dial
+from actors.wal.following import LogReader
 from actors.wal.framing import PAYLOAD_BYTES_MAX, RecordDecoder, encode, framed_bytes_max
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.proposing import LeadingProposer
-from actors.wal.reading import LogReader
 
 BATCH_BYTES: Final = 256 * 1024
 """Bytes of payload in one append, about."""

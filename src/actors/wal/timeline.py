@@ -27,6 +27,7 @@ from actors.spans import measure, measuring
 from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
 from actors.wal.archive import WalArchive
+from actors.wal.files import ControlState, ControlStore, WalStore
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import (
     AcceptorMessage,
@@ -36,10 +37,8 @@ from actors.wal.messages import (
     ProposerElected,
     VoteRequest,
 )
-from actors.wal.registry import ReceiverRegistry, TimelineFeeds
+from actors.wal.registry import ReceiverRegistry, TimelineFeeds, ValueWatch
 from actors.wal.replication import aggregate
-from actors.wal.stores import ControlState, ControlStore, WalStore
-from actors.wal.watch import ValueWatch
 
 log = logging.getLogger("penstock.wal")
 

@@ -32,11 +32,11 @@ from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline
+from actors.wal.files import ControlState, ControlStore
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import ProposerGreeting
 from actors.wal.startup import checked_id
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState, ControlStore
 from actors.wal.timeline import TimelineLog, WalTimeline
 
 log = logging.getLogger("penstock.wal")

@@ -13,6 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from actors.errors import OperationCanceled
+from actors.progress import Frontier, ObjectId
+from actors.protocol import compute, storage
+from actors.protocol import storage_internal as internal
+from actors.protocol.internal import Half
 from tests.simulators.halves.wishes import (
     ComputeTruth,
     Shape,
@@ -21,17 +26,10 @@ from tests.simulators.halves.wishes import (
 )
 from tests.simulators.service.history import CheckerViolation
 
-from actors.errors import OperationCanceled
-from actors.progress import Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.protocol import storage_internal as internal
-from actors.protocol.internal import Half
-
 if TYPE_CHECKING:
-    from tests.simulators.halves.outside import SimulatedConnectors
-
     from actors.compute.state import ComputeState
     from actors.storage.state import StorageState
+    from tests.simulators.halves.outside import SimulatedConnectors
 
 KINDS = ("write", "input", "output")
 

@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
-from tests.simulators.halves.checkers import require
-from tests.simulators.halves.wishes import Shape, StorageWish, shapes
 
+from actors.cluster.checked import ResponseRules
 from actors.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.cluster.response_rules import ResponseRules
 from actors.cluster.rules import CommandRules
-from actors.cluster.storage_partitioned import StoragePartitioned
+from actors.cluster.storage_connection import StoragePartitioned
 from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.compute.history import ComputeHistory
 from actors.errors import PenstockError, RemoteProtocolError
@@ -27,6 +25,8 @@ from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
 from actors.settings import Settings
 from actors.storage.history import StorageHistory
+from tests.simulators.halves.checkers import require
+from tests.simulators.halves.wishes import Shape, StorageWish, shapes
 
 SETTINGS: Final = Settings()
 SCHEMA: Final = TableSchema((TableColumn("k", "bigint"),))

@@ -13,8 +13,6 @@ from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from tests.simulators.halves.checkers import require
-from tests.simulators.halves.clients import SETTINGS
 
 from actors.channel_adapter import ConnectClient, DisconnectClient, NonceVerdict, StashRules
 from actors.compute import events as ce
@@ -27,9 +25,11 @@ from actors.protocol.compute import TaggedCommand, TaggedResponse
 from actors.protocol.internal import BatchEmitted, Half, SequencedCommand
 from actors.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
 from actors.storage import events as e
-from actors.storage.outbox import StorageOutbox
+from actors.storage.half import StorageOutbox
 from actors.storage.renderings import owner_of
 from actors.storage.state import StorageState
+from tests.simulators.halves.checkers import require
+from tests.simulators.halves.clients import SETTINGS
 
 if TYPE_CHECKING:
     from tests.simulators.halves.run import HalvesWorld

@@ -12,9 +12,6 @@ from collections.abc import Callable, Iterable, Sized
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-from tests.simulators.halves.checkers import require
-from tests.simulators.halves.clients import AS_OF
-from tests.simulators.halves.wishes import Shape, shapes
 
 from actors.compute import events as ce
 from actors.progress import EMPTY, Frontier, ObjectId
@@ -29,6 +26,9 @@ from actors.protocol.storage import FilesStaged, ObjectStatistics, StagingFailed
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
 from actors.storage.renderings import owner_of
+from tests.simulators.halves.checkers import require
+from tests.simulators.halves.clients import AS_OF
+from tests.simulators.halves.wishes import Shape, shapes
 
 if TYPE_CHECKING:
     from tests.simulators.halves.nodes import WorkerNode

@@ -13,23 +13,23 @@ from unittest import mock
 from msgspec.structs import replace
 
 from actors.channel_adapter import NonceVerdict, StashRules
-from actors.cluster import partitioned, storage_partitioned
-from actors.compute import reconcile as compute_reconcile
+from actors.cluster import partitioned
+from actors.cluster import storage_connection as storage_partitioned
+from actors.compute import history as compute_reconcile
+from actors.compute.history import ReconcileObstacle
 from actors.compute.reads import PeekHolds
-from actors.compute.reconcile import ReconcileObstacle
 from actors.compute.state import ComputeState
 from actors.progress import Frontier
 from actors.protocol.compute import CreateDataflow, TaggedCommand
 from actors.protocol.storage import SinkDescription, StorageTagged
 from actors.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
 from actors.storage import events as e
-from actors.storage import reconcile as storage_reconcile
+from actors.storage import history as storage_reconcile
 from actors.storage import state as storage_state
-from actors.storage.health import HealthBoard
 from actors.storage.pursuits import DesiredState
 from actors.storage.state import StorageState
-from actors.storage.statistics import StatisticsSums
 from actors.storage.tasks import Shape, StorageTaskRunner
+from actors.storage.telling import HealthBoard, StatisticsSums
 
 
 @contextmanager
@@ -181,7 +181,7 @@ def reads_hold_nothing() -> Iterator[None]:
         return None
 
     with (
-        mock.patch("actors.compute.pending.PendingPeeks.earliest", earliest),
+        mock.patch("actors.compute.reads.PendingPeeks.earliest", earliest),
         mock.patch.object(PeekHolds, "validate"),
     ):
         yield

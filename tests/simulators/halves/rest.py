@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tests.simulators.halves.checkers import KINDS, require
-from tests.simulators.halves.clients import ComputeClient, StorageClient
-from tests.simulators.halves.wishes import shapes, timeless
-
 from actors.progress import EMPTY
 from actors.protocol import compute
 from actors.storage.renderings import owner_of
+from tests.simulators.halves.checkers import KINDS, require
+from tests.simulators.halves.clients import ComputeClient, StorageClient
+from tests.simulators.halves.wishes import shapes, timeless
 
 if TYPE_CHECKING:
     from tests.simulators.halves.run import HalvesWorld

@@ -14,6 +14,14 @@ from collections.abc import Callable, Sequence, Sized
 from itertools import chain, islice
 from typing import Any, Final, TypeAlias, TypeVar
 
+from actors.channel_adapter import ConnectClient, DisconnectClient
+from actors.errors import PenstockError
+from actors.progress import EMPTY, Frontier, ObjectId
+from actors.protocol import compute, storage
+from actors.protocol.internal import Half, ProposeCommand
+from actors.protocol.storage_internal import ForwardedCommand
+from actors.sequencer import CommandOrder
+from actors.storage import events as e
 from tests.simulators.halves import schedule as plan
 from tests.simulators.halves.checkers import (
     BlameChecker,
@@ -41,15 +49,6 @@ from tests.simulators.halves.wishes import ComputeTruth, StorageTruth
 from tests.simulators.service.cluster import RunReport
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation
-
-from actors.channel_adapter import ConnectClient, DisconnectClient
-from actors.errors import PenstockError
-from actors.progress import EMPTY, Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.protocol.internal import Half, ProposeCommand
-from actors.protocol.storage_internal import ForwardedCommand
-from actors.sequencer import CommandOrder
-from actors.storage import events as e
 
 T = TypeVar("T")
 Way: TypeAlias = tuple[Sized, Callable[[], bool]]

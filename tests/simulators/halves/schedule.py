@@ -11,9 +11,9 @@ import random
 from typing import Final
 
 import msgspec
-from tests.simulators.service.faults import FAIL, HANG, InjectedFault
 
 from actors.protocol.internal import Half
+from tests.simulators.service.faults import FAIL, HANG, InjectedFault
 
 SAY_STORAGE: Final = "storage says"
 """The client of the storage half sends a few commands."""

@@ -10,11 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from tests.simulators.service.history import CheckerViolation
-from tests.simulators.service.rest import check_rest
-from tests.simulators.service.schedule import SOURCE_EVENTS, TABLES
-from tests.simulators.service.storage_checkers import upper_of
-
 from actors.errors import (
     ConnectionBroken,
     DeadlineExceeded,
@@ -30,6 +25,10 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.service.rest import check_rest
+from tests.simulators.service.schedule import SOURCE_EVENTS, TABLES
+from tests.simulators.service.storage_checkers import upper_of
 
 if TYPE_CHECKING:
     from tests.simulators.service.cluster import SimulatedCluster

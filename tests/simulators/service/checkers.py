@@ -13,11 +13,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-from tests.simulators.service.history import CheckerViolation, ShardHistories
-from tests.simulators.service.queries import Bag, Row, contents
-from tests.simulators.service.schedule import WITHOUT_TABLES
 
-from actors.cluster.response_rules import ResponseRules
+from actors.cluster.checked import ResponseRules
 from actors.cluster.rules import CommandRules
 from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
 from actors.errors import InvalidUsage, RemoteProtocolError
@@ -39,6 +36,9 @@ from actors.protocol.api import (
 )
 from actors.protocol.compute import Command, PeekResponse, Response
 from actors.settings import Settings
+from tests.simulators.service.history import CheckerViolation, ShardHistories
+from tests.simulators.service.queries import Bag, Row, contents
+from tests.simulators.service.schedule import WITHOUT_TABLES
 
 
 class WriteRecord(msgspec.Struct):

@@ -32,6 +32,23 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import msgspec
+
+from actors.cluster.client import LocalClient
+from actors.cluster.cluster import ClusterStatistics, WorkerCluster
+from actors.cluster.hosts import LocalReplicas
+from actors.controller.replicas.replica import ReplicaClient
+from actors.errors import ConnectionBroken, PenstockError
+from actors.kernel import ActorAddress, ActorCrashed, ActorStatistics, ActorSystem
+from actors.kernel.cell import ActorCell
+from actors.persist import PersistClient
+from actors.persist.location import CompareAndSet
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.storage.half import StorageConnectors
+from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
+from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
+from actors.transport.connection import TransportListener
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
 from tests.simulators.service.crash import (
     LIFE,
@@ -61,23 +78,6 @@ from tests.simulators.service.stores import (
     LatePersist,
     SimulatedDisk,
 )
-
-from actors.cluster.client import LocalClient
-from actors.cluster.cluster import ClusterStatistics, WorkerCluster
-from actors.cluster.hosts import LocalReplicas
-from actors.controller.replicas.replica import ReplicaClient
-from actors.errors import ConnectionBroken, PenstockError
-from actors.kernel import ActorAddress, ActorCrashed, ActorStatistics, ActorSystem
-from actors.kernel.cell import ActorCell
-from actors.persist import PersistClient
-from actors.persist.location import CompareAndSet
-from actors.plan.jobs import ExecutorMessage
-from actors.service import Service
-from actors.settings import Settings
-from actors.storage.half import StorageConnectors
-from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
-from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
-from actors.transport.connection import TransportListener
 
 DOWN_S: Final = 0.02
 """Time between the end of a service and the start of its successor, in s."""

@@ -10,7 +10,6 @@ import asyncio
 from typing import Any
 
 import msgspec
-from tests.simulators.service.faults import KILL, FaultInjector
 
 from actors.errors import EngineLost
 from actors.plan.jobs import (
@@ -23,6 +22,7 @@ from actors.plan.jobs import (
     kind_of,
 )
 from actors.testing.engine import EngineControls, InMemoryExecutor
+from tests.simulators.service.faults import KILL, FaultInjector
 
 _analyses: dict[bytes, QueryAnalyzed] = {}
 _checked: set[bytes] = set()

@@ -18,17 +18,16 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
-from tests.simulators.service.queries import Bag, Row
-from tests.simulators.service.stores import SimulatedDisk
 
 from actors.controller.catalog.catalog import CATALOG_KEY, INDEX, CatalogSnapshot
 from actors.persist.documents import decode_shard, decode_tables
 from actors.persist.location import CompareAndSet
-from actors.persist.part_lists import decode_list, unread, with_parts
-from actors.persist.parts import decode
+from actors.persist.parts import decode, decode_list, unread, with_parts
 from actors.persist.shard import TABLES_UPPER, BatchPart, ShardBatch, ShardState
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
+from tests.simulators.service.queries import Bag, Row
+from tests.simulators.service.stores import SimulatedDisk
 
 Update = tuple[Row, int, int]
 

@@ -14,8 +14,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from tests.simulators.service.faults import DISCONNECT, FaultInjector, InjectedFault
-
 from actors.channel_adapter import ConnectClient
 from actors.cluster.client import ClusterClient
 from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
@@ -25,6 +23,7 @@ from actors.protocol.compute import Command, Peek, PeekRows, Response
 from actors.protocol.storage import StorageTaggedResponse
 from actors.testing.encoding import carry_by_reference
 from actors.transport.address import NetworkAddress as Place
+from tests.simulators.service.faults import DISCONNECT, FaultInjector, InjectedFault
 
 MESSAGES_MAX: Final = 64
 """Most messages in flight in one direction; further senders wait."""

@@ -20,9 +20,6 @@ from random import Random
 from typing import Any, Final, cast
 
 import pyarrow as pa
-from tests.simulators.service.faults import FAIL, LOST_ANSWER, FaultInjector
-from tests.simulators.service.history import CheckerViolation, ShardHistories, Update
-from tests.simulators.service.queries import Bag
 
 from actors.connectors.factory import WorldOutside
 from actors.connectors.sink_task import SinkTask
@@ -44,6 +41,9 @@ from actors.progress import Frontier, ObjectId, ShardId
 from actors.protocol.storage import ConnectorConfiguration, SinkDescription
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors as Reach
+from tests.simulators.service.faults import FAIL, LOST_ANSWER, FaultInjector
+from tests.simulators.service.history import CheckerViolation, ShardHistories, Update
+from tests.simulators.service.queries import Bag
 
 MEMORY: Final = "memory"
 """Kind of these sinks."""

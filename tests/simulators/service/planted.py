@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
 
-from tests.simulators.service import planted_storage
-
 from actors.channel_adapter import ChannelAdapter, NonceVerdict, ResponsesForwarded, StashRules
 from actors.cluster.connection import AcceptConnection, ConnectionAcceptor
 from actors.compute.reads import PeekHolds
@@ -26,6 +24,7 @@ from actors.persist.machine import ShardMachine
 from actors.plan.updates import empty_updates
 from actors.protocol.compute import TaggedResponse
 from actors.protocol.internal import PartFetched
+from tests.simulators.service import planted_storage
 
 
 @contextmanager

@@ -19,8 +19,8 @@ from actors.protocol.storage import StorageTaggedResponse
 from actors.protocol.storage_internal import CreateIngestionDataflow, DropObjects
 from actors.storage.events import CancelLookUp
 from actors.storage.half import StorageHalf
+from actors.storage.history import reconcile
 from actors.storage.pursuits import DesiredState
-from actors.storage.reconcile import reconcile
 from actors.storage.renderings import RenderingEnded
 from actors.storage.state import StorageState
 from actors.storage.telling import dataflow_rows, id_of

@@ -26,12 +26,6 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Final, Protocol
 
-from tests.simulators.service.checkers import ReplicaChecker, SubscribeChecker, difference
-from tests.simulators.service.history import CheckerViolation
-from tests.simulators.service.links import FaultyClusterClient
-from tests.simulators.service.queries import Bag, contents
-from tests.simulators.service.schedule import ClientOperation
-
 from actors.cluster.client import ClusterClient
 from actors.compute.history import ComputeHistory
 from actors.errors import (
@@ -64,6 +58,11 @@ from actors.protocol.compute import (
     SubscribeResponse,
     ViewExport,
 )
+from tests.simulators.service.checkers import ReplicaChecker, SubscribeChecker, difference
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.service.links import FaultyClusterClient
+from tests.simulators.service.queries import Bag, contents
+from tests.simulators.service.schedule import ClientOperation
 
 if TYPE_CHECKING:
     from tests.simulators.service.cluster import SimulatedCluster

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
+from actors.client.client import Client, TableWrite
+from actors.errors import ConnectionBroken, ObjectExists, PenstockError, ResourceClosed
 from tests.simulators.service.calm import (
     CALM_S,
     EXCUSED,
@@ -39,9 +41,6 @@ from tests.simulators.service.schedule import (
     ClientOperation,
 )
 from tests.simulators.service.storage_rivals import compete_for_storage
-
-from actors.client.client import Client, TableWrite
-from actors.errors import ConnectionBroken, ObjectExists, PenstockError, ResourceClosed
 
 OPERATION_S: Final = 60.0
 """Virtual time within which an operation ends, with success or failure."""

@@ -12,6 +12,7 @@ import random
 from typing import Any, Final
 
 import msgspec
+
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,

@@ -13,8 +13,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
-from tests.simulators.service.history import CheckerViolation, ShardHistories
-from tests.simulators.service.outside import SinksChecker
 
 from actors.kernel.cell import ActorCell
 from actors.progress import EMPTY, Frontier, Nonce, ObjectId
@@ -30,6 +28,8 @@ from actors.storage.renderings import LogEntry
 from actors.storage.state import StorageState
 from actors.storage.telling import id_of
 from actors.worker import Worker
+from tests.simulators.service.history import CheckerViolation, ShardHistories
+from tests.simulators.service.outside import SinksChecker
 
 Half: TypeAlias = tuple[list[Worker], Sequencer | None]
 """Workers of one cluster, by index, and its sequencer."""

@@ -29,16 +29,6 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-from tests.simulators.service.checkers import StorageChecker
-from tests.simulators.service.history import CheckerViolation
-from tests.simulators.service.links import FaultyClusterClient
-from tests.simulators.service.rivals import (
-    NEVER_IN_POWER,
-    STAYS_MS,
-    VISIT_S,
-    run_visit,
-)
-from tests.simulators.service.schedule import ClientOperation
 
 from actors.cluster.client import ClusterClient
 from actors.errors import ConnectionBroken, ConnectionDisplaced, PenstockError, ResourceClosed
@@ -60,6 +50,16 @@ from actors.protocol.storage import (
     UpdateStorageConfiguration,
 )
 from actors.storage.history import StorageHistory
+from tests.simulators.service.checkers import StorageChecker
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.service.links import FaultyClusterClient
+from tests.simulators.service.rivals import (
+    NEVER_IN_POWER,
+    STAYS_MS,
+    VISIT_S,
+    run_visit,
+)
+from tests.simulators.service.schedule import ClientOperation
 
 if TYPE_CHECKING:
     from tests.simulators.service.cluster import SimulatedCluster

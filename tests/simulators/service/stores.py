@@ -14,6 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
+from actors.errors import StorageError
+from actors.kernel import ActorClock
+from actors.persist import PersistClient
+from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.location import BlobInfo, CompareAndSet, VersionedData
+from actors.persist.shard import ShardState
+from actors.progress import ShardId
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
@@ -25,15 +32,6 @@ from tests.simulators.service.faults import (
     FaultInjector,
     InjectedFault,
 )
-
-from actors.errors import StorageError
-from actors.kernel import ActorClock
-from actors.persist import PersistClient
-from actors.persist.blob_memory import MemoryBlob
-from actors.persist.consensus_memory import MemoryConsensus
-from actors.persist.location import BlobInfo, CompareAndSet, VersionedData
-from actors.persist.shard import ShardState
-from actors.progress import ShardId
 
 READ_S: Final = 0.0002
 WRITE_S: Final = 0.001

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from typing import Final
 
 import msgspec
+
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.shards.linearizability import is_linearizable
 from tests.simulators.shards.truth import ShardTruth

@@ -13,12 +13,13 @@ from unittest import mock
 from msgspec.structs import replace
 
 from actors.errors import CorruptData, LeaseLost, StorageError
-from actors.persist import PersistClient, appending, upkeep
+from actors.persist import PersistClient, upkeep
+from actors.persist import change as appending
 from actors.persist.change import ChangeOutcome, ShardDocuments
 from actors.persist.machine import ShardMachine
 from actors.persist.orphans import OrphanCollector, SuspectBlobs
-from actors.persist.part_lists import PartLists, list_lost_error
 from actors.persist.part_store import PartStore
+from actors.persist.parts import PartLists, list_lost_error
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import (
     BatchPart,

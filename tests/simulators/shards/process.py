@@ -15,21 +15,19 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
+from actors.errors import CorruptData, StorageError
+from actors.persist import PersistClient
+from actors.persist.reader import LeasedReader
+from actors.testing.virtual_time import VirtualClock
 from tests.simulators.service.crash import LIFE, CrashableLoop
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.shards.schedule import ShardOperation
 from tests.simulators.shards.stores import ShardBlob, ShardConsensus
 from tests.simulators.shards.work import ProcessWork
 
-from actors.errors import CorruptData, StorageError
-from actors.persist import PersistClient
-from actors.persist.reader import LeasedReader
-from actors.testing.virtual_time import VirtualClock
-
 if TYPE_CHECKING:
-    from tests.simulators.shards.run import ShardsWorld
-
     from actors.persist.location import CompareAndSet
+    from tests.simulators.shards.run import ShardsWorld
 
 DOWN_S: Final = 0.005
 """Time between two lives, in s."""

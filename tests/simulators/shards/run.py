@@ -16,6 +16,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
+from actors.errors import StorageError
+from actors.persist import NewShard, PersistClient
+from actors.settings import Settings
+from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
+from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from tests.simulators.service.cluster import RunReport
 from tests.simulators.service.crash import CrashableLoop, EndlessRun, undisturbed
 from tests.simulators.service.faults import FaultInjector, TraceDigest
@@ -31,12 +36,6 @@ from tests.simulators.shards.schedule import (
 )
 from tests.simulators.shards.truth import ShardsTruth, named
 from tests.simulators.shards.work import SCHEMA, ProcessWork
-
-from actors.errors import StorageError
-from actors.persist import NewShard, PersistClient
-from actors.settings import Settings
-from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
-from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 
 SHARDS: Final = ("s", "t")
 REST_S: Final = 300.0

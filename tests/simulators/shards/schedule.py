@@ -11,6 +11,7 @@ from typing import Final
 
 import msgspec
 from msgspec.structs import replace
+
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,

@@ -26,14 +26,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
-from tests.simulators.service.history import CheckerViolation, whole
-from tests.simulators.service.stores import SimulatedDisk
 
 from actors.persist.documents import decode_shard
 from actors.persist.location import CompareAndSet
 from actors.persist.parts import decode
 from actors.persist.shard import BatchPart, ShardState
 from actors.plan.schema import DIFF, TIME
+from tests.simulators.service.history import CheckerViolation, whole
+from tests.simulators.service.stores import SimulatedDisk
 
 Rows = Counter[tuple[int, int]]
 """Diffs by (value, time)."""

@@ -16,16 +16,6 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 import anyio
 import pyarrow as pa
-from tests.simulators.service.history import CheckerViolation
-from tests.simulators.shards.calls import (
-    DONE,
-    NEVER,
-    OTHER,
-    AppendCall,
-    CallInterval,
-)
-from tests.simulators.shards.schedule import SCOPE, TASK, ShardOperation
-from tests.simulators.shards.truth import Rows, rows_of
 
 from actors.errors import (
     CorruptData,
@@ -38,6 +28,16 @@ from actors.errors import (
 from actors.persist import AppendCommitted, BatchPart, LeasedReader, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.shards.calls import (
+    DONE,
+    NEVER,
+    OTHER,
+    AppendCall,
+    CallInterval,
+)
+from tests.simulators.shards.schedule import SCOPE, TASK, ShardOperation
+from tests.simulators.shards.truth import Rows, rows_of
 
 if TYPE_CHECKING:
     from tests.simulators.shards.process import ShardProcess

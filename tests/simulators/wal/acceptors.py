@@ -12,23 +12,22 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tests.simulators.service.faults import CRASH_AFTER, InjectedFault
-from tests.simulators.service.history import CheckerViolation
-from tests.simulators.wal.checkers import AcceptorBefore, AcceptorTruth
-from tests.simulators.wal.files import MachineCrashed
-from tests.simulators.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
-
 from actors.errors import CorruptData, StorageError, WalRefused
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal
-from actors.wal.donors import (
+from actors.wal.files import ControlState, ControlStore, WalStore
+from actors.wal.messages import AppendRequest, ProposerElected
+from actors.wal.peers import (
     PeerStatus,
     is_useful_donor,
     make_announcement,
     peer_status,
     vote_request,
 )
-from actors.wal.messages import AppendRequest, ProposerElected
-from actors.wal.stores import ControlState, ControlStore, WalStore
+from tests.simulators.service.faults import CRASH_AFTER, InjectedFault
+from tests.simulators.service.history import CheckerViolation
+from tests.simulators.wal.checkers import AcceptorBefore, AcceptorTruth
+from tests.simulators.wal.files import MachineCrashed
+from tests.simulators.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
 
 if TYPE_CHECKING:
     from tests.simulators.wal.run import WalWorld

@@ -36,9 +36,8 @@ from collections import defaultdict
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Final
 
-from tests.simulators.service.history import CheckerViolation
-
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed
+from actors.wal.files import ControlState, WalStore
 from actors.wal.history import check_history
 from actors.wal.lsn import ALIGNMENT
 from actors.wal.messages import (
@@ -50,7 +49,7 @@ from actors.wal.messages import (
     TermEntry,
     VoteResponse,
 )
-from actors.wal.stores import ControlState, WalStore
+from tests.simulators.service.history import CheckerViolation
 
 if TYPE_CHECKING:
     from tests.simulators.wal.acceptors import AcceptorDisk

@@ -13,15 +13,14 @@ import random
 from pathlib import Path
 from typing import Final
 
-from tests.simulators.service.faults import FAIL, InjectedFault
-from tests.simulators.wal.files import MemoryFiles
-from tests.simulators.wal.made_up import MadeUpLog
-
 from actors.wal.control import FileControl
+from actors.wal.files import ControlState
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES_MIN
 from actors.wal.records import MAGICS, SHORT_HEADER_BYTES
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
+from tests.simulators.service.faults import FAIL, InjectedFault
+from tests.simulators.wal.files import MemoryFiles
+from tests.simulators.wal.made_up import MadeUpLog
 
 SEGMENT_BYTES: Final = SEGMENT_BYTES_MIN
 START_LSN: Final = 4 * SEGMENT_BYTES - 3 * PAGE_BYTES + SHORT_HEADER_BYTES

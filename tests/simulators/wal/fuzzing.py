@@ -6,19 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import google_crc32c
-from tests.simulators.wal.made_up import MadeUpLog
 
 from actors.errors import CorruptData, InvalidUsage
 from actors.wal.control import decode, encode
-from actors.wal.first_record import FirstRecord
+from actors.wal.files import ControlState
 from actors.wal.framing import RecordDecoder
 from actors.wal.framing import encode as framed
 from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
-from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner
-from actors.wal.runs import run_of
-from actors.wal.stores import ControlState
+from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner, run_of
+from actors.wal.relay_server import FirstRecord
+from tests.simulators.wal.made_up import MadeUpLog
 
 _START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24
 

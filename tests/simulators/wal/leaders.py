@@ -11,9 +11,6 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from tests.simulators.wal.checkers import require
-from tests.simulators.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
-
 from actors.wal.messages import AppendRequest, ConfigMember, MembershipConfig
 from actors.wal.proposer import WalProposer
 from actors.wal.proposer_effects import (
@@ -27,6 +24,8 @@ from actors.wal.proposer_effects import (
     SendMessage,
     StopProposer,
 )
+from tests.simulators.wal.checkers import require
+from tests.simulators.wal.network import TO_ACCEPTOR, TO_PROPOSER, NetworkLink
 
 if TYPE_CHECKING:
     from tests.simulators.wal.run import WalWorld

@@ -15,11 +15,10 @@ import random
 import struct
 from typing import Final
 
+from actors.errors import InvalidUsage, StorageError
+from actors.wal.files import ControlState
 from tests.simulators.service.faults import CRASH, FAIL, InjectedFault
 from tests.simulators.wal.files import MachineCrashed
-
-from actors.errors import InvalidUsage, StorageError
-from actors.wal.stores import ControlState
 
 CELL: Final = 8
 _CELL: Final = struct.Struct(">HHHxB")

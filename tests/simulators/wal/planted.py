@@ -11,12 +11,11 @@ from typing import Any, Final
 from unittest import mock
 
 from msgspec.structs import replace
-from tests.simulators.wal.memory import MemoryWal
 
 from actors.wal import acceptor, quorum
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer
 from actors.wal.candidate import ProposerCandidate
-from actors.wal.files import OpenFile
+from actors.wal.files import ControlState, OpenFile
 from actors.wal.messages import (
     AppendRequest,
     AppendResponse,
@@ -26,7 +25,7 @@ from actors.wal.messages import (
 )
 from actors.wal.segments import SegmentFiles
 from actors.wal.storage import FileWal
-from actors.wal.stores import ControlState
+from tests.simulators.wal.memory import MemoryWal
 
 
 @contextmanager

@@ -11,6 +11,10 @@ import random
 from collections import Counter
 from typing import Final
 
+from actors.errors import PenstockError
+from actors.wal.acceptor import AcceptorPeer
+from actors.wal.files import ControlState
+from actors.wal.lsn import SEGMENT_BYTES
 from tests.simulators.service.cluster import RunReport
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation
@@ -23,11 +27,6 @@ from tests.simulators.wal.leaders import ProposerNode, RecordFactory
 from tests.simulators.wal.memory import CellRecords, MemoryDisk
 from tests.simulators.wal.network import EventQueue, LinkNetwork
 from tests.simulators.wal.schedule import WalAction, WalSchedule
-
-from actors.errors import PenstockError
-from actors.wal.acceptor import AcceptorPeer
-from actors.wal.lsn import SEGMENT_BYTES
-from actors.wal.stores import ControlState
 
 START_LSN: Final = SEGMENT_BYTES + 40
 LATE_MS: Final = 500

@@ -15,14 +15,14 @@ import random
 from typing import Final
 
 import msgspec
+
+from actors.wal.messages import WAL_BYTES_MAX
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,
     FAIL,
     InjectedFault,
 )
-
-from actors.wal.messages import WAL_BYTES_MAX
 
 WRITE: Final = "write"
 """Proposer `who` is given `count` transactions."""

@@ -10,8 +10,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
-from actors.connectors.sinks.folders import allowed
-from actors.connectors.sinks.outlets import BucketOutlet, FolderOutlet, SinkStorage
+from actors.connectors.sinks.outlets import BucketOutlet, FolderOutlet, SinkStorage, allowed
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
 from actors.errors import InvalidUsage

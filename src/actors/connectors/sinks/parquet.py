@@ -17,11 +17,9 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.connectors.sinks.columns import check_columns, of_changes
-from actors.connectors.sinks.formats import OutputFiles
-from actors.connectors.sinks.outlets import SinkStorage
+from actors.connectors.sinks.formats import OutputFiles, check_columns, of_changes
+from actors.connectors.sinks.outlets import SinkStorage, SinkThreads
 from actors.connectors.sinks.sink import SinkStatistics
-from actors.connectors.sinks.threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, StorageError, WriterFenced
 from actors.kernel import ActorClock

@@ -26,8 +26,7 @@ from actors.connectors.sources.file_listing import (
     unchanged,
 )
 from actors.connectors.sources.file_reading import FileReader, MalformedFile
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.errors import InvalidUsage
 from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, CopyManifest, decode_manifest
 

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from actors.connectors.sources.copied_files import UnreadableCopy, has_types, read_copied
 from actors.connectors.sources.file_listing import FoundFile
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.errors import (
     ConnectionBroken,
     DefiniteError,
@@ -31,9 +30,8 @@ from actors.errors import (
     ResourceClosed,
 )
 from actors.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
-from actors.plan.nested import TextTooLong, fit_texts_of
 from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import from_ipc
+from actors.plan.updates import TextTooLong, fit_texts_of, from_ipc
 from actors.threshold_probes import FILE_PIECE
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]

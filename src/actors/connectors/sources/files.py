@@ -27,8 +27,8 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.connectors.sources.bucket_place import open_place
 from actors.connectors.sources.file_listing import FoundFile
-from actors.connectors.sources.file_opening import open_place
 from actors.connectors.sources.file_places import (
     BroughtReader,
     FileLedger,
@@ -47,6 +47,7 @@ from actors.connectors.sources.file_reading import (
 )
 from actors.connectors.sources.generators import at_least, select_exports
 from actors.connectors.sources.source import (
+    ConnectorContext,
     Given,
     PositionMark,
     SourceExport,
@@ -55,7 +56,6 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
-from actors.connectors.sources.surroundings import ConnectorContext
 from actors.errors import InvalidUsage
 from actors.object_store.bucket_paths import bucket_path, is_bucket
 from actors.object_store.bucket_store import BucketStore, Opener

@@ -24,8 +24,8 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.nested import fit_texts
 from actors.plan.schema import DIFF, TableColumn, TableSchema, arrow_type
+from actors.plan.updates import fit_texts
 
 FLOAT_MAX: Final = 3.4028234663852886e38
 """Greatest float of 32 bits."""

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.connectors.sources.bucket_place import open_place
 from actors.connectors.sources.copied_files import columns_of_copy
 from actors.connectors.sources.file_listing import FoundFile
-from actors.connectors.sources.file_opening import open_place
 from actors.connectors.sources.file_places import BroughtReader, FilesPlace
 from actors.connectors.sources.file_reading import (
     FileReader,
@@ -28,8 +28,7 @@ from actors.connectors.sources.file_reading import (
     MalformedFile,
     check_options,
 )
-from actors.connectors.sources.source import SourceUnreachable
-from actors.connectors.sources.surroundings import ConnectorContext
+from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.errors import InvalidUsage
 from actors.object_store.bucket_store import BucketStore, Opener
 from actors.plan.copy_manifest import VERSION, CopyManifest

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from actors.connectors.sources.postgres_frames import (
+from actors.connectors.sources.postgres_copy import (
     Bytes,
     CopyFrames,
     Places,

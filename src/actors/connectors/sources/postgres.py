@@ -27,7 +27,7 @@ import anyio
 import msgspec
 
 from actors.connectors.sources import postgres_catalog as catalog
-from actors.connectors.sources import postgres_setup as setup
+from actors.connectors.sources import postgres_survey as setup
 from actors.connectors.sources.postgres_catalog import (
     PostgresTable,
     ServerHealth,
@@ -45,9 +45,11 @@ from actors.connectors.sources.postgres_footing import (
     TableStands,
     Verdict,
     bind,
+    position_lsn,
+    read_position,
+    write_position,
 )
 from actors.connectors.sources.postgres_names import identifier, numbers_of
-from actors.connectors.sources.postgres_position import position_lsn, read_position, write_position
 from actors.connectors.sources.postgres_snapshot import TableSnapshots, copied_contents
 from actors.connectors.sources.postgres_stream import ReplicationStream
 from actors.connectors.sources.postgres_survey import (

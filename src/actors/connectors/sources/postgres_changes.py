@@ -23,13 +23,13 @@ import pyarrow as pa
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import MessageBatch, PgRelation, TupleValues
+from actors.connectors.sources.postgres_copy import Places
 from actors.connectors.sources.postgres_footing import (
     ANEW,
     FilledTable,
     TableStands,
     type_changed,
 )
-from actors.connectors.sources.postgres_frames import Places
 from actors.connectors.sources.postgres_types import (
     ColumnType,
     TypeFacts,

@@ -20,10 +20,9 @@ import pyarrow as pa
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.postgres_catalog import PostgresTable
 from actors.connectors.sources.postgres_changes import unheld
-from actors.connectors.sources.postgres_copy import CopyStream
+from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream, be16, be32
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import FilledTable
-from actors.connectors.sources.postgres_frames import CopyFrames, be16, be32
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_survey import CatalogSurvey, survey
 from actors.connectors.sources.postgres_types import (

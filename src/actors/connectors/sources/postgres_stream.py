@@ -22,8 +22,7 @@ from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import EPOCH_MS
 from actors.connectors.sources.postgres_catalog import lsn_text
 from actors.connectors.sources.postgres_changes import DecodedChanges
-from actors.connectors.sources.postgres_copy import CopyStream
-from actors.connectors.sources.postgres_frames import CopyFrames
+from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import Given, SourceUnreachable

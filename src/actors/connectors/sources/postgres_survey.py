@@ -6,20 +6,28 @@ changed. Verdicts on the tables are in `postgres_footing`.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
+from actors.connectors.sources import postgres_catalog as catalog
 from actors.connectors.sources.postgres_catalog import (
     VERSION_WITH_LISTS,
     LeafPartition,
     PostgresTable,
     PublicationInfo,
+    ServerHealth,
+    check_published,
+    export_of,
     listed_numbers,
+    lsn_text,
     publication,
     tables,
     type_facts,
 )
+from actors.connectors.sources.postgres_config import PostgresConfig
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import (
     FilledTable,
@@ -28,10 +36,239 @@ from actors.connectors.sources.postgres_footing import (
     Verdict,
     judge,
 )
-from actors.connectors.sources.postgres_names import literal
+from actors.connectors.sources.postgres_names import (
+    identifier,
+    literal,
+    qualified_name,
+    split_name,
+)
 from actors.connectors.sources.postgres_types import TypeFacts
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
+from actors.errors import InvalidUsage
+from actors.plan.schema import TableSchema
+
+# -- Checks the server before a source begins, and creates the publication -------------------------
+# `describe` checks all and changes nothing; `publish` makes the publication. Every error says what
+# to do on the server. Where all tables are asked for, those that cannot be ingested are returned,
+# too, with the reason.
+
+
+_NO_SUCH_OBJECT: Final = "42704"
+VERSION_WITH_WAIT: Final = 140_000
+"""From here on `pg_terminate_backend` can wait for the end."""
+AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
+
+
+async def describe(
+    wire: PostgresConnection,
+    config: PostgresConfig,
+    publication: str,
+    wanted: Mapping[str, Sequence[str]] | None,
+) -> tuple[SourceExport, ...]:
+    """See `Source.describe`. Raises `InvalidUsage`."""
+    await check_server(wire)
+    await _check_room(wire)
+    published = await catalog.publication(wire, publication)
+    asked = None if wanted is None else _asked(wanted)
+    names = None if asked is None else list(asked)
+    if names is None and published is not None and config.publication:
+        # In a publication of the user's own, "all" means its tables.
+        names = list(published.tables)
+    found = await catalog.tables(wire, names)
+    absent = sorted(set(names or ()) - set(found))
+    if absent:
+        raise InvalidUsage(
+            f"no tables {', '.join(absent)} in database {config.database} (views, foreign tables"
+            f" and single partitions cannot be taken){await _similar(wire, absent)}"
+        )
+    types = await types_of(wire, found.values())
+    exports, wrong = [], []
+    for name, table in found.items():
+        text, out = asked[name] if asked is not None and wanted is not None else ("", ())
+        try:
+            export = export_of(table, out, types, config.numeric)
+            if published is not None:
+                check_published(published, export, table)
+        except InvalidUsage as error:
+            wrong.append(SourceExport(name, TableSchema(()), table=table.table, refused=str(error)))
+        else:
+            exports.append(msgspec.structs.replace(export, asked_as=text))
+    if wrong and (asked is not None or not exports):
+        raise InvalidUsage("; ".join(each.refused for each in wrong))
+    if published is not None:
+        lacking = [found[each.name] for each in exports if each.name not in published.tables]
+        may = published.owned
+    else:
+        lacking = [found[each.name] for each in exports]
+        rows = await wire.query("SELECT has_database_privilege(current_database(), 'CREATE')")
+        may = rows[0][0] == "t"
+    if lacking:
+        sql = _publish_sql(publication, lacking, new=published is None)
+        _check_may_publish(config, publication, lacking, may, sql)
+    return (*exports, *wrong)
+
+
+def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence[str]]]:
+    """Return table name → (the name as asked for, columns to leave out)."""
+    found: dict[str, tuple[str, Sequence[str]]] = {}
+    for text, out in wanted.items():
+        name = qualified_name(*split_name(text))
+        if name in found:
+            raise InvalidUsage(f"{found[name][0]!r} and {text!r} are one table: name it once")
+        found[name] = (text, out)
+    return found
+
+
+async def _similar(wire: PostgresConnection, absent: Sequence[str]) -> str:
+    """Return a hint with similar names of tables; "" if there are none."""
+    there = {name.lower(): name for name in await catalog.tables(wire)}
+    close = [difflib.get_close_matches(name.lower(), list(there), 1) for name in absent]
+    meant = [there[name] for names in close for name in names]
+    return f"; there is {', '.join(meant)}" if meant else ""
+
+
+async def check_server(wire: PostgresConnection) -> None:
+    """Raise `InvalidUsage` for a server that is too old, a standby, or not set up for logical
+    decoding."""
+    if wire.server_version < catalog.VERSION_MIN:
+        raise InvalidUsage(f"PostgreSQL {wire.server_version // 10_000}: 13 or newer is needed")
+    rows = await wire.query("SELECT current_setting('wal_level'), pg_is_in_recovery()")
+    level, standby = rows[0]
+    if level != "logical":
+        raise InvalidUsage(
+            f"wal_level of the server is {level}: ALTER SYSTEM SET wal_level = logical, and"
+            " restart it"
+        )
+    if standby == "t":
+        raise InvalidUsage("the server is a standby: name the primary")
+
+
+async def _check_room(wire: PostgresConnection) -> None:
+    """Raise `InvalidUsage` unless one more slot can be created: the source's own, or a temporary
+    one."""
+    rows = await wire.query(
+        "SELECT current_setting('max_replication_slots'),"
+        " (SELECT count(*) FROM pg_replication_slots)"
+    )
+    most, used = rows[0]
+    if int(used or 0) >= int(most or 0):
+        raise InvalidUsage(
+            f"max_replication_slots is {most}, and {used} are in use: raise it and restart the"
+            " server, or drop slots that nobody needs (pg_replication_slots)"
+        )
+
+
+def _publish_sql(publication: str, tables: Sequence[PostgresTable], *, new: bool) -> str:
+    listed = ", ".join(f"{identifier(table.schema)}.{identifier(table.table)}" for table in tables)
+    name = identifier(publication)
+    if not new:
+        return f"ALTER PUBLICATION {name} ADD TABLE {listed}"
+    # Changes of partitions then come as changes of the root, which is the export.
+    return f"CREATE PUBLICATION {name} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
+
+
+def _check_may_publish(
+    config: PostgresConfig, publication: str, tables: Sequence[PostgresTable], may: bool, sql: str
+) -> None:
+    """Raise `InvalidUsage` unless the publication may be made, or these tables added to it."""
+    if not config.create:
+        raise InvalidUsage(
+            f"publication {publication} is missing or lacks tables, and create is off: {sql}"
+        )
+    foreign = [table.name for table in tables if not table.owned]
+    if foreign or not may:
+        why = f"does not own {', '.join(foreign)}" if foreign else "may not"
+        raise InvalidUsage(f"the user {config.user} {why}; let the owner run: {sql}")
+
+
+async def publish(
+    wire: PostgresConnection,
+    config: PostgresConfig,
+    publication: str,
+    tables: Sequence[PostgresTable],
+) -> None:
+    """Create the publication, or add missing tables to it. Raises `InvalidUsage`."""
+    published = await catalog.publication(wire, publication)
+    lacking = [table for table in tables if published is None or table.name not in published.tables]
+    if not lacking:
+        return
+    sql = _publish_sql(publication, lacking, new=published is None)
+    # The server itself says whether the user owns the tables.
+    _check_may_publish(config, publication, [], config.create, sql)
+    try:
+        await wire.query(sql)
+    except ServerRefused as error:
+        raise InvalidUsage(f"{sql}: {error}") from None
+
+
+def check_slot(health: ServerHealth, name: str, config: PostgresConfig, lsn: int) -> None:
+    """Check that the slot is ours and still holds the log after `lsn` (0: nothing was ingested
+    yet). Raises `InvalidUsage`, and `SourceUnreachable` while another process reads it."""
+    slot = health.slot
+    if slot is None:
+        if lsn:
+            raise InvalidUsage(
+                f"slot {name} is gone from the server, and with it the changes since"
+                f" {lsn_text(lsn)}: {AGAIN}"
+            )
+        if not config.create:
+            raise InvalidUsage(
+                f"slot {name} is missing, and create is off:"
+                f" SELECT pg_create_logical_replication_slot({literal(name)}, 'pgoutput')"
+            )
+        return
+    if slot.plugin != "pgoutput" or slot.database != config.database:
+        raise InvalidUsage(
+            f"slot {name} is another's (plugin {slot.plugin or 'none'}, database"
+            f" {slot.database or 'none'}): give this source a slot of another name"
+        )
+    if slot.wal_status == "lost":
+        raise InvalidUsage(
+            f"the server has removed log that slot {name} needs (wal_status lost): raise"
+            " max_slot_wal_keep_size there, SELECT pg_drop_replication_slot("
+            f"{literal(name)}), then {AGAIN}"
+        )
+    if lsn and slot.confirmed_lsn > lsn:
+        raise InvalidUsage(
+            f"slot {name} stands at {lsn_text(slot.confirmed_lsn)}, and what is here ends at"
+            f" {lsn_text(lsn)}: another reader used it, or it was made anew; {AGAIN}"
+        )
+    if slot.active_pid:
+        raise SourceUnreachable(
+            f"slot {name} is read by process {slot.active_pid} of the server",
+            "it ends by itself after wal_sender_timeout; else end its reader, or give this"
+            " source a slot of another name",
+        )
+
+
+async def types_of(
+    wire: PostgresConnection, tables: Iterable[PostgresTable]
+) -> dict[int, TypeFacts]:
+    """Return the facts of the types of these tables' columns."""
+    return await catalog.type_facts(
+        wire, (column.type_oid for table in tables for column in table.columns)
+    )
+
+
+async def remove(
+    wire: PostgresConnection, config: PostgresConfig, slot: str, publication: str
+) -> None:
+    """Remove the slot and publication of a source that is dropped. Raises `ServerRefused`."""
+    found = (await catalog.health(wire, slot)).slot
+    if found is not None and found.plugin == "pgoutput":
+        if found.active_pid:
+            # A slot in use cannot be dropped; our own reader may not have ended yet.
+            # Before PostgreSQL 14 it cannot be waited for: the caller tries again.
+            wait = ", 5000" if wire.server_version >= VERSION_WITH_WAIT else ""
+            await wire.query(f"SELECT pg_terminate_backend({found.active_pid}{wait})")
+        try:
+            await wire.query(f"SELECT pg_drop_replication_slot({literal(slot)})")
+        except ServerRefused as error:
+            if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
+                raise
+    if not config.publication:
+        await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")
 
 
 async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bool:

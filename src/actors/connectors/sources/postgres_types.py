@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.connectors.sources.pgoutput import NULL, TupleValues, column
-from actors.connectors.sources.postgres_frames import (
+from actors.connectors.sources.postgres_copy import (
     Bytes,
     Places,
     be32,

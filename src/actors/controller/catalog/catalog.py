@@ -25,8 +25,7 @@ from actors.errors import (
 from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
-from actors.protocol.names import fold
-from actors.protocol.relations import refuse_relation
+from actors.protocol.relations import fold, refuse_relation
 from actors.protocol.storage import ConnectorConfiguration
 
 CATALOG_KEY: Final = "catalog"

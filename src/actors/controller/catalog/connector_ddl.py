@@ -37,8 +37,8 @@ from actors.controller.holds import RETAIN, sink_holder
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, PenstockError
 from actors.persist import NewShard
 from actors.progress import ObjectId
-from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, SourceTable
-from actors.protocol.names import check_name
+from actors.protocol.api import AlterSource, CreateSink, CreateSource, SourceTable
+from actors.protocol.relations import check_name
 from actors.protocol.storage import ConnectorConfiguration
 
 T = TypeVar("T")

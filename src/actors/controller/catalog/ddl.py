@@ -15,12 +15,11 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from actors.arrangement.hashing import check_key_type
-from actors.controller.catalog.analyses import analyzer
 from actors.controller.catalog.boot import last_sealed_time
 from actors.controller.catalog.catalog import (
     CATALOG_KEY,
@@ -34,7 +33,7 @@ from actors.controller.catalog.catalog import (
 )
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.tables.rows import check_key_columns
-from actors.dataflow.chunks import note_key
+from actors.dataflow.hydrate import note_key
 from actors.errors import (
     InvalidUsage,
     PenstockError,
@@ -45,17 +44,41 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress
 from actors.persist import CompareAndSet, NewShard, PersistClient
-from actors.plan.jobs import ExecutorMessage
+from actors.plan.jobs import AnalyzeStatement, ExecutorMessage, QueryAnalyzed, SubmitJob
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
-from actors.protocol.names import check_name, fold
+from actors.protocol.relations import check_name, fold
 from actors.settings import Settings
+from actors.spans import span
+from actors.telemetry import SPARK_JOB
 from actors.views.compile import compile_view
 from actors.views.eager_choice import EagerChoice
-from actors.views.fingerprint import rules_digest
-from actors.views.policy import with_policy
+from actors.views.fingerprint import rules_digest, with_policy
+from actors.views.query_analysis import AnalyzeQuery, Conf, Tables
+
+# -- Sends queries to the engine for analysis ------------------------------------------------------
+
+
+def analyzer(executor: ActorAddress[ExecutorMessage], name: str) -> AnalyzeQuery:
+    """Return a function that asks an executor; its jobs are called `name` with a number."""
+    asked = 0
+
+    async def analyze(
+        tables: Tables, sql: str, conf: Conf, *, translate: bool = False
+    ) -> QueryAnalyzed:
+        nonlocal asked
+        asked += 1
+        job = AnalyzeStatement(f"{name}-{asked}", tables, sql, conf, translate)
+        with span(SPARK_JOB, job.job_id, ""):
+            answer: Any = await executor.ask(lambda reply: SubmitJob(job, reply))
+        if not isinstance(answer, QueryAnalyzed):
+            raise PenstockError(f"the engine answered Analyze with {type(answer).__name__}")
+        return answer
+
+    return analyze
+
 
 log = logging.getLogger("penstock.controller")
 

@@ -30,8 +30,18 @@ from actors.controller.state import ControllerState, reply_error, to_penstock_er
 from actors.errors import PenstockError, StorageError
 from actors.kernel import ActorAddress
 from actors.progress import EMPTY, ObjectId, ShardId, Time
-from actors.protocol.api import CreateIndex, CreateTable, CreateView, DropObject, RequestDone
-from actors.protocol.api_storage import AlterSource, CreateSink, CreateSource, DropSink, DropSource
+from actors.protocol.api import (
+    AlterSource,
+    CreateIndex,
+    CreateSink,
+    CreateSource,
+    CreateTable,
+    CreateView,
+    DropObject,
+    DropSink,
+    DropSource,
+    RequestDone,
+)
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.spans import forget_measures, span_below
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT

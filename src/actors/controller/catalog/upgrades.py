@@ -35,8 +35,7 @@ from actors.progress import ShardId
 from actors.settings import Settings
 from actors.views.compile import compile_view
 from actors.views.eager_choice import EagerChoice
-from actors.views.fingerprint import rules_digest
-from actors.views.policy import with_policy
+from actors.views.fingerprint import rules_digest, with_policy
 from actors.views.query_analysis import AnalyzeQuery
 
 log = logging.getLogger("penstock.controller")

@@ -30,8 +30,7 @@ from actors.errors import PenstockError, UnknownObject
 from actors.kernel import ActorAddress
 from actors.kernel.actor import RunningEffect
 from actors.progress import EMPTY, ObjectId
-from actors.protocol.api import RequestDone
-from actors.protocol.api_storage import ForgetSource, ObjectHealth, SourceStatus
+from actors.protocol.api import ForgetSource, ObjectHealth, RequestDone, SourceStatus
 
 log = logging.getLogger("penstock.controller")
 

@@ -34,7 +34,7 @@ from actors.controller.state import ControllerState
 from actors.controller.tables.copies_from import CopiesFrom
 from actors.kernel import ActorAddress
 from actors.progress import EMPTY, ObjectId, frontier_or_null
-from actors.protocol.api_storage import (
+from actors.protocol.api import (
     ListSources,
     ObjectHealth,
     SourceReport,

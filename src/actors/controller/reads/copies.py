@@ -19,7 +19,7 @@ from actors.controller.catalog.boot import source_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import copy_holder
 from actors.controller.state import ControllerState, reply_error
-from actors.dataflow.copy_destinations import check_copy
+from actors.dataflow.copy_buckets import check_copy
 from actors.errors import (
     ConnectionBroken,
     DeadlineExceeded,

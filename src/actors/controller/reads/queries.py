@@ -32,10 +32,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.compute.stash import row_too_large
-from actors.controller.catalog.analyses import analyzer
+from actors.compute.peeks import row_too_large
 from actors.controller.catalog.boot import last_sealed_time, source_import
 from actors.controller.catalog.catalog import CatalogObject
+from actors.controller.catalog.ddl import analyzer
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
@@ -52,9 +52,8 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress, RunningEffect
 from actors.plan.jobs import ExecutorMessage, SelectContents
-from actors.plan.pieces import ResultPiece, pieces
 from actors.plan.schema import DIFF, TableSchema
-from actors.plan.updates import opening_of
+from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import ReadContents, ReadInstead, RunQuery
 from actors.protocol.relations import RELATIONS

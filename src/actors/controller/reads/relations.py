@@ -28,8 +28,7 @@ from actors.controller.catalog.catalog import (
 from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.reads.copies import RunningCopies
 from actors.controller.reads.queries import RunningQueries
-from actors.controller.reads.read_shapes import prototype
-from actors.controller.reads.reads import RELATION, PendingReads
+from actors.controller.reads.reads import RELATION, PendingReads, prototype
 from actors.controller.reads.status import lag_ms
 from actors.controller.reads.subscribes import RunningSubscribes
 from actors.controller.state import ControllerState, reply_error, to_penstock_error

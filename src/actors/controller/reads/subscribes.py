@@ -31,8 +31,7 @@ from actors.controller.catalog.boot import source_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
-from actors.controller.reads.batch_blobs import BatchBlobs, BatchReader
-from actors.controller.reads.fanout import FanoutMember, SubscribeFanout
+from actors.controller.reads.fanout import BatchBlobs, BatchReader, FanoutMember, SubscribeFanout
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.errors import (
     ConnectionBroken,

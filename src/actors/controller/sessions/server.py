@@ -37,6 +37,7 @@ from actors.protocol.api import (
     Answer,
     ClientHello,
     ClientMessage,
+    CopyFromProgress,
     CopyProgressed,
     EndRequest,
     ReadContents,
@@ -49,7 +50,6 @@ from actors.protocol.api import (
     Traced,
     objects_of,
 )
-from actors.protocol.api_storage import CopyFromProgress
 from actors.settings import Settings
 from actors.spans import OpenSpan, begin_request, span_below, use_context
 from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST

@@ -12,31 +12,36 @@ are durable already: only the append is left (`commit_copy`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
 
 import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.controller.tables.contents import TableArrangements
+from actors.arrangement.arrangement import Arrangement
 from actors.controller.tables.groups import (
     FittedChange,
     TableTarget,
     WriteGroup,
     fit_change,
     keys_wanted,
+    lookup_key,
     overlay_of,
 )
-from actors.controller.tables.oracle import (
-    ORACLE_KEY,
-    TimestampOracle,
-    decode_reservation,
-    encode_reservation,
-    fenced,
-)
 from actors.controller.tables.staged import StagedCopy, check_absent, updates_of
-from actors.errors import PenstockError, TypeMismatch, WriterFenced
+from actors.errors import (
+    CorruptData,
+    InvalidUsage,
+    PenstockError,
+    StateDirectoryError,
+    TypeMismatch,
+    WriterFenced,
+)
 from actors.kernel import ActorClock
+from actors.memory_ledger import MemoryUse
 from actors.persist import (
     BatchPart,
     CompareAndSet,
@@ -46,9 +51,190 @@ from actors.persist import (
     UpperMismatch,
     placed,
 )
-from actors.progress import Frontier, ObjectId, ShardId, Time
+from actors.plan.schema import DIFF, ERROR, TIME
+from actors.plan.updates import between, concat, empty_updates
+from actors.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.settings import Settings
+
+# -- Arrangements of tables' contents by key, for the table writer's lookups -----------------------
+# One arrangement a table, built from a snapshot when a write first needs a lookup, and fed with
+# every later write. It is a cache in scratch: `forget` drops it, and the next lookup builds it
+# again from the shard. Lookups read at the arrangement's upper: all that is durable and was fed.
+# Owned by one actor; blocking work runs in the clock's threads.
+
+
+MAINTAIN_EVERY: Final = 16
+"""Number of inserts between two merges of an arrangement's runs."""
+
+
+class TableArrangements:
+    """The arrangements of the tables in which writes had to look rows up."""
+
+    def __init__(self, persist: PersistClient, scratch: Path, clock: ActorClock) -> None:
+        self._persist = persist
+        self._scratch = scratch
+        self._clock = clock
+        self._made = 0
+        self._held: dict[ObjectId, Arrangement] = {}
+        self._inserts: dict[ObjectId, int] = {}
+        persist.ledger.add(self.memory)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Yield each arrangement's memory, for a `MemoryLedger`."""
+        for id_, held in list(self._held.items()):
+            sizes = held.statistics()
+            yield MemoryUse("table", id_, sizes.rows, sizes.bytes_memory, sizes.bytes_mapped)
+
+    async def ensure(self, target: TableTarget, upper: Frontier) -> None:
+        """Build the table's arrangement, complete below `upper`, unless it is there."""
+        if target.id in self._held:
+            return
+        updates = await self._snapshot(target, upper)
+        self._made += 1
+        directory = self._scratch / f"{target.id}-{self._made}"
+
+        def build() -> Arrangement:
+            made = Arrangement(directory, target.schema, lookup_key(target.schema))
+            made.insert(updates, upper)
+            # Lookups are at the upper alone: all history may be merged.
+            made.allow_compaction(max(0, upper - 1))
+            return made
+
+        self._held[target.id] = await self._clock.run_blocking(build)
+
+    async def _snapshot(self, target: TableTarget, upper: Frontier) -> pa.Table:
+        if upper == 0:
+            return empty_updates(target.schema)
+        reader = await self._persist.open_reader(target.shard, f"table-writer/{target.id}")
+        try:
+            parts, _ = await reader.snapshot(upper - 1)
+            tables = [await self._persist.fetch(part, target.schema) for part in parts]
+        finally:
+            await reader.close()
+        # Only writes fill a table, and a write has no error updates.
+        if any(ERROR in table.column_names for table in tables):
+            raise CorruptData(f"table {target.name} holds error updates", determinate=True)
+        return between(concat(tables, target.schema.arrow_updates()), 0, upper)
+
+    def keeps(self, id_: ObjectId) -> bool:
+        """Return whether the table has an arrangement."""
+        return id_ in self._held
+
+    def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
+        """Return the updates of (a superset of) the rows with these keys. Blocking."""
+        held = self._held[target.id]
+        return held.lookup(keys.combine_chunks(), held.upper)
+
+    def feed(self, target: TableTarget, updates: pa.Table, upper: Frontier) -> None:
+        """Insert a durable write's updates into the table's arrangement. Blocking."""
+        held = self._held.get(target.id)
+        if held is None:
+            return
+        held.insert(updates.select([*target.schema.names, TIME, DIFF]), upper)
+        held.allow_compaction(max(0, upper - 1))
+        # Many small writes would leave many runs: merge them now and then.
+        self._inserts[target.id] = self._inserts.get(target.id, 0) + 1
+        if self._inserts[target.id] % MAINTAIN_EVERY == 0:
+            held.maintain()
+
+    def forget(self, id_: ObjectId) -> None:
+        """Drop one table's arrangement. Blocking."""
+        self._inserts.pop(id_, None)
+        held = self._held.pop(id_, None)
+        if held is not None:
+            held.close(remove=True)
+
+    def clear(self) -> None:
+        """Drop all arrangements. Blocking."""
+        for id_ in list(self._held):
+            self.forget(id_)
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+# -- The timestamp oracle: strictly increasing times, reserved durably ahead of their use ----------
+# A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
+# durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
+# durable write for many times.
+#
+# Times strictly increase over all restarts; a wall clock that jumps back or stands still only makes
+# times denser than milliseconds would be. `TimestampOracle` is pure: the owner feeds it the clock
+# and carries out the reservations it asks for (`DurableOracle` does both). It does not order reads:
+# those name a time that was written.
+
+
+ORACLE_KEY: Final = "oracle"
+FORMAT_VERSION: Final = 1
+
+
+class OracleReservation(msgspec.Struct, frozen=True):
+    """The document under the key `oracle`: no time at or above `reserved` was ever given out."""
+
+    format: int
+    reserved: Time
+
+
+class TimestampOracle:
+    """Gives times, and the reservations that they need first."""
+
+    def __init__(self, reserved: Time, reserve_ms: int) -> None:
+        # An earlier process may have given out any time below its reservation.
+        self.last: Time = reserved - 1
+        self.reserved: Time = reserved
+        self._reserve_ms = reserve_ms
+
+    def candidate(self, now_ms: int, at: Time | None = None) -> Time:
+        """Return the time that would be given now, or `at` itself when tests drive the oracle.
+
+        Raises `InvalidUsage` when `at` is not later than every time given before.
+        """
+        if at is None:
+            return max(now_ms, self.last + 1)
+        if not self.last < at <= TIME_MAX:
+            raise InvalidUsage(f"time {at} is not later than the last one given, {self.last}")
+        return at
+
+    def reservation(self, time: Time) -> Time | None:
+        """Return the reservation that must be durable before `time` is given; None: it is."""
+        return None if time < self.reserved else time + self._reserve_ms
+
+    def reserve(self, reserved: Time) -> None:
+        """Note that the reservation is durable."""
+        self.reserved = max(self.reserved, reserved)
+
+    def give(self, time: Time) -> Time:
+        """Give `time` out."""
+        assert self.last < time < self.reserved, (self.last, time, self.reserved)
+        self.last = time
+        return time
+
+
+def decode_reservation(data: bytes) -> Time:
+    """Return the reserved time. Raises `StateDirectoryError` for a newer format, `CorruptData`."""
+    try:
+        reservation = msgspec.msgpack.decode(data, type=OracleReservation)
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
+    if reservation.format > FORMAT_VERSION:
+        raise StateDirectoryError(
+            f"the oracle's record has format {reservation.format}; this version knows "
+            f"{FORMAT_VERSION}: use the version that wrote it, or a newer one"
+        )
+    return reservation.reserved
+
+
+def encode_reservation(reserved: Time) -> bytes:
+    """Return the record to store."""
+    return msgspec.msgpack.encode(OracleReservation(FORMAT_VERSION, reserved))
+
+
+def fenced(expected: int | None) -> WriterFenced:
+    """Return the error for a record that another service has changed."""
+    return WriterFenced(
+        f"the oracle's record is no longer at seqno {expected}: another service uses this state",
+        determinate=True,
+    )
+
 
 log = logging.getLogger("penstock.controller")
 

@@ -35,7 +35,7 @@ from actors.errors import (
 from actors.kernel import ActorAddress
 from actors.persist import BatchPart, CopyCommitted
 from actors.progress import Frontier
-from actors.protocol.api_storage import CopiedFrom, CopyFromFiles, CopyFromProgress
+from actors.protocol.api import CopiedFrom, CopyFromFiles, CopyFromProgress
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,

@@ -24,7 +24,7 @@ from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
-from actors.protocol.names import fold
+from actors.protocol.relations import fold
 
 
 class TableTarget(msgspec.Struct, frozen=True):

@@ -19,9 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, TypeMismatch
-from actors.plan.nested import children_of, fit_texts, with_children
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
-from actors.protocol.names import fold
+from actors.plan.updates import children_of, fit_texts, with_children
+from actors.protocol.relations import fold
 
 _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
     ("null", pa.types.is_null),

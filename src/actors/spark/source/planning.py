@@ -28,22 +28,25 @@ from actors.persist.attach import open_blobs, open_documents, suggest_names
 from actors.persist.filtering import PartFilter, PartVerdict
 from actors.persist.handed import HandedLeases, SplitLease
 from actors.persist.location import BlobStore, ConsensusStore
-from actors.persist.objects import CATALOG, objects_of, shard_of
 from actors.persist.shard import BatchPart, ShardState, shard_key
+from actors.persist.verifying import CATALOG, objects_of, shard_of
 from actors.plan.schema import TableSchema
 from actors.progress import EMPTY, Frontier, ShardId, Time, format_frontier
 from actors.settings import Settings
-from actors.spark.source.filters import ColumnCheck, conditions_of
-from actors.spark.source.options import ReadOptions
+from actors.spark.source.options import ColumnCheck, ReadOptions, conditions_of
 from actors.spark.source.rows import (
+    ReadTask,
     ReadWindow,
     SchemaHistory,
+    SuspectHashes,
+    direct,
+    divide_tasks,
     errors_of,
     negative_hashes,
     refuse_errors,
+    summing,
     updates_of,
 )
-from actors.spark.source.splitting import ReadTask, SuspectHashes, direct, divide_tasks, summing
 
 _ATTEMPTS_MAX: Final = 16
 """Attempts to lease a time of a shard while its since advances."""

@@ -20,8 +20,15 @@ from actors.persist.attach import open_blobs
 from actors.persist.shard import BatchPart
 from actors.plan.schema import DIFF, TIME
 from actors.spark.source.planning import PlannedRead, open_stores, read_part
-from actors.spark.source.rows import UpdateSum, batches, drop_suspects, select_suspects, updates_of
-from actors.spark.source.splitting import ReadTask, SuspectHashes
+from actors.spark.source.rows import (
+    ReadTask,
+    SuspectHashes,
+    UpdateSum,
+    batches,
+    drop_suspects,
+    select_suspects,
+    updates_of,
+)
 
 log = logging.getLogger("penstock.spark")
 
