@@ -59,7 +59,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("service",),
     ("commands.console",),
     ("commands.status", "wal.push_command", "wal.relay_server"),
-    ("wal.relay",),
     ("wal.relay_command",),
     ("commands.shard_reports",),
     (
@@ -293,6 +292,18 @@ def test_every_layer_is_there_or_later() -> None:
     """No room without a layer, so that none escapes `test_layers`."""
     rooms = {room_of(path) for path in FILES} - {"__init__", "testing"}
     assert sorted(room for room in rooms if rank(room) is None) == []
+
+
+def test_the_architecture_page_tells_the_rooms() -> None:
+    """In the order of `LAYERS`, a row of the table for each."""
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("| room | what is in it |")[2].partition("\n\n")[0]
+    cells = re.findall(r"^\| (`.*?`) \|", table, re.M)
+    rooms = [
+        tuple(name.rstrip("/").replace("/", ".") for name in re.findall(r"`([^`]+)`", cell))
+        for cell in cells
+    ]
+    assert rooms == list(LAYERS)
 
 
 def test_names_say_something() -> None:

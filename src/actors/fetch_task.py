@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import PenstockError, is_retriable
-from actors.kernel import Actor, ActorAddress
+from actors.kernel import Actor, ActorAddress, with_jitter
 from actors.plan.schema import TableSchema
 from actors.plan.updates import advance, between
 from actors.progress import TIME_MIN, ObjectId
@@ -158,7 +158,8 @@ class FetchTask(Actor[_Message]):
         if is_retriable(error) and job.attempt < self._settings.fetch_attempts_max:
             self._retrying += 1
             again = _Job(job.fetch, job.attempt + 1, job.traceparent)
-            self.ctx.after(self._backoff_ms(job.attempt), again)
+            delay_ms = self._settings.retry_delay_ms(job.attempt)
+            self.ctx.after(with_jitter(delay_ms, self.ctx.random), again)
             return
         self._finish(job)
         self._consumer.reply(
@@ -171,9 +172,6 @@ class FetchTask(Actor[_Message]):
                 error=error,
             )
         )
-
-    def _backoff_ms(self, attempt: int) -> float:
-        return self._settings.retry_delay_ms(attempt) * (0.5 + self.ctx.random.random() / 2)
 
     def describe(self) -> str:
         """Return the current work, as text for people."""

@@ -19,9 +19,9 @@ of it: a compacted batch may be described twice, in disjoint intervals. Parts ou
 are never described, and released at once. The reader's since follows the listened frontier, and the
 reader stays open until the task is stopped.
 
-Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.sieve`): they are
-released at once, except a share that is read first, to audit the filter. The interval is described
-all the same, after that.
+Filter. Parts whose statistics exclude all wanted rows may be left out (`persist.filtering`): they
+are released at once, except a share that is read first, to audit the filter. The interval is
+described all the same, after that.
 
 Errors. A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and
 jitter. If a listing still fails the task sends `ListenFailed` and describes no more, so the
@@ -39,7 +39,7 @@ import anyio
 import msgspec
 
 from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
-from actors.kernel import Actor, ActorAddress
+from actors.kernel import Actor, ActorAddress, with_jitter
 from actors.persist.filtering import sieve
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
 from actors.protocol.compute import SourceImport
@@ -353,7 +353,7 @@ class ListenTask(Actor[_Message]):
                         raise
                     self._failures = count, str(error)
                 delay_ms = self._settings.retry_delay_ms(count)
-                await anyio.sleep(delay_ms * (0.5 + self.ctx.random.random() / 2) / 1000)
+                await anyio.sleep(with_jitter(delay_ms, self.ctx.random) / 1000)
         finally:
             self._failures = 0, ""
 

@@ -27,7 +27,7 @@ from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import WorkerCluster
 from actors.cluster.hosts import LocalReplicas
-from actors.connectors.factory import WorldOutside
+from actors.connectors.factory import ConnectorFactory
 from actors.controller.catalog import boot
 from actors.controller.catalog.ddl import analyzer
 from actors.controller.catalog.upgrades import upgrade_views
@@ -212,8 +212,8 @@ class Service:
 
     def _reach_out(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
-    ) -> WorldOutside:
-        return WorldOutside(self.settings, self._clock, system.random, executor, scratch)
+    ) -> ConnectorFactory:
+        return ConnectorFactory(self.settings, self._clock, system.random, executor, scratch)
 
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""

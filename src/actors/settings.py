@@ -46,6 +46,16 @@ def without_user(url: str) -> str:
     return scheme + found + rest.rpartition("@")[2]
 
 
+def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
+    """Return how long to wait after so many failures in a row (from 1): doubled by each.
+
+    >>> [backoff_ms(failures, 50, 1000) for failures in (1, 2, 3, 99)]
+    [50, 100, 200, 1000]
+    """
+    # The shift is bounded, as the count of failures is not.
+    return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All options of a service. Sizes in bytes, delays in milliseconds."""
 
@@ -421,15 +431,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def engine_killer_retry_ms(self, kills: int) -> int:
         """Return the pause before a job that has killed the engine so many times is run again."""
-        # The shift is bounded, as the count of kills is not.
-        doubled = self.engine_killer_retry_ms_min << min(kills - 1, 30)
-        return min(self.engine_killer_retry_ms_max, doubled)
+        return backoff_ms(kills, self.engine_killer_retry_ms_min, self.engine_killer_retry_ms_max)
 
     def retry_delay_ms(self, failures: int) -> int:
         """Return how long to wait after so many failures in a row (from 1): doubled by each."""
-        # The shift is bounded, as the count of failures is not.
-        doubled = self.retry_delay_ms_min << min(failures - 1, 30)
-        return min(self.retry_delay_ms_max, doubled)
+        return backoff_ms(failures, self.retry_delay_ms_min, self.retry_delay_ms_max)
 
     def _wal_relations(self) -> list[tuple[bool, str]]:
         return [

@@ -113,7 +113,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     dataflows_reused: int = 0
     """Number of dataflows kept by all reconciliations."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
-    """Number of dataflows replaced, by flag (`compute.reconcile`); one dataflow may have
+    """Number of dataflows replaced, by flag (`compute.history`); one dataflow may have
     several."""
     indexes: tuple[IndexStatistics, ...] = ()
     """Statistics of this worker's partitions."""

@@ -384,6 +384,8 @@ def version() -> None:
 def cause_of(error: BaseException) -> BaseException:
     """Return the error of ours inside exception groups, or else the first one."""
     if isinstance(error, BaseExceptionGroup):
+        # Task groups wrap what ended them; an error of ours says more than a cancellation beside
+        # it.
         causes = [cause_of(inner) for inner in error.exceptions]
         return next((cause for cause in causes if isinstance(cause, PenstockError)), causes[0])
     return error
@@ -397,6 +399,8 @@ def main() -> None:
         print("penstock: interrupted", file=sys.stderr)
         sys.exit(STATUS_INTERRUPTED)
     except (PenstockError, BaseExceptionGroup) as error:
+        # One line for people: a traceback says nothing to who gave a wrong option. A fault of ours
+        # is no `PenstockError`, and keeps its traceback.
         cause = cause_of(error)
         if not isinstance(cause, PenstockError):
             raise

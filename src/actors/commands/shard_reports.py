@@ -57,6 +57,7 @@ def listed_lines(rows: Sequence[dict[str, Any]]) -> Iterator[str]:
     yield _cells("shard", "object", "since", "upper", "parts", "rows", "bytes")
     for row in rows:
         of = row["object"] or "-"
+        # A damaged document is a line of the list, not its end.
         if "error" in row:
             yield f"{row['shard']:<28} {of:<28} {row['error']}"
             continue
@@ -136,6 +137,7 @@ def _part(part: BatchPart) -> dict[str, Any]:
 
 
 def _plain(value: object) -> object:
+    # Bounds of binary columns are bytes, which JSON cannot hold.
     return value.decode(errors="backslashreplace") if isinstance(value, bytes) else value
 
 

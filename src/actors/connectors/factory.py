@@ -30,8 +30,8 @@ from actors.settings import Settings
 from actors.storage.half import StorageConnectors
 
 
-class WorldOutside:
-    """Makes sources and sinks; see `controller.storage_ddl.ConnectorMakers`."""
+class ConnectorFactory:
+    """Makes sources and sinks; see `controller.catalog.connector_ddl.ConnectorMakers`."""
 
     def __init__(
         self,

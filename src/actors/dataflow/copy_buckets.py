@@ -35,6 +35,7 @@ from actors.dataflow.copy_places import (
     place_of,
 )
 from actors.errors import InvalidUsage, StorageError
+from actors.kernel import RetryLoop
 from actors.object_store.bucket_paths import BucketPath, allowed_bucket, bucket_path, is_bucket
 from actors.object_store.bucket_store import (
     GIVE_UP_S,
@@ -179,7 +180,8 @@ class BucketCopy:
     async def _write(self, manifest: CopyManifest) -> PublishedCopy:
         """Return the manifest that is in place at the end: this one, or another attempt's at this
         copy."""
-        data, failures, unknown = encode_manifest(manifest), 0, False
+        data, unknown = encode_manifest(manifest), False
+        retry = RetryLoop(self._settings, failures_max=self._settings.copy_request_retries_max)
         while True:
             try:
                 # Compare-and-set: the manifest must still have the version seen when the copy
@@ -203,10 +205,8 @@ class BucketCopy:
                     )
             except StorageError:
                 pass  # still indeterminate: write again
-            failures += 1
-            if failures > self._settings.copy_request_retries_max:
+            if not await retry.pause():
                 break
-            await anyio.sleep(self._settings.retry_delay_ms(failures) / 1000)
         # The write is indeterminate: a manifest that names the files may still appear, so they
         # stay.
         self._written = self._written and not unknown

@@ -36,7 +36,7 @@ from actors.errors import (
     ReadBelowSince,
     ResourceClosed,
 )
-from actors.kernel import Actor, ActorAddress, RunningEffect
+from actors.kernel import Actor, ActorAddress, RunningEffect, with_jitter
 from actors.memory_ledger import MemoryUse
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage, JobProgress
@@ -511,7 +511,7 @@ class DataflowActor(Actor[_Message]):
             case m.RetryLater(attempt=attempt):
                 # Jitter keeps dataflows that failed together from retrying together.
                 delay = self._settings.retry_delay_ms(attempt)
-                self.ctx.after(delay * (0.5 + self.ctx.random.random() / 2), m.RetryDue(attempt))
+                self.ctx.after(with_jitter(delay, self.ctx.random), m.RetryDue(attempt))
             case m.PaceStep(number=number, lo=lo):
                 self._pace_step(number, lo)
             case m.CancelWork():

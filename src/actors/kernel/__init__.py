@@ -20,4 +20,6 @@ from actors.kernel.mailbox import BoundedMailbox as BoundedMailbox
 from actors.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.kernel.mailbox import ReplySlot as ReplySlot
 from actors.kernel.mailbox import TracedMessage as TracedMessage
+from actors.kernel.retry import RetryLoop as RetryLoop
+from actors.kernel.retry import with_jitter as with_jitter
 from actors.kernel.supervisor import ActorSystem as ActorSystem

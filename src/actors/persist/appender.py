@@ -1,6 +1,6 @@
 """Durable appends: write the lists of parts, change all documents in one set, settle the parts.
 
-The rules of an append are pure (`appending.py`, `shard.appended`). This module decides the fate of
+The rules of an append are pure (`change.py`, `shard.appended`). This module decides the fate of
 the blobs: appended, refused, or left to the collection of orphans.
 """
 

@@ -1,6 +1,6 @@
 """Opens shards from another process: beside the service that owns the stores, or without one.
 
-`open_as_guest` gives a `PersistClient` that is a guest (`guests.py`): it reads under leases that
+`open_as_guest` gives a `PersistClient` that is a guest (`handed.py`): it reads under leases that
 the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives the
 owner of a state directory, and is refused while a service runs there.
 

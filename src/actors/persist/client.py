@@ -89,7 +89,7 @@ class PersistClient:
         """Take the stores.
 
         `exclusive`: no other process but guests writes to these stores. `process`: this process's
-        unique name in documents. `guest`: this process is one (`guests.py`). `scratch`: folder for
+        unique name in documents. `guest`: this process is one (`handed.py`). `scratch`: folder for
         compaction to spill to, where there is no state directory.
         """
         self.consensus = consensus

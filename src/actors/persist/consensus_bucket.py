@@ -23,6 +23,7 @@ import anyio
 import msgspec
 
 from actors.errors import CorruptData, ResourceClosed, StorageError, StoreBusy
+from actors.kernel import with_jitter
 from actors.object_store.bucket_store import BucketStore, ObjectVersion
 from actors.persist.location import CompareAndSet, OneKeyOnly, VersionedData, check_key, check_ops
 from actors.settings import Settings
@@ -149,7 +150,7 @@ class BucketConsensus:
 
     async def _pause(self, attempt: int, delay_ms_min: int = 0) -> None:
         delay_ms = max(delay_ms_min, self._settings.retry_delay_ms(attempt + 1))
-        await anyio.sleep(self._random.uniform(0.5, 1.0) * delay_ms / 1000)
+        await anyio.sleep(with_jitter(delay_ms, self._random) / 1000)
 
     async def _read(self, key: str) -> _Seen | None:
         found = await self._store.get(self._place(key), _DOCUMENT_BYTES_MAX)

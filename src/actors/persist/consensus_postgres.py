@@ -36,6 +36,7 @@ import psycopg
 from psycopg import sql
 
 from actors.errors import ResourceClosed
+from actors.kernel import RetryLoop
 from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
 from actors.persist.location import CompareAndSet, VersionedData, check_key
 from actors.persist.postgres_link import (
@@ -170,25 +171,22 @@ class PostgresConsensus:
 
     async def _tried(self, link: PostgresLink, what: str, call: Callable[[], Awaitable[R]]) -> R:
         """Run an idempotent call until it succeeds or has failed too often."""
-        failures = 0
+        retry = self._retries()
         while True:
             try:
                 with anyio.fail_after(self._settings.store_request_timeout_ms / 1000):
                     return await call()
             except FAILURES as error:
                 await link.drop()
-                failures += 1
-                again = worth_another_try(error)
-                if not again or failures > self._settings.store_request_retries_max:
+                if not worth_another_try(error) or not await retry.pause():
                     raise as_storage_error(what, self._place, error, determinate=True) from None
-                await self._pause(failures)
             except BaseException:  # cancelled: the next call must not get its late answer
                 await link.drop()
                 raise
 
-    async def _pause(self, failures: int) -> None:
-        delay_ms = self._settings.retry_delay_ms(failures)
-        await anyio.sleep(self._random.uniform(0.5, 1.0) * delay_ms / 1000)
+    def _retries(self) -> RetryLoop:
+        limits = self._settings
+        return RetryLoop(limits, failures_max=limits.store_request_retries_max, random=self._random)
 
     # -- changing ---------------------------------------------------------------------------------
 
@@ -199,7 +197,7 @@ class PostgresConsensus:
 
     async def _commit(self, group: Sequence[PendingSet]) -> None:
         """Set the answer of every pending set; never raises `StorageError`."""
-        failures = 0
+        retry = self._retries()
         while True:
             under_way = _UnderWay()
             try:
@@ -209,10 +207,7 @@ class PostgresConsensus:
                 await self._writer.drop()
                 # The connection was given up: its late answers must not reach the next group.
                 determinate = under_way.nothing_stays(error)
-                failures += 1
-                again = determinate and worth_another_try(error)
-                if again and failures <= self._settings.store_request_retries_max:
-                    await self._pause(failures)
+                if determinate and worth_another_try(error) and await retry.pause():
                     continue
                 fail(group, as_storage_error("write", self._place, error, determinate=determinate))
                 return
@@ -271,7 +266,7 @@ class PostgresConsensus:
         closed."""
         link = PostgresLink(self._place, self._settings)
         try:
-            failures = 0
+            retry = RetryLoop(self._settings, random=self._random)
             while not self._closed:
                 heard: list[str] = []
                 try:
@@ -279,7 +274,7 @@ class PostgresConsensus:
                     # Notifications are lost with a connection: after each connect any key may have
                     # changed.
                     yield None
-                    failures = 0
+                    retry.reset()
                     while True:
                         await self._until_heard(connection, heard)
                         if self._closed:
@@ -290,8 +285,7 @@ class PostgresConsensus:
                                 yield payload[_CLIENT_LETTERS:]
                 except FAILURES:
                     await link.drop()
-                    failures += 1
-                    await self._pause(failures)
+                    await retry.pause()
         finally:
             await link.drop()
 

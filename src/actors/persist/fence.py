@@ -25,7 +25,7 @@ import anyio
 import msgspec
 
 from actors.errors import CorruptData, StorageError, WriterFenced
-from actors.kernel import ActorClock
+from actors.kernel import ActorClock, RetryLoop
 from actors.persist.location import CompareAndSet, ConsensusStore, VersionedData
 from actors.settings import Settings
 
@@ -113,7 +113,7 @@ async def acquire_epoch(
     inner: ConsensusStore, process: str, clock: ActorClock, settings: Settings
 ) -> FencedConsensus:
     """Make this process the owner of the stores. Raises `StorageError`, `CorruptData`."""
-    former, failures = "", 0
+    former, retry = "", RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
     while True:
         try:
             head = await inner.head(EPOCH_KEY)
@@ -138,16 +138,15 @@ async def acquire_epoch(
         except StorageError as error:
             # Retry here is safe: the next round reads the epoch, and finds its own process there if
             # the failed set has landed.
-            if error.determinate or failures >= _ATTEMPTS_MAX:
+            if error.determinate or retry.failures >= _ATTEMPTS_MAX:
                 raise
-        failures += 1
-        if failures > _ATTEMPTS_MAX:
+        if not await retry.pause():
             raise StorageError(
-                f"could not take over the stores: other services did so {failures} times meanwhile;"
+                "could not take over the stores: other services did so"
+                f" {retry.failures} times meanwhile;"
                 " start one at a time",
                 determinate=True,
             )
-        await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
 
 
 _ENCODER: Final = msgspec.msgpack.Encoder()

@@ -2,7 +2,7 @@
 
 Spark plans a read in one process and runs its tasks in others, again after a failure, or never; no
 process lives from the first to the last. So the lease exists in the shard's document alone, under a
-name that all of them know, as a guest's (`guests.py`), and the name encodes which tasks are done.
+name that all of them know, as a guest's, and the name encodes which tasks are done.
 The last task drops it. A lease of tasks that never run expires; a task that finds none takes it
 anew, if every blob that it needs is still named; else the read fails (`LeaseLost`), and never looks
 like one without rows.

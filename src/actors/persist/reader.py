@@ -54,7 +54,7 @@ class LeaseBook:
         guest: bool = False,
     ) -> None:
         """Take the process's name; `dead`: a fenced process ("" if none); `guest`: see
-        `guests.py`."""
+        `handed.py`."""
         self._clock = clock
         self._dead_suffix = f"@{dead}" if dead else "\0"
         self._lease_ms = lease_ms

@@ -20,7 +20,7 @@ Rules
 - A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
   appended times must not lie below either.
 
-The invariants are checked in `invariants.py`.
+`validate` below checks the invariants.
 """
 
 from __future__ import annotations

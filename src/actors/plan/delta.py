@@ -44,6 +44,9 @@ ROW_COUNT: Final = "n"
 """The column of a grouping that counts its rows."""
 
 
+# Nodes are stored in the catalog, and their bytes are the plan's fingerprint: tags and the order
+# of fields stay for ever. A field that is added comes last and is left out while it has its default
+# (`omit_defaults`), so plans that do not use it keep their fingerprint.
 class NamedInput(msgspec.Struct, frozen=True, tag="Input"):
     """A named input (see the module's text), with the columns it has."""
 

@@ -19,6 +19,8 @@ NO_UPPER: Final = 1 << 62
 """A bound beyond every time."""
 
 
+# Frames of these cross to the engine's process, which is of the same release. Their tags are also
+# the kinds that `penstock.jobs` shows (`kind_of`), so they stay when a class is renamed.
 class JobRows(msgspec.Struct, frozen=True, gc=False):
     """Updates handed to the engine: inline Arrow, files, or both (their union).
 

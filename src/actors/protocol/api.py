@@ -192,6 +192,8 @@ COPY_FILE_BYTES: Final = 256 << 20
 """Size of one file of a copy, unless a client asks for another."""
 
 
+# A client may be of another release than the service. So tags stay when classes are renamed, fields
+# that are added come last with a default, and an unknown message is a named error.
 class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
     """First frame of the client: its protocol version and name."""
 

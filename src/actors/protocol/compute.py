@@ -17,6 +17,8 @@ from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
 
 
+# `gc=False`: messages hold no cycles, and so many live at a time that the collector would spend
+# its time on them. A tag stays when a class is renamed: it is the message's name on the wire.
 class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
     """First message of every connection."""
 

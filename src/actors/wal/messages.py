@@ -16,6 +16,8 @@ WAL_BYTES_MAX: Final = 131_072
 """Most bytes of log in one `AppendRequest`: 16 pages."""
 
 
+# Plain values: `codec_v2` and `codec_v3` alone know the bytes, so another version of the protocol
+# changes no rule of an acceptor.
 class TermEntry(msgspec.Struct, frozen=True, gc=False):
     """One term of a history: the log from `lsn` on was written in `term`."""
 

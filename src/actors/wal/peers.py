@@ -24,7 +24,7 @@ import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from actors.errors import ConnectionBroken, InvalidUsage, MalformedFrame, PenstockError, WalRefused
-from actors.kernel import ActorClock
+from actors.kernel import ActorClock, with_jitter
 from actors.settings import Settings
 from actors.spans import measure
 from actors.telemetry import (
@@ -154,9 +154,9 @@ class SegmentOffload:
             kept = await self._keep(timeline, number, now_ms - progress.since_ms)
         except PenstockError as error:
             progress.failures += 1
-            pause_ms = self._settings.retry_delay_ms(progress.failures)
-            # Random, so that the acceptors of a log do not retry at the same time.
-            pause_ms = round(pause_ms * self._random.uniform(0.5, 1.0))
+            # With jitter: the acceptors of a log must not retry at the same time.
+            delay_ms = self._settings.retry_delay_ms(progress.failures)
+            pause_ms = round(with_jitter(delay_ms, self._random))
             progress.not_before_ms = self._clock.monotonic_ms() + pause_ms
             measure(WAL_OFFLOAD_FAILURES, 1)
             log.warning(

@@ -34,7 +34,8 @@ from actors.errors import (
     PenstockError,
     ResourceClosed,
 )
-from actors.settings import Settings
+from actors.kernel import RetryLoop
+from actors.settings import Settings, backoff_ms
 from actors.wal import codec_v3
 from actors.wal.dialling import (
     AcceptorAddress,
@@ -71,6 +72,10 @@ class ProposerTiming(msgspec.Struct, frozen=True):
     retry_delay_ms_min: int = 100
     retry_delay_ms_max: int = 5_000
     fetch_timeout_ms: int = 10_000
+
+    def retry_delay_ms(self, failures: int) -> int:
+        """Return the delay before an acceptor is dialled again."""
+        return backoff_ms(failures, self.retry_delay_ms_min, self.retry_delay_ms_max)
 
     @classmethod
     def of(cls, settings: Settings) -> Self:
@@ -293,8 +298,7 @@ class LeadingProposer:
 
     async def _keep(self, acceptor: int) -> None:
         """Keep a connection to one acceptor, dialling again whenever it ends."""
-        delay_ms = self._timing.retry_delay_ms_min
-        warned = ""
+        retry, warned = RetryLoop(self._timing), ""
         while True:
             began = anyio.current_time()
             try:
@@ -306,9 +310,8 @@ class LeadingProposer:
                 warned = str(error)
                 log.log(level, "acceptor %s: %s", self._addresses[acceptor], error)
             if (anyio.current_time() - began) * 1000 > self._timing.retry_delay_ms_max:
-                delay_ms = self._timing.retry_delay_ms_min  # the connection had lasted
-            await anyio.sleep(delay_ms / 1000)
-            delay_ms = min(2 * delay_ms, self._timing.retry_delay_ms_max)
+                retry.reset()  # the connection had lasted
+            await retry.pause()
 
     def _note_rejection(self, acceptor: int, error: PenstockError) -> None:
         self._rejections.pop(acceptor, None)

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from actors.connectors.factory import WorldOutside
+from actors.connectors.factory import ConnectorFactory
 from actors.connectors.sink_task import SinkTask
 from actors.connectors.sinks.messages import SinkWork
 from actors.connectors.sinks.sink import SinkConnector, SinkStatistics
@@ -233,7 +233,7 @@ class FaultySource:
         await self._inner.forget()
 
 
-class SimulatedOutside(WorldOutside):
+class SimulatedOutside(ConnectorFactory):
     """The service's access to these external systems. `world` is the simulation's."""
 
     def __init__(

@@ -15,9 +15,9 @@ Rules:
   all that a later `open` needs, also which exports were filled already;
 - rows of an export that was added later come only before the mark that fills it, or after that;
 - where the external system does not tell old rows, `SourceUpserts` and `ExportTruncated` are given:
-  the caller finds the old rows in its own contents (`sources.upserts` computes the changes). Order
-  within one export counts, also between these and `SourceRows`: rows given since the last mark are
-  among those that are replaced or removed;
+  the caller finds the old rows in its own contents (`connectors.ingest.contents` computes the
+  changes). Order within one export counts, also between these and `SourceRows`: rows given since
+  the last mark are among those that are replaced or removed;
 - `taken` is called when a position is durable here; only then may the external system forget what
   comes before it;
 - an error that waiting may cure (`SourceUnreachable`) ends the source: it is reopened, with

@@ -12,7 +12,6 @@ from collections.abc import Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
-import anyio
 import msgspec
 
 from actors.controller.catalog.boot import describe_dataflow
@@ -28,7 +27,7 @@ from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.errors import PenstockError, StorageError
-from actors.kernel import ActorAddress
+from actors.kernel import ActorAddress, RetryLoop
 from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import (
     AlterSource,
@@ -132,8 +131,7 @@ class StatementQueue:
 
     async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
         """Return the durable catalog, however long the store takes."""
-        settings = self._desk.settings
-        failures = 0
+        retry = RetryLoop(self._desk.settings)
         # Retried forever: with another seqno than the durable one, every later statement would
         # fail.
         while True:
@@ -141,8 +139,7 @@ class StatementQueue:
                 return await self._desk.store.read_back()
             except StorageError as error:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
-            failures += 1
-            await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
+            await retry.pause()
 
     def _change(self, statement: Statement) -> Coroutine[Any, Any, CatalogChanged]:
         desk = self._desk
@@ -191,15 +188,14 @@ class StatementQueue:
     async def _open_times(self) -> None:
         desk = self._desk
         assert desk.writer is not None, "statements are carried out by it"
-        failures = 0
+        retry = RetryLoop(desk.settings)
         while desk.frontiers.tables_upper == 0:
             try:
                 await desk.writer.ask(TickTables)
                 break
             except PenstockError as error:
                 log.warning("the tables have no first time yet, trying again: %s", error)
-            failures += 1
-            await anyio.sleep(desk.settings.retry_delay_ms(failures) / 1000)
+            await retry.pause()
         self._opening = False
 
     async def _drop(self, statement: DropObject) -> CatalogChanged:

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final, Protocol, TypeAlias
 
-import anyio
 import msgspec
 
 from actors.cluster.client import LocalClient
@@ -33,7 +32,7 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.kernel import ActorAddress, ActorContext
+from actors.kernel import ActorAddress, ActorContext, RetryLoop
 from actors.persist import CompareAndSet, PersistClient
 from actors.progress import EMPTY
 from actors.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
@@ -114,7 +113,8 @@ async def store_names(persist: PersistClient, settings: Settings, names: Sequenc
     data, unknown = encode(settings.replicas, names), False
     # Retry here is safe: a state directory has one process, and it makes one change at a time, so
     # no other writer's document is overwritten.
-    for failures in range(1, ATTEMPTS_MAX + 1):
+    retry = RetryLoop(settings, failures_max=ATTEMPTS_MAX - 1)
+    while True:
         try:
             head = await persist.head(REPLICAS_KEY)
             # An earlier attempt was carried out, though its answer was lost.
@@ -127,7 +127,8 @@ async def store_names(persist: PersistClient, settings: Settings, names: Sequenc
             if error.determinate and not unknown:
                 raise
             unknown = True
-        await anyio.sleep(settings.retry_delay_ms(failures) / 1000)
+        if not await retry.pause():
+            break
     raise StorageError(
         f"whether the replicas are {', '.join(names)} from the next start on is not known: the "
         "store does not say; look with `penstock replicas`, and try again",

@@ -335,8 +335,8 @@ class WriteGroupCommit:
         return CommitOutcome(tuple(outcomes), time, time + 1, shards)
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
-        """Append staged parts at a time of their own, without reading them: `staged.prepare` has
-        read their keys. A copy whose uuid was appended before is not appended again. Raises as
+        """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
+        has read their keys. A copy whose uuid was appended before is not appended again. Raises as
         `commit` does, and `DuplicateKey`; the parts are then discarded, unless they may have been
         appended."""
         try:

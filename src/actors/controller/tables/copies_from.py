@@ -1,7 +1,7 @@
 """Copies from files into tables (COPY FROM): the cluster reads each once, then one append adds it.
 
 A copy is checked, and its uuid looked up: one that was done before gets its old answer. Then the
-cluster stages the rows. The staged parts are prepared beside the write path (`staged.prepare`),
+cluster stages the rows. The staged parts are prepared beside the write path (`staged.claim_parts`),
 then given to the table writer, which appends them in one compare-and-append. A cluster that
 reconnects is asked again for the copies that are being read, by the same names (`commands`).
 
