@@ -11,12 +11,14 @@ import subprocess
 import sys
 import urllib.request
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 from test_wal_served import LOG, START, Served, push  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.errors import BadSettings
+from actors.errors import BadSettings, ConnectionBroken
 from actors.settings import Settings
 from actors.wal import commands as timelines
 from actors.wal.lsn import lsn_text
@@ -140,3 +142,27 @@ async def test_a_port_that_others_reach_needs_tls_and_tokens(tmp_path: Path) -> 
         await timelines._serve(settings)
     assert isinstance(failed.value.exceptions[0], BadSettings)
     assert "needs TLS and tokens" in str(failed.value.exceptions[0])
+
+
+async def test_a_silent_acceptor_does_not_hang_the_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SilentConnection:
+        def __init__(self) -> None:
+            self.aborted = False
+
+        async def query(self, _: str) -> list[Any]:
+            await anyio.sleep_forever()
+            return []
+
+        def abort(self) -> None:
+            self.aborted = True
+
+    silent = SilentConnection()
+
+    async def dialled(*_: object, **__: object) -> SilentConnection:
+        return silent
+
+    monkeypatch.setattr("actors.wal.dialling.dial", dialled)
+    monkeypatch.setenv("PENSTOCK_CONNECT_TIMEOUT_MS", "20")
+    with pytest.raises(ConnectionBroken, match="did not answer in 20 ms"):
+        await timelines._of_acceptor("127.0.0.1:1", "0" * 32, "1" * 32, "")
+    assert silent.aborted

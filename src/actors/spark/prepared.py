@@ -518,7 +518,9 @@ class PreparedSteps:
             if len(self._wide_uses) >= WIDER_KEPT_MAX:
                 del self._wide_uses[next(iter(self._wide_uses))]
             self._wide_uses[key] = uses
-            return self._find(min(found, key=lambda other: (len(other.changed), other.one_time)))
+            # Of equal ones that for a single time: it needs no windows over times.
+            best = min(found, key=lambda other: (len(other.changed), not other.one_time))
+            return self._find(best)
 
     def _keep(self, key: VariantKey, variant: PlanVariant) -> None:
         with self._lock:

@@ -23,7 +23,7 @@ from actors.commands.console import (
     run_loop,
     set_up_logging,
 )
-from actors.errors import InvalidUsage, PenstockError, WalRefused
+from actors.errors import ConnectionBroken, InvalidUsage, PenstockError, WalRefused
 from actors.settings import Settings, load
 
 if TYPE_CHECKING:
@@ -307,18 +307,22 @@ async def _of_acceptor(
         parse_addresses(address)[0], tenant, timeline, timeout_ms=limit_ms, token=token, tls=tls
     )
     try:
-        lines = await connection.query("TIMELINE_STATUS")
-        with suppress(WalRefused):  # Neon's acceptors have no such commands
-            for row in await connection.query("PEER_STATUS"):
-                told = parse_status(row)
-                more["term"] = told.term
-                more["last_log_term"] = told.last_log_term
-                more["backup"] = lsn_text(told.backup_lsn)
-                more["consumed"] = lsn_text(told.consumed_lsn)
-            more["receivers"] = [
-                {"slot": int(slot or 0), "connection": peer or "recovery", "stage": stage}
-                for slot, peer, stage in await connection.query("RECEIVER_STATUS")
-            ]
+        # An acceptor that accepts and then is silent must not hang the command.
+        with anyio.fail_after(limit_ms / 1000):
+            lines = await connection.query("TIMELINE_STATUS")
+            with suppress(WalRefused):  # Neon's acceptors have no such commands
+                for row in await connection.query("PEER_STATUS"):
+                    told = parse_status(row)
+                    more["term"] = told.term
+                    more["last_log_term"] = told.last_log_term
+                    more["backup"] = lsn_text(told.backup_lsn)
+                    more["consumed"] = lsn_text(told.consumed_lsn)
+                more["receivers"] = [
+                    {"slot": int(slot or 0), "connection": peer or "recovery", "stage": stage}
+                    for slot, peer, stage in await connection.query("RECEIVER_STATUS")
+                ]
+    except TimeoutError:
+        raise ConnectionBroken(f"acceptor {address} did not answer in {limit_ms} ms") from None
     finally:
         connection.abort()
     named = {"tenant": tenant, "timeline": timeline}
