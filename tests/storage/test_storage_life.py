@@ -1,4 +1,4 @@
-"""A source lives by its table (`storage.transitions`)."""
+"""A source lives by its table (`cluster.storage_rules`)."""
 
 from __future__ import annotations
 

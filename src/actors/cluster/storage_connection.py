@@ -1,6 +1,6 @@
 """A connection to the storage half: one client's conversation with all workers.
 
-As `connection.Connection`, and simpler: every command goes to every worker, one by one. The
+As `connection.ClusterConnection`, and simpler: every command goes to every worker, one by one. The
 `Acceptor` decides which connection is served; this half has its own, with its own adapters and
 nonces.
 """

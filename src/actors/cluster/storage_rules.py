@@ -58,7 +58,7 @@ from actors.protocol.storage import (
 from actors.settings import NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
 from actors.storage.history import StorageDefinitions
 
-# -- The storage half's state machines as data, as in `compute.transitions` ------------------------
+# -- The storage half's state machines as data, as in `cluster.rules` ------------------------
 # A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
 # `cluster.storage_rules` runs `STAGES`. `LIFE` is the life of a source or sink on all workers;
 # tests check that `storage.state` follows it.

@@ -1,6 +1,6 @@
 """Commits a step: parts first, then one compare-and-set for the output and the hidden state.
 
-An upper mismatch means that another replica was first; `rivals.Follower` reads its append.
+An upper mismatch means that another replica was first; `rivals.ReplicaFollower` reads its append.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def append_all(
     mismatch.
 
     Raises `StorageError` (indeterminate) when an earlier attempt may have been done and its
-    idempotency token (`shard.Mark`) is gone.
+    idempotency token (`shard.IdempotencyToken`) is gone.
     """
     tables = documents.tables
     done = AppendCommitted(tuple((append.shard, append.upper) for append in appends))

@@ -8,7 +8,7 @@ most a fixed factor of the live ones.
 
 **Merge.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
 one and merged in memory while they fit into the budget. Beyond that rows spill to files by ranges
-of the shard's key (`clustering.py`), else by a hash of their user columns: either way equal rows
+of the shard's key (`compaction.py`), else by a hash of their user columns: either way equal rows
 meet in one file. The budget counts decoded bytes, and a merge takes about four times as much. One
 huge group of equal rows still needs its file in memory.
 """

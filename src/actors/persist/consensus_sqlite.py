@@ -5,7 +5,7 @@ fsync); each is still judged by itself and in order. Errors before COMMIT are ro
 determinate; an I/O error of COMMIT itself is indeterminate, as the log may hold the whole
 transaction all the same.
 
-A transaction that hangs is given up after `timeout_ms` (`deadline.py`): a set is then
+A transaction that hangs is given up after `timeout_ms` (`blob_file.py`): a set is then
 indeterminate. Until its thread is back each later call waits as long, and fails.
 """
 

@@ -86,7 +86,7 @@ def _length(data: bytes) -> int:
 
 
 def decode_shard(key: str, data: bytes) -> ShardState:
-    """Decode a state, which is whole once its lists of parts were read (`part_lists.py`). Raises
+    """Decode a state, which is whole once its lists of parts were read (`parts.py`). Raises
     `CorruptData`, `StorageError` (written by a newer version)."""
     data = unsealed(key, data)
     try:

@@ -100,7 +100,7 @@ class ShardBatch(msgspec.Struct, frozen=True):
     upper: Frontier
     parts: tuple[BatchPart, ...]
     listed: PartList | None = None
-    """The list that describes the parts outside of the document (`part_lists.py`)."""
+    """The list that describes the parts outside of the document (`parts.py`)."""
 
     @property
     def is_whole(self) -> bool:

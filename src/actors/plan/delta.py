@@ -543,7 +543,7 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     """Spark settings that belong to the view (ANSI mode, time zone)."""
     fingerprint: str = ""
     policy: str = AUTO
-    """The refresh policy (`views.policy`)."""
+    """The refresh policy (`views.fingerprint`)."""
     tree: str = ""
     """The relational plan for people, a node a line."""
     nearby: tuple[NearbyRows, ...] = ()

@@ -1,12 +1,12 @@
 """The state machine of a worker's storage half: events in, effects out. Pure.
 
 Theory of operation. Commands of the client come to every worker, and render nothing: they change
-which objects are *wanted* (`history.Wanted`) and which the client *knows*. Worker 0 has the wanted
-objects rendered (`pursuits`): it looks up the state that a source resumes from, then proposes an
-internal command. Internal commands come back to every worker in one order for both halves, and only
-they change what is *rendered* (`renderings`), so all workers render alike. The owner of an object
-runs its task (`tasks`), and reports its frontier; the others report the empty frontier at once, so
-that the meet over all workers is the owner's.
+which objects are *wanted* (`history.StorageDefinitions`) and which the client *knows*. Worker 0 has
+the wanted objects rendered (`pursuits`): it looks up the state that a source resumes from, then
+proposes an internal command. Internal commands come back to every worker in one order for both
+halves, and only they change what is *rendered* (`renderings`), so all workers render alike. The
+owner of an object runs its task (`tasks`), and reports its frontier; the others report the empty
+frontier at once, so that the meet over all workers is the owner's.
 
 Rules:
 - `Hello` begins an iteration: commands are collected until `InitializationComplete`, then applied

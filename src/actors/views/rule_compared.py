@@ -2,7 +2,7 @@
 
 If the single row beside a table changes, all of the table is joined with it again. But if columns
 of the single row are read in comparisons ``column < bound`` only, most rows compare with the new
-bound as with the old, and their retractions and insertions cancel (`plan.compared_range`). So the
+bound as with the old, and their retractions and insertions cancel (`plan.nearby`). So the
 lookup reads only the rows between: an index range in place of a scan.
 
     orders ⋈ (SELECT max(placed) AS m FROM orders) on placed > m - 24 h, m not read above

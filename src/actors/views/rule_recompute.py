@@ -120,7 +120,7 @@ def _call(call: AggregateCall, index: int) -> SparkCall:
     if call.argument is None:
         return SparkCall(call.name, "count(*)", call.type)
     if call.formula is not None:
-        # The formula's value depends on the bag alone (`catalyst.aggregate_formulas`).
+        # The formula's value depends on the bag alone (`catalyst.aggregates`).
         fields = [f"{argument}.c{place}" for place in range(len(call.formula.arguments))]
         places = fields if len(fields) > 1 else [argument]
         return SparkCall(call.name, call.formula.chosen.format(*places), call.type)

@@ -19,8 +19,8 @@ with less history than the controller needs. Its visit, by kind:
 At the end of its visit a rival closes its connection, or vanishes without a word.
 
 Rules that are checked: on each connection both sides keep the rules of the protocol; responses are
-for this client, and true (`storage_checkers.ToldChecker`); a used nonce is refused and displaces no
-client; a drop is reported; no visit hangs.
+for this client, and true (`storage_checkers.StorageToldChecker`); a used nonce is refused and
+displaces no client; a drop is reported; no visit hangs.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ from actors.kernel import ActorClock
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import at_time, consolidate
 
-# -- Converts upserts into updates, for callers of `sources.source.Source`. Pure -------------------
-# Theory of operation. The changes of one mark are concatenated in order; of each key only the first
-# and the last row count. The first tells whether the key had a row before (`keys_to_find`: the
-# caller looks these rows up); the last tells the row now. So the updates are: every row found,
-# retracted; every last row that is none of `UpsertOp.DELETED`, inserted. All of it is columns at a
-# time.
+# -- Converts upserts into updates, for callers of `connectors.sources.source.SourceConnector`. Pure
+# ------------------- Theory of operation. The changes of one mark are concatenated in order; of
+# each key only the first and the last row count. The first tells whether the key had a row before
+# (`keys_to_find`: the caller looks these rows up); the last tells the row now. So the updates are:
+# every row found, retracted; every last row that is none of `UpsertOp.DELETED`, inserted. All of it
+# is columns at a time.
 #
 # Invariants: `resolve` gives no key twice with the same sign; applied to contents in which every
 # key has at most one row, it leaves every key with at most one.

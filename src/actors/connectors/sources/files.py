@@ -105,7 +105,7 @@ class FilesConfig(
 
 
 class FilesSource:
-    """Ingests the files of one place. See `sources.source.Source`."""
+    """Ingests the files of one place. See `connectors.sources.source.SourceConnector`."""
 
     def __init__(
         self, config: FilesConfig, around: ConnectorContext, opened: Opener = BucketStore.open

@@ -125,7 +125,7 @@ class GeneratorPosition(msgspec.Struct, frozen=True):
 
 
 class GeneratorSource:
-    """A source over a series. See `sources.source.Source`."""
+    """A source over a series. See `connectors.sources.source.SourceConnector`."""
 
     def __init__(self, series: EventSeries, config: GeneratorConfig, clock: ActorClock) -> None:
         self._series = series

@@ -79,8 +79,9 @@ _IN_USE: Final = "55006"
 
 
 class PostgresSource:
-    """Ingests tables of one database. See `sources.source.Source`. `id` names slot and publication
-    unless the configuration does; it must be unique among all that use the server."""
+    """Ingests tables of one database. See `connectors.sources.source.SourceConnector`. `id` names
+    slot and publication unless the configuration does; it must be unique among all that use the
+    server."""
 
     def __init__(self, config: PostgresConfig, id: str, clock: ActorClock | None = None) -> None:
         config.check()

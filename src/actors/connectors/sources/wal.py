@@ -264,7 +264,7 @@ _CANNOT_FILL: Final = (
 
 
 class WalSource:
-    """Ingests one timeline. See `sources.source.Source`."""
+    """Ingests one timeline. See `connectors.sources.source.SourceConnector`."""
 
     def __init__(self, config: WalConfig, around: ConnectorContext) -> None:
         self._config = config
