@@ -46,6 +46,7 @@ from actors.plan.delta import (
     UnionRows,
     WeighRows,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.jobs import FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
@@ -522,7 +523,9 @@ async def _resume(
         parts = scanned(persist, shard, state.schema, upper - 1, reader_id)
         async with aclosing(parts):
             async for rows in parts:
-                await engine.clock.run_blocking(partial(touched.insert, f"h{index}", rows))
+                await engine.clock.run_blocking(
+                    partial(touched.insert, InputKind.HIDDEN.text(index), rows)
+                )
     await engine.clock.run_blocking(touched.merge)
     rows = await _rows(persist, description, upper)
     return ResumedHydration(upper, touched, output_errors, tuple(source_errors), rows)

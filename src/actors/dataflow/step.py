@@ -24,14 +24,15 @@ from actors.dataflow.engine import EngineClient, JobResult
 from actors.dataflow.touched import StateLookups, StepLookups
 from actors.errors import DefiniteError, LocalProtocolError
 from actors.plan.delta import (
-    CHANGED,
     INTERVAL,
     INTERVAL_SCHEMA,
     DeltaPlan,
     PlanStratum,
+    hidden_prefix,
     missed_later,
     narrowed,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import JobRows, LikelyRun
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.nearby import nearby_rows
@@ -73,7 +74,7 @@ def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Ta
     if not plan.hidden:
         return consolidate(concat([wide], shape)), ()
     output = _part(wide, 0, OUTPUT_PREFIX, plan.output)
-    hidden = (_part(wide, k + 1, f"h{k}_", h.schema) for k, h in enumerate(plan.hidden))
+    hidden = (_part(wide, k + 1, hidden_prefix(k), h.schema) for k, h in enumerate(plan.hidden))
     return output, tuple(hidden)
 
 
@@ -96,7 +97,7 @@ def can_share_run(stratum: PlanStratum, made_here: Sequence[str], *, hidden_whol
     """Return whether a stratum may share the run of the strata before it, which make
     `made_here`."""
     for lookup in stratum.lookups:
-        if lookup.target[0] == "h" and hidden_whole:
+        if hidden_whole and InputName.parse(lookup.target).kind is InputKind.HIDDEN:
             continue
         if any(name in made_here for name, _ in lookup.origins):
             return False
@@ -114,7 +115,7 @@ def last_stratum_of_run(
     made_here: list[str] = []
     while last + 1 < len(plan.strata):
         if not (optimistic and plan.strata[last].seldom):
-            made_here.append(f"r{last}")
+            made_here.append(InputKind.RESULT.text(last))
         if not can_share_run(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
             break
         last += 1
@@ -129,7 +130,7 @@ def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = Fa
 
     If `optimistic`, strata that seldom make a row count as making none.
     """
-    made_here = {f"r{index}" for index in range(first, last + 1)}
+    made_here = {InputKind.RESULT.text(index) for index in range(first, last + 1)}
     strata = plan.strata[first : last + 1]
     if optimistic:
         read = (name for s in strata if s is strata[-1] or not s.seldom for name in s.usual)
@@ -146,9 +147,12 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     """
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
-    covered = {f"k{n}": f"d{each.source}" for n, each in enumerate(plan.covered)}
-    origins = [f"d{source}" for source in range(len(plan.sources))]
-    clocks = [f"c{k}" for k, state in enumerate(plan.hidden) if state.due]
+    covered = {
+        InputKind.COVERED.text(n): InputKind.CHANGES.text(each.source)
+        for n, each in enumerate(plan.covered)
+    }
+    origins = [InputKind.CHANGES.text(source) for source in range(len(plan.sources))]
+    clocks = [InputKind.DUE.text(k) for k, state in enumerate(plan.hidden) if state.due]
     together = [[*origins, *clocks]] if len(origins) <= CHANGED_TOGETHER_MAX else []
     for changes in together or [[each] for each in (*origins, *clocks)]:
         made, first = {*changes, *(k for k, d in covered.items() if d in changes)}, 0
@@ -160,7 +164,7 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
             changed = tuple(name for name in names if name in made)
             if changed:
                 found[first, last, changed] = None
-                made.add(f"r{last}")
+                made.add(InputKind.RESULT.text(last))
             first = last + 1
     return [LikelyRun(*run, False, optimistic) for run in found]
 
@@ -221,8 +225,9 @@ _SIMPLE: Final = (
 
 def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:
     """Return whether the strata after the first, up to `last`, read changes only from the first."""
-    names = [name for name in input_names(plan, 1, last) if name[0] in CHANGED and name != "r0"]
-    changes = [lookups.rows(name) for name in names]
+    first = InputKind.RESULT.text(0)
+    names = (name for name in input_names(plan, 1, last) if name != first)
+    changes = [lookups.rows(name) for name in names if InputName.parse(name).holds_changes]
     return not any(rows is not None and rows.num_rows for rows in changes)
 
 
@@ -230,11 +235,12 @@ async def _found(
     engine: EngineClient, plan: DeltaPlan, lookups: StepLookups, name: str
 ) -> tuple[int | None, pa.Table | None]:
     """Return the import that an input is the state of, if any, and the input's known rows."""
-    number = int(name[1:])
-    if name[0] != "n":
-        return number if name[0] == "s" else None, lookups.rows(name)
+    kind, number = InputName.parse(name)
+    if kind is not InputKind.NEARBY:
+        return number if kind is InputKind.STATE else None, lookups.rows(name)
     near = plan.nearby[number]
-    rows, changes = lookups.rows(f"s{near.source}"), lookups.rows(f"d{near.source}")
+    rows = lookups.rows(InputKind.STATE.text(near.source))
+    changes = lookups.rows(InputKind.CHANGES.text(near.source))
     if rows is None or changes is None:
         return near.source, None
     return near.source, await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
@@ -275,13 +281,13 @@ async def _made(
             schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
             narrower = len(schema.names) + 2 < rows.num_columns
             rows = rows.select([*schema.names, TIME, DIFF])
-            if narrower and input_name[0] in CHANGED:
+            if narrower and InputName.parse(input_name).holds_changes:
                 rows = await engine.work(rows.num_rows, partial(consolidate_if_smaller, rows))
             packed = await engine.pack(schema, rows)
             # The run reads the file, so it is removed afterwards.
             stack.push_async_callback(engine.discard, packed)
             inputs[input_name] = packed
-        if not any(given_name[0] in CHANGED for given_name in inputs):
+        if not any(InputName.parse(given_name).holds_changes for given_name in inputs):
             return None
         job_id = engine.job_id(*name, f"{first}-{last}")
         step = StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi, optimistic=optimistic)
@@ -458,10 +464,12 @@ def whole_job(
     # Without earlier rows all changes are up to the edges, and strata that seldom make a row make
     # none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
-    inputs = {each: sources[int(each[1:])] for each in names if each[0] == "d"}
+    parsed = ((each, *InputName.parse(each)) for each in names)
+    inputs = {each: sources[n] for each, kind, n in parsed if kind is InputKind.CHANGES}
     for number, covered in enumerate(plan.covered):
-        if f"k{number}" in names:
-            inputs[f"k{number}"] = sources[covered.source]
+        covered_name = InputKind.COVERED.text(number)
+        if covered_name in names:
+            inputs[covered_name] = sources[covered.source]
     if INTERVAL in names:
         inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")

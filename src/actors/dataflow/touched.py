@@ -32,6 +32,7 @@ from actors.errors import InvalidUsage, ReadBelowSince
 from actors.persist import PersistClient
 from actors.persist.filtering import PartVerdict
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, PlanStratum, StateLookup
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import ComparedRange, covered_changes, rows_in_range
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import between, concat, consolidate, consolidate_keyed, set_column
@@ -88,8 +89,8 @@ class ImportArrangements:
         self.uses = source_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], ArrangementHandle] = {}
         """Handles by (``s{n}``, key); the key is empty if any arrangement can serve."""
-        for target, key in _wanted(plan, "s"):
-            source = int(target[1:])
+        for target, key in _wanted(plan, InputKind.STATE):
+            source = InputName.parse(target).number
             shard, use = shards[source], self.uses[source]
             try:
                 handle = arrangements.open(shard, key, use.schema, lo, use.state)
@@ -125,24 +126,30 @@ class StateLookups:
         """Open the arrangements; `hidden` are the shards of the hidden states, in order."""
         self.imports = ImportArrangements(plan, shards, arrangements, lo)
         self._arrangements = arrangements
-        self._schemas = {f"s{i}": use.schema for i, use in enumerate(self.imports.uses)}
-        self._schemas |= {f"h{k}": state.schema for k, state in enumerate(plan.hidden)}
+        self._schemas = {
+            InputKind.STATE.text(i): use.schema for i, use in enumerate(self.imports.uses)
+        }
+        self._schemas |= {
+            InputKind.HIDDEN.text(k): state.schema for k, state in enumerate(plan.hidden)
+        }
         self.covered = plan.covered
-        self._due = {f"h{k}": state for k, state in enumerate(plan.hidden) if state.due}
+        self._due = {
+            InputKind.HIDDEN.text(k): state for k, state in enumerate(plan.hidden) if state.due
+        }
         self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
         self._inserts: dict[str, int] = {}
         self.rows_read = 0
         """Number of rows that lookups returned so far."""
         self.hidden_groups = 0
         """Number of rows (groups) of all hidden states."""
-        for number, (target, key) in enumerate(_wanted(plan, "h")):
+        for number, (target, key) in enumerate(_wanted(plan, InputKind.HIDDEN)):
             place = directory / f"{target}-{number}"
             by_key = self._hidden.setdefault(target, {})
             try:
                 by_key[key] = Arrangement(place, self._schemas[target], key)
             except InvalidUsage:
                 by_key[key] = Arrangement(place, self._schemas[target], ())
-            shard = hidden[int(target[1:])] if hidden else target
+            shard = hidden[InputName.parse(target).number] if hidden else target
             arrangements.note_private(by_key[key], shard)
 
     @property
@@ -176,9 +183,9 @@ class StateLookups:
         """
         for (target, _), handle in self.imports.handles.items():
             nothing = handle.schema.arrow_updates().empty_table()
-            handle.step(imports[int(target[1:])] if imports else nothing, hi)
+            handle.step(imports[InputName.parse(target).number] if imports else nothing, hi)
         for index, delta in enumerate(hidden):
-            self.insert(f"h{index}", delta)
+            self.insert(InputKind.HIDDEN.text(index), delta)
         self.imports.lo = hi
 
     def merge(self) -> None:
@@ -215,7 +222,7 @@ class StateLookups:
         return self._counted(self._scanned(target))
 
     def _scanned(self, target: str) -> pa.Table:
-        if target[0] == "h":
+        if InputName.parse(target).kind is InputKind.HIDDEN:
             arrangement = next(iter(self._hidden[target].values()))
             return arrangement.scan(arrangement.upper)
         handles = self.imports.handles.items()
@@ -226,7 +233,7 @@ class StateLookups:
         position)."""
         if not key:
             return self.scan(target)
-        if target[0] == "h":
+        if InputName.parse(target).kind is InputKind.HIDDEN:
             arrangement = self._hidden[target][key]
             # A key that cannot be compared by hash: scan.
             if not arrangement.key:
@@ -257,7 +264,8 @@ class StateLookups:
             rows = rows.filter(pc.less(rows[state.due], pa.scalar(hi, pa.int64())))
             shape = state.schema.arrow_updates()
             timed = set_column(rows.select(shape.names).cast(shape), TIME, rows[state.due])
-            found[f"c{target[1:]}"] = consolidate(timed)
+            name = InputKind.DUE.text(InputName.parse(target).number)
+            found[name] = consolidate(timed)
         return found
 
     def _counted(self, found: pa.Table) -> pa.Table:
@@ -265,12 +273,17 @@ class StateLookups:
         return found
 
 
-def _wanted(plan: DeltaPlan, kind: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the (target, key)s that lookups name."""
+def _wanted(plan: DeltaPlan, kind: InputKind) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the (target, key)s of one kind of targets that lookups name."""
     lookups = [lookup for stratum in plan.strata for lookup in stratum.lookups]
-    found = dict.fromkeys((each.target, each.key) for each in lookups if each.target[0] == kind)
-    if kind == "h":
-        found |= {(f"h{k}", (s.bucket,)): None for k, s in enumerate(plan.hidden) if s.due}
+    own = (each for each in lookups if InputName.parse(each.target).kind is kind)
+    found = dict.fromkeys((each.target, each.key) for each in own)
+    if kind is InputKind.HIDDEN:
+        found |= {
+            (InputKind.HIDDEN.text(k), (s.bucket,)): None
+            for k, s in enumerate(plan.hidden)
+            if s.due
+        }
     # Any arrangement of a target can be scanned, so an empty key needs one only if there is no
     # other.
     keyed = {target for target, key in found if key}
@@ -289,7 +302,9 @@ class StepLookups:
     ) -> None:
         """Create the lookups; `due` are the changes by the clock, by the input's name."""
         self._touched = touched
-        self._rows: dict[str, pa.Table] = {f"d{i}": delta for i, delta in enumerate(deltas)}
+        self._rows: dict[str, pa.Table] = {
+            InputKind.CHANGES.text(i): delta for i, delta in enumerate(deltas)
+        }
         self._rows |= due
         self._state_time = max(lo - 1, 0)
         self._whole: set[str] = set()
@@ -301,21 +316,22 @@ class StepLookups:
 
     def rows(self, name: str) -> pa.Table | None:
         """Return an input's rows by its name, as far as they are known."""
-        if name[0] == "k" and name not in self._rows:
-            covered = self._touched.covered[int(name[1:])]
-            changes, edges = self._rows[f"d{covered.source}"], self._rows.get(f"h{covered.edges}")
+        kind, number = InputName.parse(name)
+        if kind is InputKind.COVERED and name not in self._rows:
+            covered = self._touched.covered[number]
+            edges_name = InputKind.HIDDEN.text(covered.edges)
+            changes = self._rows[InputKind.CHANGES.text(covered.source)]
+            edges = self._rows.get(edges_name)
             if edges is None:
                 # The edges are not looked up yet: until then all changes count.
                 return changes
             # Replacing the edges is safe: only the covered changes read them.
-            self._rows[name], self._rows[f"h{covered.edges}"] = covered_changes(
-                changes, edges, covered
-            )
+            self._rows[name], self._rows[edges_name] = covered_changes(changes, edges, covered)
         return self._rows.get(name)
 
     def made(self, index: int, rows: pa.Table) -> None:
         """Add the output of a stratum that has run."""
-        self._rows[f"r{index}"] = rows
+        self._rows[InputKind.RESULT.text(index)] = rows
 
     def follow(self, strata: Sequence[PlanStratum], *, whole_hidden: bool) -> None:
         """Run the lookups of the strata; afterwards `rows` has their state inputs.
@@ -329,7 +345,7 @@ class StepLookups:
             earlier = self._rows.get(target)
             if target in self._whole:
                 continue
-            if target[0] == "h" and whole_hidden:
+            if whole_hidden and InputName.parse(target).kind is InputKind.HIDDEN:
                 # This replaces the part that an earlier run may have looked up.
                 found, earlier = self._settled(target, touched.scan(target)), None
                 self._whole.add(target)
@@ -381,7 +397,7 @@ class StepLookups:
         if name not in self._whole and lookup.fills and lookup.fills[place]:
             found = [each for n in lookup.fills[place] for each in self._found.get(n, ())]
             rows = concat(found, self._touched.schema(name).arrow_updates()) if found else None
-        if rows is None and name[0] in "sh":
+        if rows is None and InputName.parse(name).is_looked_up:
             raise InvalidUsage(f"lookup of {lookup.target} by rows of {name}, not looked up")
         return rows
 
@@ -451,7 +467,7 @@ async def make_ready(
     Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
     """
     for (target, _), handle in imports.handles.items():
-        schema = sources[int(target[1:])].schema
+        schema = sources[InputName.parse(target).number].schema
         while not handle.ready:
             if handle.upper:
                 await _close_gap(engine, persist, handle, schema, reader_id)

@@ -3,7 +3,7 @@
 A small algebra over *updates*: every relation here has its columns plus ``__time`` and
 ``__diff``. The same plan runs on Spark (`actors.spark`) and in pure Python (`actors.testing`).
 
-Inputs of a stratum are named:
+Inputs of a stratum are named (`plan.input_names` makes and takes apart the names):
 
 - ``d{n}``  the delta of import n: its updates with ``lo <= time < hi``;
 - ``s{n}``  the state of import n: (a superset of) its updates with ``time < lo`` that the
@@ -27,16 +27,13 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import ComparedRange, CoveredChanges, NearbyRows
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import TableColumn, TableSchema
 
 AUTO: Final = "auto"
-CHANGED: Final = "drck"
-"""The letters of inputs that hold changes, as against state."""
-STATE_LETTERS: Final = "hc"
-"""The letters of inputs with the columns of a hidden state."""
-INTERVAL: Final = "i0"
+INTERVAL: Final = InputKind.INTERVAL.text(0)
 INTERVAL_SCHEMA: Final = TableSchema((TableColumn("lo", "bigint"), TableColumn("hi", "bigint")))
 DUE_BUCKET_MS: Final = 1000
 """Milliseconds that share one value of `HiddenState.bucket`."""
@@ -481,7 +478,11 @@ def missed_later(
     """Return whether later strata read an output that a run of strata `first` to `last` does not
     hand out: it hands out the last one's alone. With `optimistic`, strata that seldom make a row do
     not count."""
-    inner = {f"r{k}" for k in range(first, last) if not (optimistic and strata[k].seldom)}
+    inner = {
+        InputKind.RESULT.text(k)
+        for k in range(first, last)
+        if not (optimistic and strata[k].seldom)
+    }
     later = strata[last + 1 :] if inner else ()
     return any(
         not inner.isdisjoint(stratum.inputs)
@@ -575,25 +576,39 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         input."""
         if name == INTERVAL:
             return INTERVAL_SCHEMA
-        number = int(name[1:]) if name[1:].isdigit() else -1
+        found = InputName.find(name)
+        if found is None:
+            return None
         schemas: tuple[TableSchema, ...] = ()
-        if name[:1] in STATE_LETTERS:
-            schemas = tuple(state.schema for state in self.hidden)
-        elif name[:1] in ("d", "s"):
-            schemas = self.source_schemas
-        elif name[:1] == "n":
-            schemas = tuple(self.source_schemas[near.source] for near in self.nearby)
-        elif name[:1] == "k":
-            schemas = tuple(self.source_schemas[each.source] for each in self.covered)
-        return schemas[number] if 0 <= number < len(schemas) else None
+        match found.kind:
+            case InputKind.HIDDEN | InputKind.DUE:
+                schemas = tuple(state.schema for state in self.hidden)
+            case InputKind.CHANGES | InputKind.STATE:
+                schemas = self.source_schemas
+            case InputKind.NEARBY:
+                schemas = tuple(self.source_schemas[near.source] for near in self.nearby)
+            case InputKind.COVERED:
+                schemas = tuple(self.source_schemas[each.source] for each in self.covered)
+        return schemas[found.number] if found.number < len(schemas) else None
 
     def input_names(self) -> list[str]:
         """Return the names of all inputs but strata's outputs."""
-        found = [f"{letter}{i}" for i in range(len(self.source_schemas)) for letter in "ds"]
-        found += [f"{letter}{k}" for k in range(len(self.hidden)) for letter in STATE_LETTERS]
-        found += [f"n{k}" for k in range(len(self.nearby))]
-        found += [f"k{k}" for k in range(len(self.covered))]
+        of_sources = InputKind.CHANGES, InputKind.STATE
+        of_hidden = InputKind.HIDDEN, InputKind.DUE
+        found = [kind.text(i) for i in range(len(self.source_schemas)) for kind in of_sources]
+        found += [kind.text(k) for k in range(len(self.hidden)) for kind in of_hidden]
+        found += [InputKind.NEARBY.text(k) for k in range(len(self.nearby))]
+        found += [InputKind.COVERED.text(k) for k in range(len(self.covered))]
         return [*found, INTERVAL]
+
+
+def hidden_prefix(number: int) -> str:
+    """Return the prefix of a hidden state's columns in the table of all deltas (`DeltaPlan`).
+
+    >>> hidden_prefix(2)
+    'h2_'
+    """
+    return f"{InputKind.HIDDEN.text(number)}_"
 
 
 def narrowed(schema: TableSchema, name: str, strata: Iterable[PlanStratum]) -> TableSchema:

@@ -30,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from actors.plan.input_names import InputKind
 from actors.plan.schema import DIFF, TIME
 
 # Rows between the old and the new value of a bound: all that a change of the bound can affect
@@ -330,7 +331,7 @@ class CoveredChanges(msgspec.Struct, frozen=True):
     def text(self) -> str:
         """Return a text for people that says which changes these are."""
         by = f" by {', '.join(self.keys)}" if self.keys else ""
-        return f"up to the edges in h{self.edges}{by}"
+        return f"up to the edges in {InputKind.HIDDEN.text(self.edges)}{by}"
 
 
 def covered_changes(

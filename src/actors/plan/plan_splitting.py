@@ -42,6 +42,7 @@ from actors.plan.delta import (
     columns_of,
     tops,
 )
+from actors.plan.input_names import InputKind, InputName
 
 SHARED_NODES_MIN: Final = 4
 """Smaller subtrees are written again: a name for them would cost as much."""
@@ -206,7 +207,7 @@ class _Divider:
     def _named(self, node: Node) -> NamedInput:
         """Make a stratum of a divided node, and return its name as an input."""
         self._made.append(node)
-        return NamedInput(f"r{len(self._made) - 1}", columns_of(node))
+        return NamedInput(InputKind.RESULT.text(len(self._made) - 1), columns_of(node))
 
     def _renamed(self, node: NamedInput) -> NamedInput:
         name = renamed(node.name, self._places)
@@ -215,7 +216,8 @@ class _Divider:
 
 def renamed(name: str, places: Sequence[int]) -> str:
     """Return an input's name among divided strata."""
-    return f"r{places[int(name[1:])]}" if name[0] == "r" else name
+    kind, number = InputName.parse(name)
+    return kind.text(places[number]) if kind is InputKind.RESULT else name
 
 
 def _padding(node: Node) -> bool:
@@ -241,7 +243,9 @@ def split_statements(
     # One stratum more at a time: each that is run by itself changes the sizes of all above it.
     while True:
         sizes = _sizes(strata, first, last, filled, kept, without)
-        large = [index for index in (*kept, last) if sizes[f"r{index}"] > nodes_max]
+        large = [
+            index for index in (*kept, last) if sizes[InputKind.RESULT.text(index)] > nodes_max
+        ]
         found = next((k for t in large if (k := _best(strata, first, t, sizes, kept)) >= 0), -1)
         left = {*kept, *without}
         made = [_statement(strata, first, target, left) for target in (*sorted(kept), last)]
@@ -256,7 +260,9 @@ def _computed_twice(made: Sequence[tuple[int, ...]], sizes: Sizes, nodes_max: in
     """Return the largest stratum that several statements would compute; -1 if none is worth a
     statement of its own."""
     times = Counter(index for statement in made for index in statement[:-1])
-    again = [(sizes[f"r{index}"], index) for index, count in times.items() if count > 1]
+    again = [
+        (sizes[InputKind.RESULT.text(index)], index) for index, count in times.items() if count > 1
+    ]
     size, found = max(again, default=(0, -1))
     return found if size * COMPUTED_TWICE_PART > nodes_max else -1
 
@@ -268,7 +274,7 @@ def statement_sizes(strata: Sequence[Node], inputs: Collection[str], nodes_max: 
     found = split_statements(made, 0, len(made) - 1, inputs, nodes_max)
     kept = [piece[-1] for piece in found[:-1]]
     sizes = _sizes(made, 0, len(made) - 1, inputs, kept)
-    return [sizes[f"r{piece[-1]}"] for piece in found]
+    return [sizes[InputKind.RESULT.text(piece[-1])] for piece in found]
 
 
 def _sizes(
@@ -286,7 +292,7 @@ def _sizes(
     sizes = dict.fromkeys(filled, 1)
     own: Sizes = {}
     for index in range(first, last + 1):
-        name = f"r{index}"
+        name = InputKind.RESULT.text(index)
         own[name] = 0 if index in without else nodes(strata[index], sizes)
         sizes[name] = min(own[name], 1) if index in kept else own[name]
     return sizes | own
@@ -300,18 +306,19 @@ def _best(strata: Strata, first: int, target: int, sizes: Sizes, kept: Collectio
     for index in range(target, first - 1, -1):
         if not times[index] or (index in kept and index != target):
             continue
-        spared = times[index] * (sizes[f"r{index}"] - 1)
+        spared = times[index] * (sizes[InputKind.RESULT.text(index)] - 1)
         if index != target and spared > most:
             best, most = index, spared
         for name in _named(strata[index], sizes):
-            times[int(name[1:])] += times[index]
+            times[InputName.parse(name).number] += times[index]
     return best
 
 
 def _named(node: Node, sizes: Sizes) -> list[str]:
     """Return the strata that a node names, as often as it does, where they make rows."""
     if isinstance(node, NamedInput):
-        return [node.name] if node.name[0] == "r" and sizes.get(node.name) else []
+        named = InputName.parse(node.name).kind is InputKind.RESULT
+        return [node.name] if named and sizes.get(node.name) else []
     return [name for child in children(node) for name in _named(child, sizes)]
 
 
@@ -320,8 +327,9 @@ def _statement(strata: Strata, first: int, target: int, left: Collection[int]) -
     wanted = {target}
     for index in range(target, first - 1, -1):
         if index in wanted:
-            below = (int(name[1:]) for name in _inputs(strata[index]) if name[0] == "r")
-            wanted |= {other for other in below if other >= first and other not in left}
+            below = map(InputName.parse, _inputs(strata[index]))
+            results = (number for kind, number in below if kind is InputKind.RESULT)
+            wanted |= {other for other in results if other >= first and other not in left}
     return tuple(sorted(wanted))
 
 

@@ -48,6 +48,7 @@ from actors.plan.delta import (
     UnionRows,
     WeighRows,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import FileDone
 from actors.plan.schema import TIME
 
@@ -93,7 +94,9 @@ def makes_few_rows(node: Node, strata: Mapping[str, Node]) -> bool:
         case NamedInput():
             below = strata.get(node.name)
             # A hidden state has the rows of a grouping.
-            return node.name[0] == "h" if below is None else makes_few_rows(below, strata)
+            if below is None:
+                return InputName.parse(node.name).kind is InputKind.HIDDEN
+            return makes_few_rows(below, strata)
         case ReduceGroups() | RecomputeGroups():
             return True
         case (

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import CHANGED, INTERVAL, DeltaPlan, Node
+from actors.plan.delta import INTERVAL, DeltaPlan, Node, hidden_prefix
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import PlanPrepared, PreparePlan
 from actors.plan.plan_splitting import divide_strata, renamed, split_statements
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
@@ -63,9 +64,9 @@ class PreparedPlan:
         known = plan.input_schema(name)
         if known is not None:
             return known
-        number = int(name[1:]) if name[1:].isdigit() else -1
-        if name[:1] == "r" and 0 <= number < len(self.strata):
-            return self.stratum(bridge, number)
+        match InputName.find(name):
+            case InputName(InputKind.RESULT, number) if number < len(self.strata):
+                return self.stratum(bridge, number)
         raise InvalidUsage(f"the plan has no input {name!r}")
 
     def bounds(self, first: int, last: int) -> tuple[int, int]:
@@ -89,7 +90,7 @@ class PreparedPlan:
         """Return the strata of each statement, with rows in these deltas and outputs of earlier
         strata. A `fresh` view has no state. `optimistic`: strata that seldom make a row make
         none."""
-        changed = frozenset(name for name in filled if name[0] in CHANGED)
+        changed = frozenset(name for name in filled if InputName.parse(name).holds_changes)
         key = (first, last, changed, fresh, optimistic)
         found = self._pieces.get(key)
         if found is None:
@@ -97,7 +98,8 @@ class PreparedPlan:
             if not fresh:
                 # State counts as filled: whether it happens to be empty must not decide which plans
                 # there are.
-                states = {name for name in self.plan.input_names() if name[0] in "shn"}
+                names = self.plan.input_names()
+                states = {name for name in names if InputName.parse(name).holds_state}
             without = self._seldom if optimistic else frozenset()
             inputs = changed | states | {INTERVAL}
             # The last stratum makes the answer and is never taken for empty.
@@ -163,7 +165,9 @@ def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> 
 def _check_hidden(made: TableSchema, plan: DeltaPlan) -> None:
     """Check that the last stratum makes all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
     prefixed = [("o_", plan.output)]
-    prefixed += [(f"h{number}_", hidden.schema) for number, hidden in enumerate(plan.hidden)]
+    prefixed += [
+        (hidden_prefix(number), hidden.schema) for number, hidden in enumerate(plan.hidden)
+    ]
     wanted = (
         *(
             TableColumn(f"{prefix}{column.name}", column.type)

@@ -37,7 +37,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from actors.errors import OperationCanceled
-from actors.plan.delta import CHANGED
+from actors.plan.input_names import InputName
 from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge, SessionBridge
@@ -251,7 +251,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     @property
     def changed(self) -> frozenset[str]:
         """Return the inputs that hold changes, as against state, and have rows."""
-        return frozenset(name for name in self.tables if name[0] in CHANGED)
+        return frozenset(name for name in self.tables if InputName.parse(name).holds_changes)
 
 
 class VariantKey(NamedTuple):
@@ -464,7 +464,12 @@ class PreparedSteps:
         # Unchanged deltas are left out of the text: they are neither planned nor run. State that
         # happens to be empty gets a slot, so that hot and cold groups make no variants of their
         # own.
-        viewed = [n for n in request.schemas if n in request.changed or n[0] not in CHANGED]
+        changed = request.changed
+        viewed = [
+            name
+            for name in request.schemas
+            if name in changed or not InputName.parse(name).holds_changes
+        ]
         relations = {
             name: SessionRelation(schema, f"__{name}" if name in viewed else None)
             for name, schema in request.schemas.items()

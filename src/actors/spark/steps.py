@@ -27,7 +27,6 @@ from pyspark.sql import DataFrame
 
 from actors.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
 from actors.plan.delta import (
-    CHANGED,
     INTERVAL,
     ConsolidateRows,
     DeltaPlan,
@@ -35,6 +34,7 @@ from actors.plan.delta import (
     narrowed,
     summed_first,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import (
     FileDone,
     JobRows,
@@ -196,7 +196,7 @@ def _run_strata(
     again = True
     for piece in earlier:
         rows, known = _inner(slot, prepared, job, piece, loaded, small=small)
-        loaded[f"r{piece[-1]}"] = rows
+        loaded[InputKind.RESULT.text(piece[-1])] = rows
         again &= known
     root = prepared.strata[last]
     # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
@@ -221,7 +221,7 @@ def _run_strata(
         changed = tuple(
             name
             for name in job.inputs
-            if name[0] in CHANGED and not loaded[prepared.named(name)].empty
+            if InputName.parse(name).holds_changes and not loaded[prepared.named(name)].empty
         )
         own = LikelyRun(job.first, job.last, changed, work.one_time, job.optimistic)
         answer = msgspec.structs.replace(answer, frequent=own)
@@ -284,7 +284,7 @@ def _work(
 ) -> _Work:
     """Return strata of a step with the rows that they read."""
     needed = {name for index in chosen for name in leaves(prepared.strata[index])}
-    needed -= {f"r{index}" for index in chosen}
+    needed -= {InputKind.RESULT.text(index) for index in chosen}
     mine = {name: rows for name, rows in loaded.items() if name in needed}
     # A temporal filter may make changes at several times of changes at one.
     at_one_time = is_at_one_time(loaded) and not prepared.plan.temporal
@@ -346,7 +346,9 @@ class _Work(msgspec.Struct, frozen=True):
     def large(self, collected_bytes_max: int) -> bool:
         """Return whether the answer is probably too large to be collected."""
         read = sum(rows.bytes for rows in self.loaded.values())
-        strata = {f"r{index}": node for index, node in enumerate(self.prepared.strata)}
+        strata = {
+            InputKind.RESULT.text(index): node for index, node in enumerate(self.prepared.strata)
+        }
         few = read <= collected_bytes_max or makes_few_rows(
             self.prepared.strata[self.chosen[-1]], strata
         )
@@ -399,7 +401,7 @@ def _check_range(plan: DeltaPlan, run: RunStep | LikelyRun) -> None:
 
 def _needed(plan: DeltaPlan, job: RunStep) -> frozenset[str]:
     """Return the inputs that the step's strata read and do not make themselves."""
-    made = {f"r{index}" for index in range(job.first, job.last)}
+    made = {InputKind.RESULT.text(index) for index in range(job.first, job.last)}
     nodes = [plan.strata[index].node for index in range(job.first, job.last + 1)]
     return frozenset({name for node in nodes for name in leaves(node)} - made)
 
@@ -516,7 +518,7 @@ def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
     """Return whether all changes (not the state) surely are at one time."""
     times: set[int] = set()
     for name, rows in loaded.items():
-        if name[0] in CHANGED and not rows.empty:
+        if InputName.parse(name).holds_changes and not rows.empty:
             if rows.files or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])

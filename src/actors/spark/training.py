@@ -26,6 +26,7 @@ from actors.plan.delta import (
     ReduceGroups,
     SelectColumns,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.jobs import (
     AnalyzeStatement,
     ComputeDifference,
@@ -45,19 +46,21 @@ from actors.spark.plans import PreparedPlan
 from actors.spark.session import JAVA_OPTIONS, open_session, spark_conf
 
 STATUS_FAILED: Final = 2
+CHANGES: Final = InputKind.CHANGES.text(0)
+STATE: Final = InputKind.STATE.text(1)
 TABLE: Final = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
 JOINED: Final = PairRows(
     SelectColumns(
-        NamedInput("d0", TABLE.names),
+        NamedInput(CHANGES, TABLE.names),
         (NamedExpression("a_k", "k"), NamedExpression("a_v", "upper(v)")),
     ),
     SelectColumns(
-        NamedInput("s1", TABLE.names), (NamedExpression("b_k", "k"), NamedExpression("b_v", "v"))
+        NamedInput(STATE, TABLE.names), (NamedExpression("b_k", "k"), NamedExpression("b_v", "v"))
     ),
     (("a_k", "b_k"),),
 )
 COUNTED: Final = ReduceGroups(
-    NamedInput("d0", TABLE.names),
+    NamedInput(CHANGES, TABLE.names),
     (NamedExpression("k", "k"),),
     (AdditiveMeasure("m", "count", "v", "bigint"),),
 )
@@ -89,7 +92,7 @@ def jobs() -> Iterator[tuple[Job, PreparedPlan | None]]:
         strata = (PlanStratum((), node, ()),)
         plan = DeltaPlan(("t", "u"), (TABLE, TABLE), output, "", "incremental", "", strata)
         prepared = PreparedPlan(plan)
-        inputs = {"d0": given} | ({"s1": given} if name == "join" else {})
+        inputs = {CHANGES: given} | ({STATE: given} if name == "join" else {})
         yield PreparePlan(f"prepare {name}", name, plan), prepared
         for lo in (0, 1, 1):  # anew; prepared; executed again
             yield RunStep(f"step {name}", name, 0, 0, inputs, lo, 2), prepared

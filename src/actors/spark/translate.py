@@ -40,6 +40,7 @@ from actors.plan.delta import (
     WeighRows,
     columns_of,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME
 from actors.spark.fragments import (
@@ -70,7 +71,7 @@ __all__ = [
 ]
 
 
-_RELATION: Final = re.compile(r"\b(?:__\w+|r\d+)\b")
+_RELATION: Final = re.compile(rf"\b(?:__\w+|{InputKind.RESULT}\d+)\b")
 
 
 def relation_uses(bodies: Sequence[tuple[str, str]]) -> Counter[str]:
@@ -122,9 +123,9 @@ class PlanTranslator(GroupRendering, LimitRendering):
         `root` replaces the last one's node.
         """
         # One text is one call into the JVM and one analysis; frames made node by node take dozens.
-        self._strata = {f"r{index}": node for index, node in enumerate(strata)}
+        self._strata = {InputKind.RESULT.text(index): node for index, node in enumerate(strata)}
         *before, last = chosen
-        bodies = {f"r{index}": self.text(strata[index]) for index in before}
+        bodies = {InputKind.RESULT.text(index): self.text(strata[index]) for index in before}
         made = [f"{name} AS (\n{text}\n)" for name, text in bodies.items()]
         prefix = f"WITH {', '.join(made)}\n" if made else ""
         whole = self.text(strata[last] if root is None else root)

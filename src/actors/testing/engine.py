@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 
 from actors.errors import DefiniteError, InvalidUsage, OperationCanceled, PenstockError
 from actors.kernel import Actor, ReplySlot, RunningEffect
-from actors.plan.delta import DeltaPlan, summed_first
+from actors.plan.delta import DeltaPlan, hidden_prefix, summed_first
+from actors.plan.input_names import InputKind
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     AnalyzeStatement,
@@ -215,7 +216,9 @@ def _check(plan: DeltaPlan) -> None:
     prefix = "o_" if plan.hidden else ""
     wanted = [(prefix + column.name, column.type) for column in plan.output.columns]
     for index, state in enumerate(plan.hidden):
-        wanted += [(f"h{index}_{column.name}", column.type) for column in state.schema.columns]
+        wanted += [
+            (hidden_prefix(index) + column.name, column.type) for column in state.schema.columns
+        ]
     if plan.hidden:
         wanted.append((TO, "int"))
     for name, kind in wanted:
@@ -251,7 +254,7 @@ def run_strata(
         made = runner.run(plan.strata[index].node)
         if optimistic and plan.strata[index].seldom and index < last:
             made = NodeRelation(made.columns, [])
-        runner.inputs[f"r{index}"] = made
+        runner.inputs[InputKind.RESULT.text(index)] = made
     return made
 
 
@@ -270,7 +273,8 @@ def _empty_inputs(plan: DeltaPlan, first: int) -> dict[str, NodeRelation]:
     runner = NodeRunner(found, 1, 2)
     for index in range(first):
         columns = runner.run(plan.strata[index].node).columns
-        found[f"r{index}"] = runner.inputs[f"r{index}"] = NodeRelation(columns, [])
+        name = InputKind.RESULT.text(index)
+        found[name] = runner.inputs[name] = NodeRelation(columns, [])
     return found
 
 

@@ -25,7 +25,15 @@ import pyarrow as pa
 
 from actors.errors import DefiniteError, InvalidUsage
 from actors.kernel import ActorAddress
-from actors.plan.delta import INTERVAL, INTERVAL_SCHEMA, DeltaPlan, StateLookup, missed_later
+from actors.plan.delta import (
+    INTERVAL,
+    INTERVAL_SCHEMA,
+    DeltaPlan,
+    StateLookup,
+    hidden_prefix,
+    missed_later,
+)
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import (
     AnalyzeStatement,
     Answer,
@@ -243,7 +251,7 @@ class MaintainedView:
         self._steps = 0
         self._states: dict[str, WeightedRows] = {}
         for index, schema in enumerate(plan.source_schemas):
-            self._states[f"s{index}"] = WeightedRows(schema)
+            self._states[InputKind.STATE.text(index)] = WeightedRows(schema)
         self._forget_hidden()
 
     async def prepare(self) -> None:
@@ -284,17 +292,17 @@ class MaintainedView:
         for index, delta in enumerate(deltas):
             taken = _between(delta, lo, hi)
             self.inputs[index] += taken
-            self._states[f"s{index}"].add(taken)
+            self._states[InputKind.STATE.text(index)].add(taken)
 
     def _forget_hidden(self) -> None:
         self.hidden = tuple([] for _ in self.plan.hidden)
         for index, state in enumerate(self.plan.hidden):
-            self._states[f"h{index}"] = WeightedRows(state.schema)
+            self._states[InputKind.HIDDEN.text(index)] = WeightedRows(state.schema)
 
     def _take_hidden(self, hidden: Sequence[list[Row]]) -> None:
         for index, updates in enumerate(hidden):
             self.hidden[index].extend(updates)
-            self._states[f"h{index}"].add(updates)
+            self._states[InputKind.HIDDEN.text(index)].add(updates)
 
     async def _recompute(self, time: int) -> None:
         """Compute the view at one time from scratch, and append the difference to its output."""
@@ -315,7 +323,9 @@ class MaintainedView:
     async def _from_scratch(self, time: int) -> None:
         plan = self.plan
         inputs = {
-            f"d{index}": rows_message(schema, weighted(accumulated(updates, time), time))
+            InputKind.CHANGES.text(index): rows_message(
+                schema, weighted(accumulated(updates, time), time)
+            )
             for index, (schema, updates) in enumerate(
                 zip(plan.source_schemas, self.inputs, strict=True)
             )
@@ -337,7 +347,7 @@ class MaintainedView:
         plan = self.plan
         found: dict[str, NodeRelation] = {}
         for index, delta in enumerate(deltas):
-            found[f"d{index}"] = _relation(plan.source_schemas[index], delta)
+            found[InputKind.CHANGES.text(index)] = _relation(plan.source_schemas[index], delta)
         found |= self._due(hi)
         found[INTERVAL] = _relation(INTERVAL_SCHEMA, [((lo, hi), 0, 1)])
         taken: dict[str, set[tuple[Any, ...]]] = {}
@@ -360,7 +370,7 @@ class MaintainedView:
             }
             job = RunStep(self._engine.job_id(), self._dataflow, first, upto, inputs, lo, hi)
             table = await self._engine.rows(job)
-            found[f"r{upto}"] = _made(table)
+            found[InputKind.RESULT.text(upto)] = _made(table)
             first = upto + 1
         assert table is not None
         self.rows_read.append(sum(len(rows) for rows in taken.values()))
@@ -374,23 +384,28 @@ class MaintainedView:
         """Return the inputs of rows near changes, for sources whose rows were looked up."""
         made = {}
         for index, near in enumerate(self.plan.nearby):
-            rows, changes = found.get(f"s{near.source}"), found[f"d{near.source}"]
+            rows = found.get(InputKind.STATE.text(near.source))
+            changes = found[InputKind.CHANGES.text(near.source)]
             if rows is not None:
                 thinned = nearby_rows(table_of(rows), table_of(changes), near)
                 names = [name for name, _ in rows.columns]
-                made[f"n{index}"] = NodeRelation(rows.columns, updates_of(thinned, names))
+                made[InputKind.NEARBY.text(index)] = NodeRelation(
+                    rows.columns, updates_of(thinned, names)
+                )
         return made
 
     def _covered(self, found: dict[str, NodeRelation]) -> dict[str, NodeRelation]:
         """Return the inputs of changes up to edges, for edges that were looked up."""
         made = {}
         for index, covered in enumerate(self.plan.covered):
-            changes = found[f"d{covered.source}"]
-            edges = found.get(f"h{covered.edges}")
+            changes = found[InputKind.CHANGES.text(covered.source)]
+            edges = found.get(InputKind.HIDDEN.text(covered.edges))
             if edges is not None:
                 kept, _ = covered_changes(table_of(changes), table_of(edges), covered)
                 names = [name for name, _ in changes.columns]
-                made[f"k{index}"] = NodeRelation(changes.columns, updates_of(kept, names))
+                made[InputKind.COVERED.text(index)] = NodeRelation(
+                    changes.columns, updates_of(kept, names)
+                )
         return made
 
     def _due(self, hi: int) -> dict[str, NodeRelation]:
@@ -398,13 +413,14 @@ class MaintainedView:
         found = {}
         for index, hidden in enumerate(self.plan.hidden):
             if hidden.due:
-                state, place = self._states[f"h{index}"], hidden.schema.names.index(hidden.due)
+                state = self._states[InputKind.HIDDEN.text(index)]
+                place = hidden.schema.names.index(hidden.due)
                 rows = [
                     (row, row[place], weight)
                     for row, _, weight in state.weighted(state.all(), 0)
                     if row[place] < hi
                 ]
-                found[f"c{index}"] = _relation(hidden.schema, rows)
+                found[InputKind.DUE.text(index)] = _relation(hidden.schema, rows)
         return found
 
     def _runs(self) -> list[int]:
@@ -453,7 +469,7 @@ class MaintainedView:
                 rows = set().union(*(by_lookup.get(n, ()) for n in lookup.fills[index]))
                 relation = _relation(origin.schema, origin.weighted(rows, max(lo - 1, 0)))
             if relation is None:
-                if name[0] != "r":
+                if InputName.parse(name).kind is not InputKind.RESULT:
                     raise InvalidUsage(f"{lookup}: nothing has looked up {name} before")
                 keys = None  # this very run makes the origin, so any row may be looked up
             elif keys is not None:
@@ -493,7 +509,7 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
         chosen = (update for update, to in zip(updates, bits, strict=True) if to & 1 << bit)
         return consolidated(chosen)
 
-    hidden = (part(k + 1, f"h{k}_", state.schema) for k, state in enumerate(plan.hidden))
+    hidden = (part(k + 1, hidden_prefix(k), state.schema) for k, state in enumerate(plan.hidden))
     return part(0, "o_", plan.output), tuple(hidden)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.delta import DeltaPlan
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import QueryAnalyzed, QueryTranslation, VolatileCall
 from actors.plan.plan_splitting import PlanLimits, statement_sizes
 from actors.plan.relational import OpaqueNode, ViewPlan
@@ -120,7 +121,8 @@ def _derived(
         derived = derive(view, schemas, choice)
         nodes = [stratum.node for stratum in derived.strata]
         # The worst case: each input has rows; strata's own outputs are no inputs.
-        inputs = {name for stratum in derived.strata for name in stratum.inputs if name[0] != "r"}
+        named = {name for stratum in derived.strata for name in stratum.inputs}
+        inputs = {name for name in named if InputName.parse(name).kind is not InputKind.RESULT}
         size = sum(statement_sizes(nodes, inputs, limits.statement_nodes_max))
     except RecursionError:
         raise UnsupportedConstruct("a plan that is nested too deeply") from None

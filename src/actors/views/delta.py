@@ -29,7 +29,9 @@ from actors.plan.delta import (
     SparkCall,
     TopCandidates,
     UnionRows,
+    hidden_prefix,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import CoveredChanges, NearbyRows
 from actors.plan.relational import (
     AggregateCall,
@@ -197,7 +199,7 @@ class ConstantsOperator(ViewOperator):
 
     def _rows(self, *, begins: bool) -> Node:
         # An empty input: the group without keys has one row all the same.
-        nothing = FilterRows(NamedInput("d0", ()), "1 = 0")
+        nothing = FilterRows(NamedInput(InputKind.CHANGES.text(0), ()), "1 = 0")
         calls = (SparkCall("one", "count(*)", "bigint"),)
         made: Node = RecomputeGroups(nothing, nothing, (), calls, begins)
         if self.columns:
@@ -292,11 +294,11 @@ def _mode(
         # count.
         if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
             continue
-        number = int(lookup.target[1:])
+        kind, number = InputName.parse(lookup.target)
+        of_groups = kind is InputKind.HIDDEN
         # A state without keys has one row.
-        if lookup.target[0] == "h" and not hidden[number].keys:
+        if of_groups and not hidden[number].keys:
             continue
-        of_groups = lookup.target[0] == "h"
         what = "all of the groups below" if of_groups else f"all of {sources[number]}"
         if lookup.number in context.lookups.ranges:
             what = f"a range of {sources[number]}"
@@ -537,7 +539,7 @@ def _hidden_columns(context: DerivationContext, *filled: int) -> list[NamedExpre
     """Return the columns of all hidden states: the `filled` ones by name, the others NULL."""
     return [
         NamedExpression(
-            f"h{k}_{column.name}",
+            f"{hidden_prefix(k)}{column.name}",
             column.name if k in filled else f"CAST(NULL AS {column.type})",
         )
         for k, (hidden, _) in enumerate(context.hidden)

@@ -31,6 +31,7 @@ from actors.plan.delta import (
     WeighRows,
     tops,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.relational import (
     AggregateCall,
     AggregationNode,
@@ -73,10 +74,12 @@ def explain(plan: DeltaPlan) -> str:
         keys = ", ".join(hidden.keys) or "none: one row"
         lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
     for index, near in enumerate(plan.nearby):
-        lines.append(f"n{index}: of {plan.sources[near.source]} {near.text()}")
+        name = InputKind.NEARBY.text(index)
+        lines.append(f"{name}: of {plan.sources[near.source]} {near.text()}")
     for index, covered in enumerate(plan.covered):
         source = plan.sources[covered.source]
-        lines.append(f"k{index}: of the changes of {source} those {covered.text()}")
+        name = InputKind.COVERED.text(index)
+        lines.append(f"{name}: of the changes of {source} those {covered.text()}")
     for sums in plan.eager:
         about = f": about {sums.rows_for_each} rows for each" if sums.rows_for_each else ""
         key = ", ".join(sums.columns)
@@ -100,8 +103,9 @@ def explain_tree(plan: ViewPlan) -> str:
 
 def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
     target = lookup.target
-    if target.startswith("s"):
-        target += f" of {plan.sources[int(target[1:])]}"
+    kind, number = InputName.parse(target)
+    if kind is InputKind.STATE:
+        target += f" of {plan.sources[number]}"
     if not lookup.key:
         return f"{target}: {within or 'whole state'}"
     origins = " and ".join(f"{name}({', '.join(columns)})" for name, columns in lookup.origins)

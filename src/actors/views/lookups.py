@@ -17,6 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from actors.plan.delta import StateLookup
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import ComparedRange
 
 Origin: TypeAlias = tuple[str, tuple[str, ...]]
@@ -67,7 +68,7 @@ class LookupCollector:
         # Roots keep requests apart that begin at other changes. Merged, one term would follow rows
         # that another found: from a changed order to its customer, from there (by a changed
         # nation's term) to all suppliers of the nation, and on to all their orders.
-        roots = frozenset(name for name, _ in origins if name[0] not in "sh")
+        roots = frozenset(name for name, _ in origins if not InputName.parse(name).is_looked_up)
         roots = roots.union(*(known for *_, known in fills))
         # A lookup cannot come after itself: it is another one, one hop further.
         hop = 0
@@ -81,7 +82,7 @@ class LookupCollector:
         # each counted once, and the join decides which match.
         for origin in origins:
             known = need.origins.setdefault(origin, set())
-            if origin[0][0] in "shk":
+            if InputName.parse(origin[0]).follows_lookups:
                 known |= fills
         return wanted
 
@@ -156,7 +157,7 @@ class LookupCollector:
     def _has_rows(origin: Origin, fills: set[Wanted], filled: set[Wanted], whole: set[str]) -> bool:
         """Return whether an origin may have rows: a state has those that its own lookups find."""
         name = origin[0]
-        if name[0] not in "sh" or name in whole:
+        if name in whole or not InputName.parse(name).is_looked_up:
             return True
         return any(fill[0] == name and fill in filled for fill in fills)
 
@@ -190,8 +191,9 @@ def _numbered(name: str, fills: set[Wanted], numbers: dict[Wanted, int]) -> tupl
 def _levels(origin: Origin, fills: list[set[int]]) -> set[int]:
     """Return the strata before which an origin has (new) rows."""
     # The output of run k exists from stratum k + 1 on; so lookups from its rows wait, too.
-    if origin[0][0] == "r":
-        return {int(origin[0][1:]) + 1}
+    kind, number = InputName.parse(origin[0])
+    if kind is InputKind.RESULT:
+        return {number + 1}
     if not fills:
         return {0}
     # First when all fills have rows, then again whenever one of them has new rows.

@@ -28,6 +28,7 @@ from actors.plan.delta import (
     TopGate,
     UnionRows,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import CoveredChanges, NearbyRows
 from actors.plan.plan_splitting import children, with_children
 from actors.plan.relational import NamedExpression
@@ -183,12 +184,14 @@ class DerivationContext:
         return given is None or held is None or is_key_comparable(given, held)
 
     def _kind(self, name: str, column: str) -> str | None:
-        if name[0] == "r":
+        parsed = InputName.parse(name)
+        kind, number = parsed
+        if kind is InputKind.RESULT:
             return None
-        number = int(name[1:])
-        if name[0] == "k":
+        if kind is InputKind.COVERED:
             number = self.covered[number].source
-        schema = self.hidden[number][0].schema if name[0] in "hc" else self.schemas[number]
+        of_hidden = parsed.is_of_hidden_state
+        schema = self.hidden[number][0].schema if of_hidden else self.schemas[number]
         return next((each.type for each in schema.columns if each.name == column), None)
 
     def begin(self) -> None:
@@ -207,18 +210,18 @@ class DerivationContext:
     def cut(self, node: Node, columns: Ids) -> NamedInput:
         """Make the node by a run of its own, and return its output."""
         self.cuts.append(node)
-        return NamedInput(f"r{len(self.cuts) - 1}", columns)
+        return NamedInput(InputKind.RESULT.text(len(self.cuts) - 1), columns)
 
     def near(self, wanted: NearbyRows) -> str:
         """Return the name of the input that has the rows near changes."""
         if wanted not in self.nearby:
             self.nearby.append(wanted)
-        return f"n{self.nearby.index(wanted)}"
+        return InputKind.NEARBY.text(self.nearby.index(wanted))
 
     def cover(self, wanted: CoveredChanges) -> str:
         """Return the name of the input that has the changes up to edges."""
         self.covered.append(wanted)
-        return f"k{len(self.covered) - 1}"
+        return InputKind.COVERED.text(len(self.covered) - 1)
 
     def prefix(self) -> str:
         """Return a new prefix for column ids."""
@@ -236,7 +239,7 @@ class DerivationContext:
                 node,
                 inputs_of(node),
                 inputs_of(node, without=self.seldom) if self.seldom else (),
-                f"r{index}" in self.seldom,
+                InputKind.RESULT.text(index) in self.seldom,
                 tuple(ranges[each.number] for each in own if each.number in ranges),
             )
             for index, (own, node) in enumerate(zip(lookups, nodes, strict=True))

@@ -21,6 +21,7 @@ from actors.plan.delta import (
     Node,
     ReduceGroups,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.relational import (
     AggregationNode,
     ColumnEquality,
@@ -119,7 +120,7 @@ class GroupOperator(ViewOperator):
         vanish."""
         totals = self.totals()
         if self._flips:
-            state = NamedInput(f"h{self.number}", self._schema.names)
+            state = NamedInput(InputKind.HIDDEN.text(self.number), self._schema.names)
             # A second Accumulate over the same contributions: the first one updates the state.
             return AccumulateTotals(totals.contributions, state, self._names, (), flips=True)
         return self._finish(totals)
@@ -143,13 +144,15 @@ class GroupOperator(ViewOperator):
             known = self._names, ((contributions.name, self._names),)
         measures = tuple(measure.name for measure in self._measures)
         self.number = len(context.hidden)
-        state = NamedInput(f"h{self.number}", names)
+        state = NamedInput(InputKind.HIDDEN.text(self.number), names)
         self._totals = made = AccumulateTotals(contributions, state, self._names, measures)
         context.hidden.append((HiddenState(self._schema, self._names), made))
         # The output of a run waits for no lookup.
         after = frozenset() if self._cut_keys else self._below.delta_lookups()
         key, origins = known
-        context.ask(f"h{self.number}", key, origins if key else (), after, nulls=True)
+        context.ask(
+            InputKind.HIDDEN.text(self.number), key, origins if key else (), after, nulls=True
+        )
         return made
 
     def _touched(self) -> tuple[Ids, Origins] | None:
@@ -194,7 +197,7 @@ class GroupOperator(ViewOperator):
     def old(self) -> Node:
         """Return the finished rows of the groups that were looked up."""
         self.delta()
-        state: Node = NamedInput(f"h{self.number}", self._schema.names)
+        state: Node = NamedInput(InputKind.HIDDEN.text(self.number), self._schema.names)
         if self._names:
             # The group without keys always has a row; others exist while they have rows.
             state = FilterRows(state, f"{ROWS} <> 0")
@@ -214,7 +217,7 @@ class GroupOperator(ViewOperator):
         """Return the origins of keys: the hidden rows."""
         if not all(not id_ or id_ in self._names for id_ in ids):
             return None
-        return ((f"h{self.number}", ids),)
+        return ((InputKind.HIDDEN.text(self.number), ids),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
@@ -224,7 +227,7 @@ class GroupOperator(ViewOperator):
         at = {id_: i for i, id_ in reversed(list(enumerate(ids))) if id_ in self._names}
         key = tuple(name for name in self._names if name in at)
         _, narrow = narrowed(ids, origins, [at[name] for name in key])
-        target = f"h{self.number}"
+        target = InputKind.HIDDEN.text(self.number)
         return self.context.ask(target, key, narrow, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:

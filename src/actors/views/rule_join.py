@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actors.plan.delta import Node, PairRows, UnionRows
+from actors.plan.input_names import InputKind
 from actors.plan.relational import ColumnEquality
 from actors.plan.relational_text import words_of
 from actors.views.lookups import Wanted
@@ -358,7 +359,7 @@ class _Term:
             after |= start.delta_lookups()
             if compared is not None and compared.place == leaf:
                 within = compared.columns, compared.bounds
-                table = f"s{compared.source}"
+                table = InputKind.STATE.text(compared.source)
                 return self._join.context.ask(table, (), origins, after, nulls=False, within=within)
         return target.seek((), origins, after, nulls=False)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.plan.delta import NamedInput, Node, WeighRows
+from actors.plan.input_names import InputKind
 from actors.plan.relational import GroupKey, NamedExpression
 from actors.views.lookups import Wanted
 from actors.views.operators import (
@@ -78,13 +79,13 @@ class KeptOperator(PassingOperator):
         self._below.delta(shared=True)
         self._group.totals()
         if self._bounded:
-            self.context.bounded.add(f"h{self._group.number}")
+            self.context.bounded.add(InputKind.HIDDEN.text(self._group.number))
         return self._below.delta()
 
     def old(self) -> Node:
         """Return the kept rows, each as often as its count says."""
         self.delta()
-        state = NamedInput(f"h{self._group.number}", self._group.hidden_names)
+        state = NamedInput(InputKind.HIDDEN.text(self._group.number), self._group.hidden_names)
         columns = [
             (id_, f"CAST({self._texts[id_]} AS {self._types[id_]})" if id_ in self._texts else id_)
             for id_ in self.columns

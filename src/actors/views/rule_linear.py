@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from actors.plan.delta import FilterRows, NamedInput, Node, SelectColumns, UnionRows
+from actors.plan.input_names import InputKind
 from actors.plan.relational import FilterNode, NamedExpression, ScanNode
 from actors.plan.relational_text import quote
 from actors.plan.schema import TableColumn
@@ -42,26 +43,28 @@ class ScanOperator(ViewOperator):
         schema = context.schemas[plan.source]
         self._columns: dict[str, TableColumn] = {column.name: column for column in schema.columns}
 
-    def _read(self, letter: str) -> Node:
+    def _read(self, kind: InputKind) -> Node:
         owns = tuple(self._own.values())
         named = [(name, quote(own)) for name, own in self._own.items()]
-        return select(NamedInput(f"{letter}{self.source}", owns), named)
+        return select(NamedInput(kind.text(self.source), owns), named)
 
     def make_delta(self) -> Node:
         """Return the table's own updates."""
-        return self._read("d")
+        return self._read(InputKind.CHANGES)
 
     def old(self) -> Node:
         """Return the rows that were looked up."""
-        return self._read("s")
+        return self._read(InputKind.STATE)
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the table's updates."""
-        return ((f"d{self.source}", tuple(self._own.get(id_, "") for id_ in ids)),)
+        own = tuple(self._own.get(id_, "") for id_ in ids)
+        return ((InputKind.CHANGES.text(self.source), own),)
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the rows that were looked up."""
-        return ((f"s{self.source}", tuple(self._own.get(id_, "") for id_ in ids)),)
+        own = tuple(self._own.get(id_, "") for id_ in ids)
+        return ((InputKind.STATE.text(self.source), own),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
@@ -75,7 +78,7 @@ class ScanOperator(ViewOperator):
         # Sorted, so that searches by the same columns merge into one lookup.
         key = tuple(sorted(at))
         _, picked = narrowed(ids, origins, [at[own] for own in key])
-        target = f"s{self.source}"
+        target = InputKind.STATE.text(self.source)
         return self.context.ask(target, key, picked, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:

@@ -27,6 +27,7 @@ from actors.plan.delta import (
     UnionRows,
     WeighRows,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.relational import TemporalFilter, TimeEdge
 from actors.plan.schema import TableColumn, TableSchema
 from actors.views.operators import (
@@ -133,7 +134,7 @@ class TemporalOperator(PassingOperator):
         columns += [TableColumn(self._due, "bigint"), TableColumn(self._bucket, "bigint")]
         schema = TableSchema((*columns, TableColumn(self._sign, "int")))
         # The rows of this hidden state that are due in the step come as an input of their own.
-        due = NamedInput(f"c{number}", schema.names)
+        due = NamedInput(InputKind.DUE.text(number), schema.names)
         state = HiddenState(schema, (self._bucket,), self._due, self._bucket)
         self.context.hidden.append((state, due))  # reserves the number; `plans` replace `due` below
         later = [
@@ -167,7 +168,9 @@ class TemporalOperator(PassingOperator):
 
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the input's origins and the changes that are due."""
-        return merge_origins(self._below.delta_origins(ids), ((f"c{self._number}", ids),))
+        return merge_origins(
+            self._below.delta_origins(ids), ((InputKind.DUE.text(self._number), ids),)
+        )
 
     def is_constant(self) -> bool:
         """Return False: time passes."""

@@ -27,6 +27,7 @@ from actors.plan.delta import (
     TopShortage,
     UnionRows,
 )
+from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import CoveredChanges, SortColumn
 from actors.plan.relational import (
     FilterNode,
@@ -159,7 +160,7 @@ class FirstRows(PassingOperator):
             below.old(), changes, candidates, edges, shortage,
             keys, self._order, kept, kept + reserve, self._mark,
         )  # fmt: skip
-        number = int(candidates.name[1:])
+        number = InputName.parse(candidates.name).number
         context.hidden[number] = context.hidden[number][0], made
         return changes
 
@@ -182,10 +183,10 @@ class FirstRows(PassingOperator):
             SortColumn(name, found[2] == "DESC", found[3] != "LAST")
             for name, found in zip(names[len(keys) :], filter(None, sorts), strict=True)
         )
-        number, width = int(edges.name[1:]), len(keys)
+        number, width = InputName.parse(edges.name).number, len(keys)
         made = CoveredChanges(self._source, number, names[:width], order, ids)
         self._covered = context.cover(made)
-        return replace_input(below.delta(), f"d{self._source}", self._covered)
+        return replace_input(below.delta(), InputKind.CHANGES.text(self._source), self._covered)
 
     def _covered_origins(self, ids: Ids) -> Origins | None:
         """Return the inputs that hold these columns of the covered changes."""
@@ -201,7 +202,7 @@ class FirstRows(PassingOperator):
         """Reserve a hidden state's number; `make_delta` sets its changes later."""
         context = self.context
         schema = TableSchema(tuple(TableColumn(id_, self._types[id_]) for id_ in self.columns))
-        state = NamedInput(f"h{len(context.hidden)}", self.columns)
+        state = NamedInput(InputKind.HIDDEN.text(len(context.hidden)), self.columns)
         context.hidden.append((HiddenState(schema, self.columns), None))
         # One group has few candidates: reading them whole costs little.
         if not self._sought:

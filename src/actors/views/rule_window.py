@@ -24,6 +24,7 @@ from actors.plan.delta import (
     WindowColumn,
     WindowLayer,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.nearby import SIZE_MAX, NearbyRows, Reach, SortColumn
 from actors.plan.relational import NamedExpression, Plan, ProjectNode, WindowCall, WindowFunctions
 from actors.views.lookups import Wanted
@@ -246,7 +247,9 @@ class WindowOperator(ViewOperator):
         old = self._below.old()
         if self.near is not None:
             # Reads only rows near changes, before Spark sorts the partition.
-            old = replace_input(old, f"s{self.near.source}", self.context.near(self.near))
+            old = replace_input(
+                old, InputKind.STATE.text(self.near.source), self.context.near(self.near)
+            )
         # Rows whose values did not change cancel.
         return ConsolidateRows(RecomputeRows(old, changes, self._keys, self._calls, self._above))
 

@@ -27,6 +27,7 @@ from actors.plan.delta import (
     columns_kept,
     inputs_below,
 )
+from actors.plan.input_names import InputKind
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate_if_smaller
 from actors.views.operators import children_of, is_name
@@ -58,9 +59,18 @@ def source_uses(plan: DeltaPlan) -> tuple[SourceUse, ...]:
 
 def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
     schema = plan.source_schemas[source]
-    near = {f"n{k}": each for k, each in enumerate(plan.nearby) if each.source == source}
-    covered = {f"k{k}": each for k, each in enumerate(plan.covered) if each.source == source}
-    own = {f"d{source}", f"s{source}", *near, *covered}
+    changes_name, state_name = InputKind.CHANGES.text(source), InputKind.STATE.text(source)
+    near = {
+        InputKind.NEARBY.text(k): each
+        for k, each in enumerate(plan.nearby)
+        if each.source == source
+    }
+    covered = {
+        InputKind.COVERED.text(k): each
+        for k, each in enumerate(plan.covered)
+        if each.source == source
+    }
+    own = {changes_name, state_name, *near, *covered}
     read = {column for each in near.values() for column in each.columns}
     read.update(column for each in covered.values() for column in each.columns)
     for stratum in plan.strata:
@@ -71,8 +81,8 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
             read.update(lookup.key if lookup.target in own else ())
             for name, columns in lookup.origins:
                 read.update(columns if name in own else ())
-    changes = _passing(plan, schema, {f"d{source}", *covered})
-    state = _passing(plan, schema, {f"s{source}", *near})
+    changes = _passing(plan, schema, {changes_name, *covered})
+    state = _passing(plan, schema, {state_name, *near})
     # Rows near changes are found among the window's rows: changes and state need one filter.
     if near and (changes is None or state is None or changes.name != state.name):
         changes = state = None
@@ -83,7 +93,7 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
 
 def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
     """Return the filter of the changes of a source for its listen task; None: all are needed."""
-    state = f"s{source}"
+    state = InputKind.STATE.text(source)
     named = {name for stratum in plan.strata for name in stratum.inputs}
     named |= {lookup.target for stratum in plan.strata for lookup in stratum.lookups}
     # The listen task feeds the state's arrangement, too: a looked-up state needs all rows.
