@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
 from actors.errors import CorruptData, InvalidUsage, ReadBelowSince, StorageError
 from actors.persist import shard
-from actors.persist.documents import decode_shard, encode
+from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.shard import (
     FORMAT,
     WRITERS_MAX,
@@ -209,6 +210,34 @@ def test_writers_are_few() -> None:
 def test_a_hold_below_the_since_of_a_new_shard() -> None:
     with pytest.raises(InvalidUsage, match="hold h at 3 lies below its since 5"):
         new(since=5, holds={"h": 3})
+
+
+# Written by a version that had holds with fencing tokens (`tokens`): one hold, named "c".
+WITH_TOKENS = (
+    b"\x83\xa7version\x02\xa8checksum\xce%\xbb\xe0H\xa8document\xc4\xe2\xde\x00\x10\xa7version\x03"
+    b"\xa2id\xa1s\xa6schema\x82\xa7columns\x91\x83\xa4name\xa1a\xa4type\xa6bigint\xa8nullable\xc3"
+    b"\xa3key\x90\xa5seqno\xcf\x00\x00\xa8\xb60<\xe1\xc4\xa5since\x02\xa5upper\x02\xa7batches\x90"
+    b"\xa5holds\x81\xa1c\x02\xa6leases\x80\xa6tables\xc2\xa7retired\x90\xa7writers\x81"
+    b"\xb063e702cc517e3376\x82\xa4call\x01\xa5seqno\x01\xa6copies\x90"
+    b"\xa4born\xcf\x00\x00\xa8\xb60<\xe1\xc3\xa6tokens\x81\xa1c\xc4\x03one\xa5older\x90"
+)
+
+
+def test_a_hold_that_had_a_fencing_token_is_an_ordinary_hold() -> None:
+    state = decode_shard("shard/s", WITH_TOKENS)
+    assert (state.schema, state.since, state.holds) == (SCHEMA, 2, {"c": 2})
+    assert with_hold(state, "c", 5).holds == {"c": 5}
+    assert without_hold(state, "c").holds == {}
+    assert b"tokens" not in encode(state)
+    assert decode_shard("shard/s", encode(state)) == state
+
+
+def test_an_older_document_is_read_and_written_as_the_newest() -> None:
+    older = msgspec.msgpack.decode(unsealed("shard/s", WITH_TOKENS)) | {"version": 1}
+    del older["tokens"], older["born"], older["copies"]
+    state = decode_shard("shard/s", msgspec.msgpack.encode(older))
+    assert (state.version, state.born, state.copies) == (FORMAT, 0, ())
+    assert msgspec.msgpack.decode(unsealed("shard/s", encode(state)))["version"] == FORMAT
 
 
 def test_documents_are_checked_when_read() -> None:

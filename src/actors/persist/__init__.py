@@ -1,7 +1,6 @@
 """Durable, versioned shards. This file re-exports what the rest of the project uses."""
 
 from actors.persist.client import PersistClient as PersistClient
-from actors.persist.critical import CriticalReader as CriticalReader
 from actors.persist.filtering import FilterAudit as FilterAudit
 from actors.persist.filtering import PartCondition as PartCondition
 from actors.persist.filtering import PartFilter as PartFilter

@@ -28,7 +28,6 @@ from actors.persist.change import (
     drop_all,
     with_holds,
 )
-from actors.persist.critical import CriticalReaders
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import FencedConsensus
 from actors.persist.following import follow
@@ -133,8 +132,6 @@ class PersistClient:
         )
         self.ledger = MemoryLedger(self._parts.memory)
         """Memory that users of this client hold."""
-        self.critical = CriticalReaders(self._machine, self._parts.writer, self._calls)
-        """Holds that a token protects."""
         self.stashed = StashedBlobs(blob, self._parts.writer)
         """Results on their way to a reader."""
         scratch = scratch if directory is None else directory.scratch

@@ -176,8 +176,6 @@ class ShardState(msgspec.Struct, frozen=True):
     """The last copies, oldest first."""
     born: int = 0
     """Seqno of its first state; it differs between shards that had the same name."""
-    tokens: dict[str, bytes] = {}
-    """Fencing tokens of those holds that are critical readers (`critical.py`)."""
     older: tuple[TableSchema, ...] = ()
     """Schemas before the present one, from number 0 on (`schemas.py`)."""
 
@@ -388,7 +386,6 @@ def _check_parts(state: ShardState, append: ShardAppend, lower: Time) -> None:
 
 def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
     """Return the state with a hold taken or moved; an existing one stops at the since."""
-    _check_plain(state, holder)
     if since < state.since:
         if holder not in state.holds:
             raise ReadBelowSince(
@@ -400,18 +397,8 @@ def with_hold(state: ShardState, holder: str, since: Time) -> ShardState:
     return replace(state, holds={**state.holds, holder: since})
 
 
-def _check_plain(state: ShardState, holder: str) -> None:
-    if holder in state.tokens:
-        raise WriterFenced(
-            f"shard {state.id}: {holder} is a critical reader: it moves by its token alone",
-            determinate=True,
-        )
-
-
 def without_hold(state: ShardState, holder: str) -> ShardState:
-    """Return the state without the hold; no error if there is none. Raises `WriterFenced` for a
-    critical reader."""
-    _check_plain(state, holder)
+    """Return the state without the hold; no error if there is none."""
     if holder not in state.holds:
         return state
     holds = {name: since for name, since in state.holds.items() if name != holder}
@@ -536,8 +523,6 @@ def validate(state: ShardState, before: ShardState | None = None) -> None:
     for holder, since in state.holds.items():
         if since < state.since:
             _break(state, "since <= hold", holder, since)
-    if not state.tokens.keys() <= state.holds.keys():
-        _break(state, "a token is a hold's", state.tokens)
     for reader, lease in state.leases.items():
         if lease.since < state.since:
             _break(state, "since <= lease.since", reader, lease)

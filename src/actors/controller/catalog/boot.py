@@ -60,9 +60,8 @@ async def load(persist: PersistClient) -> BootState:
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
         # A hold without an object is of a subscribe that ended with its service, or of a catalog
-        # change that a crash left undone. Critical readers (`tokens`) and consumers have owners
-        # elsewhere, who drop them.
-        for holder in sorted(set(state.holds) - live - set(state.tokens)):
+        # change that a crash left undone. Consumers have owners elsewhere, who drop them.
+        for holder in sorted(set(state.holds) - live):
             if not holder.startswith(CONSUMER):
                 await persist.drop_hold(shard, holder)
     leftovers = await load_leftovers(persist)
