@@ -127,14 +127,28 @@ def test_errors_are_one_line_and_status_2(
     assert lines[0].startswith("penstock: ")
 
 
-@pytest.mark.parametrize("arguments", [["check-views", "x.view"]])
-def test_a_command_without_its_packages_says_which(arguments: list[str]) -> None:
-    code = "import sys; sys.modules['sqlglot'] = None; from actors.commands.cli import main; main()"
+RELAY = ["wal", "relay", "a:1", "host=b", f"--tenant={'1' * 32}", f"--timeline={'2' * 32}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package", "extra"),
+    [
+        (["check-views", "x.view"], "sqlglot", "testing"),
+        (RELAY, "psycopg", "postgres"),
+        (["demo", "--source", "postgres"], "psycopg", "postgres"),
+    ],
+)
+def test_a_command_without_its_packages_says_which(
+    arguments: list[str], package: str, extra: str
+) -> None:
+    code = (
+        f"import sys; sys.modules[{package!r}] = None; from actors.commands.cli import main; main()"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
     assert done.returncode == cli.STATUS_FAILED
-    assert "pip install 'penstock-views[testing]'" in done.stderr
+    assert f"pip install 'penstock-views[{extra}]'" in done.stderr
     assert done.stderr.count("\n") == 1
 
 

@@ -16,7 +16,6 @@ import pytest
 
 from actors import Client
 from actors.commands import cli
-from actors.connectors.sources import libpq
 from actors.demo import feeds, flights
 from actors.demo.flights import FlightDelta, arrow_schema
 from actors.demo.play import LATE_NOW, VIEWS
@@ -92,10 +91,9 @@ def in_memory(
 
 
 async def test_flights_from_postgres_make_the_views_that_postgres_answers(
-    installed: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    installed: None, tmp_path: Path
 ) -> None:
-    """With nothing installed for it but PostgreSQL. The whole demo, on Spark: `make proof`."""
-    monkeypatch.setattr(libpq, "psycopg_pq", None)
+    """The whole demo, on Spark: `make proof`."""
     stream = flights.history(flights.read(), date(2013, 2, 1), 1, 240)
     settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
     async with (

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import anyio
 import anyio.to_thread
@@ -21,13 +21,15 @@ import pyarrow as pa
 
 from actors.client.client import Client, concatenate_pieces
 from actors.connectors.sources.postgres_names import identifier, literal
-from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
 from actors.demo.play import ChangeLog, DemoView, pace, play, rows_of
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME
 from actors.testing.postgres_server import NoPostgres, PostgresServer
+
+if TYPE_CHECKING:
+    from actors.connectors.sources.postgres_wire import PostgresConnection
 
 PLAYED: Final = "played"
 SOURCE: Final = "airline"
@@ -197,19 +199,22 @@ class FromPostgres:
 @contextlib.asynccontextmanager
 async def from_postgres() -> AsyncIterator[FromPostgres]:
     """Run a server of its own, removed when the block or this process ends. Raises `InvalidUsage`
-    if PostgreSQL is not installed or does not start."""
+    if PostgreSQL or psycopg is not installed, or the server does not start."""
+    try:
+        # Imported here: psycopg is an optional dependency.
+        from actors.connectors.sources.postgres_wire import PostgresConnection
+    except ImportError as error:
+        raise InvalidUsage(
+            f"flights from PostgreSQL need psycopg ({error}): "
+            "pip install 'penstock-views[postgres]'"
+        ) from None
     with contextlib.ExitStack() as stack:
         try:
             server = await anyio.to_thread.run_sync(lambda: stack.enter_context(_server()))
         except NoPostgres as error:
             raise InvalidUsage(f"flights from PostgreSQL: {error}") from None
         parameters = {"host": str(server.folder), "port": str(server.port), "user": server.user}
-        try:
-            wire = await PostgresConnection.connect(
-                parameters | {"dbname": "postgres"}, SystemClock()
-            )
-        except ImportError as error:
-            raise InvalidUsage(f"flights from PostgreSQL: {error}: install libpq5") from None
+        wire = await PostgresConnection.connect(parameters | {"dbname": "postgres"}, SystemClock())
         try:
             yield FromPostgres(server, wire)
         finally:

@@ -20,6 +20,7 @@ from actors.commands.console import (
     Certificate,
     Key,
     LogLevel,
+    needs_extra,
     run_loop,
     set_up_logging,
 )
@@ -30,10 +31,9 @@ from actors.settings import Settings
 from actors.wal.dialling import AcceptorAddress, dial
 from actors.wal.lsn import lsn_text
 from actors.wal.proposing import LeadingProposer
-from actors.wal.relay_server import ReplicationServer, ServerIdentity
 
 if TYPE_CHECKING:
-    from actors.wal.proposing import LeadingProposer
+    from actors.wal.relay_server import ReplicationServer, ServerIdentity
 
 # -- Relays a server's log to acceptors ------------------------------------------------------------
 # The relay's proposer is elected, and the server is asked to go on at the LSN where its term
@@ -147,6 +147,9 @@ class WalRelay:
 
     async def _connected(self, streaming: Callable[[RelayProgress], None]) -> None:
         """Relay for as long as one connection lasts."""
+        # Imported here: psycopg is an optional dependency.
+        from actors.wal.relay_server import ReplicationServer
+
         server = await ReplicationServer.connect(self._dsn, self._clock)
         try:
             found = await server.identify()
@@ -399,7 +402,9 @@ class _Work(msgspec.Struct):
         from actors.wal.dialling import parse_addresses
         from actors.wal.proposer import ProposerConfig
         from actors.wal.proposing import ProposerTiming, propose
-        from actors.wal.relay_server import ReplicationServer
+
+        with needs_extra("postgres", "wal relay"):
+            from actors.wal.relay_server import ReplicationServer
 
         clock = SystemClock()
         tls = dialling_tls(self.settings)

@@ -116,15 +116,12 @@ def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnect
 
 
 def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:
-    # Imported here: only this kind needs libpq, an optional dependency.
-    from actors.connectors.sources import libpq
-    from actors.connectors.sources.postgres import PostgresSource
-
     try:
-        libpq.check()
+        # Imported here: psycopg is an optional dependency.
+        from actors.connectors.sources.postgres import PostgresSource
     except ImportError as error:
         raise InvalidUsage(
-            f"a source of kind postgres needs libpq, and {error}: "
+            f"a source of kind postgres needs psycopg ({error}): "
             "pip install 'penstock-views[postgres]'"
         ) from None
     check_secrets(config, around.settings)

@@ -22,8 +22,10 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from anyio.lowlevel import checkpoint
+from psycopg import OperationalError
+from psycopg.pq import ExecStatus
+from psycopg.pq.abc import PGconn, PGresult
 
-from actors.connectors.sources import libpq
 from actors.connectors.sources.postgres_errors import (
     ServerRefused,
     connection_lost,
@@ -174,7 +176,7 @@ class _Buffer:
 class RawCopy:
     """Reads libpq's socket. The buffer holds the protocol's frames as they came."""
 
-    def __init__(self, connection: libpq.LibpqConnection, bytes_max: int) -> None:
+    def __init__(self, connection: PGconn, bytes_max: int) -> None:
         # Our own descriptor: libpq may close its own while the event loop waits for this one.
         self._socket = socket.socket(fileno=os.dup(connection.socket))
         self._socket.setblocking(False)
@@ -197,7 +199,7 @@ class RawCopy:
         self.ended = False
 
     @classmethod
-    async def begin(cls, connection: libpq.LibpqConnection, sql: str, bytes_max: int) -> RawCopy:
+    async def begin(cls, connection: PGconn, sql: str, bytes_max: int) -> RawCopy:
         """Send the query and wait for the start of the COPY."""
         copy = cls(connection, bytes_max)
         try:
@@ -415,7 +417,7 @@ class RawCopy:
 class LibpqCopy:
     """Reads through libpq, with one call per message."""
 
-    def __init__(self, connection: libpq.LibpqConnection, bytes_max: int) -> None:
+    def __init__(self, connection: PGconn, bytes_max: int) -> None:
         self._connection = connection
         self._bytes_max = bytes_max
         self._parts: list[memoryview] = []
@@ -424,18 +426,18 @@ class LibpqCopy:
         self.ended = False
 
     @classmethod
-    async def begin(cls, connection: libpq.LibpqConnection, sql: str, bytes_max: int) -> LibpqCopy:
+    async def begin(cls, connection: PGconn, sql: str, bytes_max: int) -> LibpqCopy:
         """Send the query and wait for the start of the COPY."""
         try:
             connection.send_query(sql.encode())
             while connection.flush():
                 await ready(connection.socket, writable=True)
             result = await next_result(connection)
-            if result is not None and result.status == libpq.FATAL_ERROR:
+            if result is not None and result.status == ExecStatus.FATAL_ERROR:
                 while await next_result(connection) is not None:
                     pass
                 raise refusal(result)
-        except libpq.LOST as error:
+        except OperationalError as error:
             raise connection_lost(str(error)) from None
         return cls(connection, bytes_max)
 
@@ -448,7 +450,7 @@ class LibpqCopy:
                 await patience.ready(self._connection.socket)
             if len(self._parts) == before and not self.ended:
                 await self._finish()
-        except libpq.LOST as error:
+        except OperationalError as error:
             raise connection_lost(str(error)) from None
         return self._frames(self._parts[before:])
 
@@ -456,7 +458,7 @@ class LibpqCopy:
         before = len(self._parts)
         try:
             self._read()
-        except libpq.LOST as error:
+        except OperationalError as error:
             raise connection_lost(str(error)) from None
         return self._frames(self._parts[before:])
 
@@ -483,7 +485,7 @@ class LibpqCopy:
         """Read the results that end the COPY."""
         refused: ServerRefused | None = None
         while (result := await next_result(self._connection)) is not None:
-            if result.status == libpq.FATAL_ERROR:
+            if result.status == ExecStatus.FATAL_ERROR:
                 refused = refusal(result)
         self.ended = True
         if refused is not None:
@@ -511,7 +513,7 @@ class LibpqCopy:
         try:
             self._connection.put_copy_data(payload)
             self._connection.flush()
-        except libpq.LOST as error:
+        except OperationalError as error:
             raise connection_lost(str(error)) from None
 
     def end(self) -> None:
@@ -540,7 +542,7 @@ async def ready(descriptor: int, *, writable: bool = False) -> None:
         remove(descriptor)
 
 
-async def next_result(connection: libpq.LibpqConnection) -> libpq.LibpqResult | None:
+async def next_result(connection: PGconn) -> PGresult | None:
     """Return the next result of a query; None: there are no more."""
     patience = _Patience()
     while connection.is_busy():

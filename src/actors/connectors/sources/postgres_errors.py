@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from actors.connectors.sources import libpq
+from psycopg.pq import DiagnosticField as Field
+from psycopg.pq.abc import PGresult
+
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import PenstockError
 
@@ -45,14 +47,14 @@ def hint_for(text: str) -> str:
     return next((hint for sign, hint in hints if sign in text), "it is tried again")
 
 
-def refusal(result: libpq.LibpqResult) -> ServerRefused:
+def refusal(result: PGresult) -> ServerRefused:
     """Return the error of a failed result."""
 
-    def part(code: int) -> str:
-        return (result.error_field(code) or b"").decode(errors="replace")
+    def part(field: Field) -> str:
+        return (result.error_field(field) or b"").decode(errors="replace")
 
-    message = part(libpq.MESSAGE_PRIMARY) or text_of(result.error_message)
-    return ServerRefused(message, part(libpq.SQLSTATE), part(libpq.MESSAGE_HINT))
+    message = part(Field.MESSAGE_PRIMARY) or text_of(result.error_message)
+    return ServerRefused(message, part(Field.SQLSTATE), part(Field.MESSAGE_HINT))
 
 
 def refused_raw(payload: bytes) -> PenstockError:

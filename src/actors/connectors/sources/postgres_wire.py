@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actors.connectors.sources import libpq
+from psycopg import OperationalError
+from psycopg.pq import ConnStatus, ExecStatus, PGconn
+from psycopg.pq import abc as pq
+
 from actors.connectors.sources.postgres_copy import (
     CopyStream,
     LibpqCopy,
@@ -30,7 +33,7 @@ from actors.kernel.clock import ActorClock
 class PostgresConnection:
     """One connection, for one task at a time (but for `CopyStream.send`)."""
 
-    def __init__(self, connection: libpq.LibpqConnection) -> None:
+    def __init__(self, connection: pq.PGconn) -> None:
         self._connection = connection
         self._copy: CopyStream | None = None
         self._asked = False
@@ -48,15 +51,13 @@ class PostgresConnection:
     @classmethod
     async def open(cls, conninfo: str, clock: ActorClock) -> PostgresConnection:
         """Connect with libpq's ``key=value`` text or URI. Raises `SourceUnreachable`."""
-
-        def blocking() -> libpq.LibpqConnection:
-            return libpq.connect(conninfo.encode())
-
-        connection = await clock.run_blocking(blocking)
-        if connection.status != libpq.CONNECTION_OK:
+        connection = await clock.run_blocking(lambda: PGconn.connect(conninfo.encode()))
+        if connection.status != ConnStatus.OK:
             text = text_of(connection.error_message)
             connection.finish()
             raise SourceUnreachable(text, hint_for(text))
+        # Else psycopg logs the server's notices.
+        connection.notice_handler = None
         connection.nonblocking = 1
         return cls(connection)
 
@@ -78,16 +79,16 @@ class PostgresConnection:
             while connection.flush():
                 await ready(connection.socket, writable=True)
             while (result := await next_result(connection)) is not None:
-                if result.status == libpq.TUPLES_OK:
+                if result.status == ExecStatus.TUPLES_OK:
                     rows = _rows(result)
-                elif result.status == libpq.FATAL_ERROR:
+                elif result.status == ExecStatus.FATAL_ERROR:
                     error = refusal(result)
             self._asked = False
-        except libpq.LOST as lost:
+        except OperationalError as lost:
             raise connection_lost(str(lost)) from None
         if error is not None:
             # 57P: the server ends the connection, though libpq may not know yet.
-            if connection.status != libpq.CONNECTION_OK or error.sqlstate.startswith("57P"):
+            if connection.status != ConnStatus.OK or error.sqlstate.startswith("57P"):
                 raise connection_lost(str(error))
             raise error
         return rows
@@ -117,7 +118,7 @@ class PostgresConnection:
         try:
             while self._asked and await next_result(self._connection) is not None:
                 pass
-        except libpq.LOST as lost:
+        except OperationalError as lost:
             raise connection_lost(str(lost)) from None
         self._asked = False
 
@@ -129,7 +130,7 @@ class PostgresConnection:
         self._connection.finish()
 
 
-def _rows(result: libpq.LibpqResult) -> list[tuple[str | None, ...]]:
+def _rows(result: pq.PGresult) -> list[tuple[str | None, ...]]:
     def value(row: int, column: int) -> str | None:
         raw = result.get_value(row, column)
         return None if raw is None else raw.decode()

@@ -1,11 +1,13 @@
-"""The machine's own libpq, which is loaded where psycopg is not installed."""
+"""One connection to PostgreSQL: its answers, its copies, its errors."""
 
 from __future__ import annotations
+
+import sys
+from pathlib import Path
 
 import anyio
 import pytest
 
-from actors.connectors.sources import libpq
 from actors.connectors.sources.kinds import make_source
 from actors.connectors.sources.postgres_config import PostgresConfig
 from actors.connectors.sources.postgres_copy import CopyStream, LibpqCopy, RawCopy
@@ -16,11 +18,6 @@ from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.settings import Settings
 from actors.testing.postgres_server import PostgresServer
-
-
-@pytest.fixture(autouse=True)
-def without_psycopg(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libpq, "psycopg_pq", None)
 
 
 async def connect(postgres: PostgresServer, **more: str) -> PostgresConnection:
@@ -90,13 +87,11 @@ async def test_who_is_not_let_in_and_who_is_thrown_out(postgres: PostgresServer)
         await wire.query("SELECT 1")
 
 
-def test_without_any_libpq_a_source_says_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+def test_without_psycopg_a_source_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def none() -> None:
-        raise ImportError("there is none")
-
-    monkeypatch.setattr(libpq, "_library", none)
-    around = ConnectorContext(SystemClock(), Settings(), tmp_path, id="u1")  # type: ignore[arg-type]
+    for name in ("psycopg", "actors.connectors.sources.postgres"):
+        monkeypatch.setitem(sys.modules, name, None)
+    around = ConnectorContext(SystemClock(), Settings(), tmp_path, id="u1")
     with pytest.raises(InvalidUsage, match=r"penstock-views\[postgres\]"):
         make_source(PostgresConfig(host="nowhere"), around)
