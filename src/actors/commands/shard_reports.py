@@ -127,6 +127,7 @@ def _part(part: BatchPart) -> dict[str, Any]:
         "errors": part.has_errors,
         "version": part.version,
     }
+    # Parts of earlier versions have no statistics.
     columns = getattr(part, "statistics", ())
     if columns:
         told["statistics"] = {

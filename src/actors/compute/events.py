@@ -39,6 +39,7 @@ PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError
 # -- events ----------------------------------------------------------------------------------------
 
 
+# Events and effects stay within the worker's actor: no tags, and no field for other releases.
 class ComputeClientLost(msgspec.Struct, frozen=True, gc=False):
     """The client with that nonce disconnected."""
 

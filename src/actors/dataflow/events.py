@@ -18,6 +18,8 @@ from actors.progress import Frontier, Time
 from actors.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 
 
+# A step's events carry its number: what comes late, of a step that was given up, is told apart by
+# it (`DataflowMachine.handle`).
 class DataflowStep(msgspec.Struct, frozen=True, gc=False):
     """One step, named by (dataflow, incarnation, number)."""
 

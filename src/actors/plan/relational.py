@@ -34,6 +34,8 @@ class GroupKey(msgspec.Struct, frozen=True):
     nullable: bool = True
 
 
+# Nodes name columns by ids that are unique in a plan. So a rule may move a predicate or a
+# projection past a join without renaming, and two visits of one table stay apart.
 class ScanNode(msgspec.Struct, frozen=True, tag="Scan"):
     """One occurrence of import number `source`: (column id, the table's own name) each.
 

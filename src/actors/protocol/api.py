@@ -642,6 +642,7 @@ def objects_of(request: Traced) -> str:
     return request.name
 
 
+# The first bytes of a connection: a peer of another protocol is refused before anything is decoded.
 CLIENT_MAGIC: Final = b"PNSTKAPI"
 CLIENT_MAGIC_VERSION: Final = 2
 """Version of the handshake before `ClientHello`: 2 has identities and tokens."""

@@ -43,6 +43,7 @@ def thinned(
     wanted = finishing.limit + finishing.offset
     if wanted == 0:
         return
+    # Any rows will do without an order: stop reading as soon as there are enough.
     if not finishing.order_by:
         yield from _first(batches, wanted)
         return
@@ -95,12 +96,14 @@ class RowFinisher:
 
     def add(self, rows: pa.Table) -> pa.Table | None:
         """Add a piece; return the rows that are final, None if there are none yet."""
+        # Rows of a later piece may come first in the order.
         if self._finishing.order_by:
             self._gathered.append(rows)
             return None
         if self._skip == 0 and self._left is None:
             return finished(rows, None, self._project)
         piece = _cut(rows, self._skip, self._left)
+        # The offset counts rows that were cut off, the limit those that were kept.
         self._skip = max(0, self._skip - _weight(rows))
         if self._left is not None:
             self._left -= _weight(piece)
@@ -121,6 +124,7 @@ def _weight(table: Any) -> int:
 def _first(batches: Iterator[pa.RecordBatch], wanted: int) -> Iterator[pa.RecordBatch]:
     left = wanted
     for batch in batches:
+        # A row of weight 3 is three rows: weights are counted, not rows.
         weights = np.cumsum(batch.column(DIFF).to_numpy())
         if weights[-1] < left:
             left -= int(weights[-1])
@@ -149,6 +153,7 @@ def _cut(rows: pa.Table, offset: int, limit: int | None) -> pa.Table:
     beyond = int(ends[-1]) if limit is None else offset + limit
     kept = np.minimum(ends, beyond) - np.maximum(begins, offset)
     first, last = np.searchsorted(ends, offset, "right"), np.searchsorted(begins, beyond, "left")
+    # The first and the last row may be kept in part: their weights are what lies within the cut.
     rows = rows.slice(int(first), max(0, int(last) - int(first)))
     weights = pa.array(kept[int(first) : int(first) + rows.num_rows], pa.int64())
     return rows.set_column(rows.schema.get_field_index(DIFF), pa.field(DIFF, pa.int64()), weights)

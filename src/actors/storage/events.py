@@ -32,6 +32,7 @@ from actors.storage.history import DefinitionRefusal
 # -- events ----------------------------------------------------------------------------------------
 
 
+# Events and effects stay within the worker's actor: no tags, and no field for other releases.
 class StorageClientLost(msgspec.Struct, frozen=True, gc=False):
     """The client with that nonce disconnected."""
 

@@ -103,6 +103,7 @@ def _attributes(given: Any) -> dict[str, Any]:
     found = {}
     for pair in given:
         ((kind, value),) = pair["value"].items() or (("", ""),)
+        # OTLP as JSON writes 64-bit integers as text.
         found[pair["key"]] = int(value) if kind == "intValue" else value
     return found
 
@@ -117,6 +118,7 @@ def trees(spans: Sequence[RecordedSpan]) -> dict[str, list[SpanNode]]:
         above = nodes.get((span.trace_id, span.parent_id)) if span.parent_id else None
         top = tops.setdefault(span.trace_id, [])
         if above is None:
+            # A parent that was not recorded here is in another process's file, or was sampled out.
             node.orphan = bool(span.parent_id)
             top.append(node)
         else:

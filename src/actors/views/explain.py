@@ -85,6 +85,7 @@ def explain(plan: DeltaPlan) -> str:
         key = ", ".join(sums.columns)
         lines.append(f"summed before it is joined: {plan.sources[sums.source]} by ({key}){about}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
+    # An opaque view without strata has no delta plan at all; one with strata recomputes a part.
     if plan.mode == "opaque" and not plan.strata:
         lines.append("recomputed whole at each time and subtracted")
     for index, stratum in enumerate(plan.strata):

@@ -64,6 +64,7 @@ def check_columns(schema: TableSchema, what: str, *, changes: bool) -> None:
     seen: dict[str, str] = {}
     for column, field in zip(schema.columns, schema.arrow(), strict=True):
         wrong += _wrong_field(field, column.type)
+        # Readers of Delta and Parquet compare names without regard to case.
         folded = column.name.lower()
         if folded in seen:
             wrong.append(f"{column.name} and {seen[folded]} differ in case only")
@@ -96,6 +97,7 @@ def _wrong_type(kind: pa.DataType, place: str) -> Iterator[str]:
         if len(set(names)) < len(names):
             yield f"{place}: fields that differ in case only"
         for index in range(kind.num_fields):
+            # Fields of a struct are columns to such readers: the same rules hold for their names.
             inner = kind.field(index)
             yield from _wrong_field(inner, f"of {place}")
     elif pa.types.is_list(kind):
