@@ -92,7 +92,6 @@ class Service:
         self._server: ActorAddress[Any] | None = None
         self._listener: TransportListener | None = None
         self._cluster_listener: TransportListener | None = None
-        self._storage_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
         self._stopping = anyio.Event()
         self._expired = False
@@ -190,8 +189,8 @@ class Service:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
         if settings.storage_listen:
-            self._storage_listener = await cluster.listen_storage(settings.storage_listen)
-            stack.push_async_callback(self._storage_listener.aclose)
+            storage_listener = await cluster.listen_storage(settings.storage_listen)
+            stack.push_async_callback(storage_listener.aclose)
 
         async def connect() -> ReplicaClient:
             return self._connect(await cluster.connect(), "r1")
@@ -252,11 +251,6 @@ class Service:
     def cluster_address(self) -> str:
         """Return the address of the replica protocol's listener; empty if there is none."""
         return "" if self._cluster_listener is None else str(self._cluster_listener.address)
-
-    @property
-    def storage_address(self) -> str:
-        """Return the address of the storage half's listener; empty if there is none."""
-        return "" if self._storage_listener is None else str(self._storage_listener.address)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """Return a client's connection without a socket; see `Client.in_process`."""

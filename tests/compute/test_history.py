@@ -187,12 +187,6 @@ def test_order_of_the_reduced_history() -> None:
     ]
 
 
-def test_discard_peeks() -> None:
-    history = ComputeHistory([Hello("n"), peek("p0"), peek("p1"), CancelPeek("p1")])
-    history.discard_peeks()
-    assert history.commands() == [Hello("n")]
-
-
 def test_a_long_life_stays_short() -> None:
     history = ComputeHistory([Hello("n"), CreateInstance(1), CreateDataflow(dataflow("i0"))])
     for time in range(10_000):

@@ -213,11 +213,6 @@ class ComputeHistory:
         self._commands = reduced(self._commands)
         self._reduced_length = len(self._commands)
 
-    def discard_peeks(self) -> None:
-        """Remove every Peek and CancelPeek."""
-        self._peeks.clear()
-        self._commands = [c for c in self._commands if not isinstance(c, Peek | CancelPeek)]
-
 
 class _Collected:
     """State of one pass over the commands, by kind."""

@@ -257,11 +257,6 @@ def sliced(updates: pa.Table) -> Iterator[pa.Table]:
         yield updates.slice(start, SLICED_ROWS.limit)
 
 
-def distinct_times(updates: pa.Table) -> list[int]:
-    """Return the times that occur, ascending."""
-    return sorted(pc.unique(updates[TIME]).to_pylist())
-
-
 def _groupable(kind: pa.DataType) -> bool:
     return not (pa.types.is_nested(kind) or pa.types.is_null(kind))
 

@@ -383,11 +383,6 @@ def of_oneshot(uuid: str, told: OneshotProgress) -> ObjectStatistics:
     )
 
 
-def id_of(description: Described) -> ObjectId:
-    """Return the object's id; for a one-shot ingestion its uuid."""
-    return description.uuid if isinstance(description, RunOneshotIngestion) else description.id
-
-
 def ids_of(description: Described | None) -> tuple[ObjectId, ...]:
     """Return the ids whose uppers are reported; none for a one-shot ingestion."""
     match description:

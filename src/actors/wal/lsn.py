@@ -54,11 +54,6 @@ def check_segment_bytes(segment_bytes: int) -> None:
         )
 
 
-def segment_number(lsn: int, segment_bytes: int = SEGMENT_BYTES) -> int:
-    """Return the number of the segment that holds the byte at `lsn`."""
-    return lsn // segment_bytes
-
-
 def segment_name(number: int, segment_bytes: int = SEGMENT_BYTES, timeline: int = 1) -> str:
     """Return the segment's file name as in ``pg_wal``: 24 hexadecimal digits."""
     # PostgreSQL groups segments by 4 GiB: digits 9 to 16 name the group, the last 8 the segment in

@@ -227,7 +227,6 @@ _RECORD: Final = Struct("<I12xHxxI")
 _SWITCH: Final = 0x0040  # manager 0 (XLOG), info 0x40
 _KIND_MASK: Final = 0xFFF0  # the low bits of info are the writer's own
 _OVERWRITE: Final = 0x00D0  # manager 0, info 0xD0
-_HELD_MAX: Final = LONG_HEADER_BYTES
 
 Found = Callable[[int, int, bytes], None]
 """Called with each whole record: its begin, the begin of the next, its header of 24 bytes."""
@@ -384,8 +383,8 @@ class RecordScanner:
                 taken = taken or self._whole_records(data, at, lsn, room)
                 taken = taken or self._begin_record(data, at, lsn, room)
             if not taken:
-                # At most an incomplete header (`_HELD_MAX`) is kept; of a record's body only the
-                # CRC is.
+                # At most an incomplete header (`LONG_HEADER_BYTES`) is kept; of a record's body
+                # only the CRC is.
                 self._held = data[at:]
                 return
             at += taken

@@ -254,8 +254,8 @@ class ComputeClient:
 
     def history(self) -> list[Any]:
         """Return the commands that a successor would send, without the former client's reads."""
-        history = ComputeHistory(self.said)
-        history.discard_peeks()
+        reads = compute.Peek | compute.CancelPeek
+        history = ComputeHistory(each for each in self.said if not isinstance(each, reads))
         history.reduce()
         return [each for each in history.commands() if not _opening(each)]
 

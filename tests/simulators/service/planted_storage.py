@@ -23,7 +23,8 @@ from actors.storage.history import reconcile
 from actors.storage.pursuits import DesiredState
 from actors.storage.renderings import RenderingEnded
 from actors.storage.state import StorageState
-from actors.storage.telling import dataflow_rows, id_of
+from actors.storage.telling import dataflow_rows
+from tests.simulators.service.storage_checkers import id_of
 
 
 @contextmanager

@@ -21,12 +21,13 @@ from actors.protocol.storage import (
     FrontierUpper,
     IngestionDescription,
     Response,
+    RunOneshotIngestion,
     StagedBatches,
 )
 from actors.sequencer import Sequencer
 from actors.storage.renderings import LogEntry
 from actors.storage.state import StorageState
-from actors.storage.telling import id_of
+from actors.storage.telling import Described
 from actors.worker import Worker
 from tests.simulators.service.history import CheckerViolation, ShardHistories
 from tests.simulators.service.outside import SinksChecker
@@ -34,6 +35,11 @@ from tests.simulators.service.outside import SinksChecker
 Half: TypeAlias = tuple[list[Worker], Sequencer | None]
 """Workers of one cluster, by index, and its sequencer."""
 DATAFLOWS: Final = f"{PREFIX}dataflows"
+
+
+def id_of(description: Described) -> ObjectId:
+    """Return the object's id; for a one-shot ingestion its uuid."""
+    return description.uuid if isinstance(description, RunOneshotIngestion) else description.id
 
 
 class StorageToldChecker:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -323,8 +323,3 @@ def _shaped(table: pa.Table, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
         ]
         table = pa.Table.from_arrays(columns, schema=shape)
     yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
-
-
-def in_order(updates: pa.Table, names: Iterable[str]) -> pa.Table:
-    """Return the columns in this order."""
-    return updates.select(list(names))
