@@ -44,6 +44,7 @@ _FORMER = {"Change": "ChangeBatch"} | {
 
 
 def __getattr__(name: str) -> Any:
+    # One release long: who used the former name is told the new one.
     if name in _FORMER:
         new = _FORMER[name]
         warnings.warn(f"actors.{name} is now actors.{new}", DeprecationWarning, stacklevel=2)

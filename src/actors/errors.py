@@ -290,6 +290,7 @@ FORMER_CODES: Final = {
 
 def from_wire(code: str, text: str, determinate: bool) -> PenstockError:
     """Return the error that `to_wire` named; an unknown code becomes the root class."""
+    # An unknown code is of a newer peer: its text still says what happened.
     kind = _family(PenstockError).get(FORMER_CODES.get(code, code), PenstockError)
     if issubclass(kind, StorageError):
         return kind(text, determinate=determinate)

@@ -1,5 +1,6 @@
 """The Python client: protocol messages, transport and Arrow, and nothing of the service."""
 
+# The whole public face: what users import, and nothing that loads more than they need.
 from actors.client.client import ChangeBatch as ChangeBatch
 from actors.client.client import Client as Client
 from actors.client.client import CopiedRows as CopiedRows

@@ -183,6 +183,7 @@ def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
     return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
 
 
+# ASCII digits alone: `int` takes many more, and `²` is a digit that it refuses.
 _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]+")
 
 

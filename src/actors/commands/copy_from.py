@@ -85,6 +85,7 @@ def copy_from(
         )
 
     async def run() -> CopiedRows:
+        # Imported here: `--help` and bad options need no Arrow.
         from actors.client.client import Client
 
         async with await Client.connect(target.address, settings=target.settings) as client:
@@ -92,6 +93,7 @@ def copy_from(
 
     try:
         done = run_loop(run)
+    # The line that is written over must be ended before an error is printed.
     finally:
         if shown is not None:
             shown.end()

@@ -18,6 +18,7 @@ class RetryDelay(Protocol):
 
 def with_jitter(delay_ms: float, random: Random) -> float:
     """Return a pause from the upper half of a delay, so that many do not retry at once."""
+    # Not from zero: a pause that is too short is a retry storm.
     return delay_ms * random.uniform(0.5, 1.0)
 
 
@@ -52,8 +53,10 @@ class RetryLoop:
 
     def next_pause_ms(self, error: object = "") -> float | None:
         """Count a failure; return the pause before the next attempt, or None after too many."""
+        # Counted before the end is checked, so that the story tells of the last failure, too.
         self.failures += 1
         self._last = str(error)
+        # The caller raises its own error: it alone knows whether the operation may have happened.
         if self._failures_max is not None and self.failures > self._failures_max:
             return None
         delay_ms = self._delay.retry_delay_ms(self.failures)

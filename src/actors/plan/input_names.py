@@ -147,6 +147,7 @@ class InputName(NamedTuple):
 _NAME: Final = re.compile(f"([{''.join(InputKind)}])(0|[1-9][0-9]{{0,8}})")
 
 
+# Bounded, as a job from outside may name anything.
 @lru_cache(maxsize=_NAMES_KNOWN_MAX)
 def _parsed(text: str) -> InputName | None:
     found = _NAME.fullmatch(text)

@@ -345,6 +345,7 @@ class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
 
 def kind_of(job: Job) -> str:
     """Return a job's kind as people and the wire know it: its tag."""
+    # The tag, not the class's name: relations and logs keep what people know.
     return str(type(job).__struct_config__.tag)
 
 

@@ -102,6 +102,8 @@ def serve(
 
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
+    # Imported here: an acceptor starts without the engine's and the tables' packages, which took
+    # three times as long.
     from actors.kernel import ActorSystem, SystemClock
     from actors.kernel.clock import ThreadedClock
     from actors.transport.security import TransportSecurity, dialling_tls

@@ -149,6 +149,8 @@ def judge(
         if was.membership and now.membership != was.membership:
             # Changes in between may not be in the stream.
             return TableRefills("the publication was altered, or the table taken out and put back")
+        # Values that were stored before may read otherwise now: an enum's label, a composite's
+        # field.
         if now.types != was.types:
             return TableRefills("a type of its columns was altered")
         if strict and now.shape != was.shape:

@@ -253,6 +253,7 @@ class CatalogStore:
             states = [await self._persist.state(shard) for shard in shards]
             if all(state.since <= as_of for state in states):
                 return as_of
+        # The object will never be there, so nothing else would drop its holds.
         for shard in shards:
             await self.drop_hold(shard, holder)
         names = ", ".join(source.name for source in sources)
