@@ -64,7 +64,7 @@ def steps_of(path: Path) -> Iterator[Step]:
 def _steps(block: _Block) -> Iterator[Step]:
     if block.skipped:
         yield Step(block.line, "skipped", block.skipped)
-    elif block.language in ("mermaid", "text"):
+    elif block.language in ("mermaid", "text", "diff"):
         yield Step(block.line, "drawing", "")
     elif block.language == "console":
         yield from _console(block)
