@@ -283,12 +283,12 @@ async def state_directory(folder: Path) -> PersistClient:
 GUEST = """
 import sys, anyio
 from actors.kernel import SystemClock
-from actors.persist.attach import ShardPlace, attach
+from actors.persist.attach import ShardPlace, open_as_guest
 from actors.settings import Settings
 
 async def main():
     settings = Settings(reader_lease_ms=int(sys.argv[2]))
-    async with attach(ShardPlace(state_dir=sys.argv[1]), settings, SystemClock()) as attached:
+    async with open_as_guest(ShardPlace(state_dir=sys.argv[1]), settings, SystemClock()) as attached:
         reader = await attached.client.open_reader("s1", "r")
         parts, _ = await reader.snapshot(5)
         schema = (await attached.client.state("s1")).schema

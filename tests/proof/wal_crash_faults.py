@@ -82,7 +82,7 @@ def one_is_a_quorum() -> Iterator[None]:
         found = max(flushed(each) for members in voters for each in members)
         return found if found >= start_lsn else 0
 
-    with mock.patch.object(quorum, "committed", committed):
+    with mock.patch.object(quorum, "quorum_flush_lsn", committed):
         yield
 
 

@@ -153,7 +153,7 @@ def taken_for_an_earlier_attempt() -> Iterator[None]:
 @contextmanager
 def token_forgotten() -> Iterator[None]:
     """Ignore the idempotency token of an append whose answer was lost."""
-    with mock.patch.object(appending, "is_done", return_value=False):
+    with mock.patch.object(appending, "is_applied", return_value=False):
         yield
 
 

@@ -147,7 +147,7 @@ def commit_below_the_terms_begin() -> Iterator[None]:
     def committed(voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int) -> int:
         return right(voters, flushed, 0)
 
-    with mock.patch.object(quorum, "committed", committed):
+    with mock.patch.object(quorum, "quorum_flush_lsn", committed):
         yield
 
 
@@ -158,7 +158,7 @@ def half_is_a_quorum() -> Iterator[None]:
     def agrees(voters: quorum.Voters, those: Collection[int]) -> bool:
         return all(len(each & frozenset(those)) >= len(each) // 2 for each in voters)
 
-    with mock.patch.object(quorum, "agrees", agrees):
+    with mock.patch.object(quorum, "has_quorum", agrees):
         yield
 
 
