@@ -288,7 +288,8 @@ from actors.settings import Settings
 
 async def main():
     settings = Settings(reader_lease_ms=int(sys.argv[2]))
-    async with open_as_guest(ShardPlace(state_dir=sys.argv[1]), settings, SystemClock()) as attached:
+    place = ShardPlace(state_dir=sys.argv[1])
+    async with open_as_guest(place, settings, SystemClock()) as attached:
         reader = await attached.client.open_reader("s1", "r")
         parts, _ = await reader.snapshot(5)
         schema = (await attached.client.state("s1")).schema
