@@ -288,6 +288,44 @@ def out_of_layer(path: Path) -> list[str]:
     return wrong
 
 
+def module_named(path: Path) -> str:
+    base = ROOT / "src" if SOURCE in path.parents else ROOT
+    parts = path.relative_to(base).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_at_once(body: Iterable[ast.stmt], modules: Iterable[str]) -> Iterator[str]:
+    """Modules that are loaded with this one: neither in functions nor for types alone."""
+    for node in body:
+        match node:
+            case ast.ImportFrom(module=str(module), names=names):
+                for alias in names:
+                    whole = f"{module}.{alias.name}"
+                    yield whole if whole in modules else module
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.If(test=ast.Name(id="TYPE_CHECKING")):
+                pass
+            case ast.If() | ast.Try():
+                yield from imported_at_once(node.body, modules)
+
+
+def test_no_circle_of_imports() -> None:
+    """Of the product, and of the simulators: modules can be put in an order."""
+    paths = [*FILES, *sorted((ROOT / "tests" / "simulators").rglob("*.py"))]
+    modules = {module_named(path): path for path in paths}
+    left = {}
+    for name, path in modules.items():
+        tree = nodes_of(path)[0]
+        assert isinstance(tree, ast.Module)
+        left[name] = {each for each in imported_at_once(tree.body, modules) if each in modules}
+        left[name].discard(name)
+    while ready := [name for name, needs in left.items() if not needs & left.keys()]:
+        for name in ready:
+            del left[name]
+    assert sorted(left) == []
+
+
 def test_every_layer_is_there_or_later() -> None:
     """No room without a layer, so that none escapes `test_layers`."""
     rooms = {room_of(path) for path in FILES} - {"__init__", "testing"}

@@ -16,15 +16,10 @@ from typing import Any, get_args, get_origin
 
 import msgspec
 import pytest
+from wire_names import wire_name  # type: ignore[import-not-found]
 
 from actors.plan import jobs
 from actors.protocol import api, compute, storage
-
-
-def wire_name(kind: Any) -> str:
-    """A message's name on the wire: its tag, or a record's class name."""
-    return str(kind.__struct_config__.tag or kind.__name__)
-
 
 FILE = Path(__file__).with_name("golden_frames.txt")
 WIRES: dict[str, Any] = {

@@ -9,6 +9,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from wire_names import wire_name  # type: ignore[import-not-found]
 
 from actors import errors
 from actors.channel_adapter import NonceVerdict, StashRules
@@ -39,12 +40,6 @@ from actors.protocol.compute import (
 from actors.protocol.internal import SequencedCommand
 from actors.settings import Settings
 from cluster_house import index  # type: ignore[import-not-found]
-
-
-def wire_name(kind: Any) -> str:
-    """A message's name on the wire: its tag, or a record's class name."""
-    return str(kind.__struct_config__.tag or kind.__name__)
-
 
 STRUCTS = [
     kind

@@ -8,6 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
+from wire_names import wire_name  # type: ignore[import-not-found]
 
 from actors.cluster.rules import mermaid
 from actors.cluster.storage_rules import TABLES
@@ -16,12 +17,6 @@ from actors.protocol import storage, storage_internal
 from actors.protocol.compute import SourceImport
 from actors.protocol.storage_internal import InternalCommand
 from actors.storage.history import StorageDefinitions
-
-
-def wire_name(kind: Any) -> str:
-    """A message's name on the wire: its tag, or a record's class name."""
-    return str(kind.__struct_config__.tag or kind.__name__)
-
 
 STRUCTS = [
     kind
