@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from actors.client.client import TableWrite as TableWrite
     from actors.service import Service as Service
 
+# Imported when first used: a client loads no service, and a service no Spark before it needs it.
 _LAZY = {
     "ChangeBatch": "actors.client.client",
     "Client": "actors.client.client",

@@ -34,7 +34,7 @@ from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
 from actors.persist import AppendCommitted, LeasedReader, PersistClient, ShardAppend
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.protocol.internal import (
     DataflowScheduled,
     DataflowStatus,

@@ -18,7 +18,7 @@ from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import StorageError, StoreFull
 from actors.kernel import ActorClock
 from actors.persist import BatchPart, NewShard, PersistClient
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.protocol.storage import FilesStaged, StagingFailed
 from actors.settings import Settings

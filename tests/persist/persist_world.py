@@ -20,7 +20,7 @@ from actors.persist import (
     UpperMismatch,
     VersionedData,
 )
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import EMPTY
 from actors.settings import Settings

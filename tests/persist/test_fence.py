@@ -9,8 +9,8 @@ from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[im
 
 from actors.errors import CorruptData, StorageError, WriterFenced
 from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient, ShardAppend
-from actors.persist.blob_memory import MemoryBlob
 from actors.persist.fence import EPOCH_KEY, VERSION, FencedConsensus, FenceEpoch, acquire_epoch
+from actors.persist.memory_stores import MemoryBlob
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:

@@ -25,8 +25,8 @@ from actors.persist import (
     ShardAppend,
     UpperMismatch,
 )
-from actors.persist.blob_memory import MemoryConsensus
 from actors.persist.location import VersionedData
+from actors.persist.memory_stores import MemoryConsensus
 from actors.persist.shard import TABLES_UPPER
 
 

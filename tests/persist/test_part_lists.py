@@ -31,9 +31,9 @@ from actors.persist import (
     ShardAppend,
     UpperMismatch,
 )
-from actors.persist.blob_memory import MemoryBlob
 from actors.persist.documents import decode_shard, encode
 from actors.persist.handed import HandedLeases
+from actors.persist.memory_stores import MemoryBlob
 from actors.persist.parts import decode_list, encode_list
 from actors.persist.shard import FORMAT, PartList, ShardBatch, ShardState, shard_key
 from actors.persist.verifying import verify

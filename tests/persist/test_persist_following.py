@@ -15,8 +15,8 @@ from store_houses import CLOCK, SETTINGS, StoreHouse  # type: ignore[import-not-
 
 from actors.errors import CorruptData, StorageError, UnknownObject
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
-from actors.persist.blob_memory import MemoryBlob
 from actors.persist.location import WatchedConsensus
+from actors.persist.memory_stores import MemoryBlob
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 

@@ -18,7 +18,7 @@ from persist_world import (  # type: ignore[import-not-found]
 
 from actors.errors import LeaseLost, StorageError
 from actors.persist import BatchPart, CompareAndSet, NewShard, PersistClient, ShardAppend
-from actors.persist.blob_memory import MemoryConsensus
+from actors.persist.memory_stores import MemoryConsensus
 
 
 async def pair(stores: Stores) -> tuple[PersistClient, PersistClient]:

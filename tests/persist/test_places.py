@@ -13,10 +13,10 @@ from actors.errors import InvalidUsage, StorageError
 from actors.persist import NewShard, PersistClient
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.location import CompareAndSet, ConsensusStore, VersionedData
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.places import open_blob, open_consensus
 from actors.plan.schema import TableColumn, TableSchema
 

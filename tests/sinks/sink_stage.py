@@ -23,7 +23,7 @@ from actors.connectors.sinks.sink import SinkStatistics
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import PenstockError, StorageError
 from actors.persist import CompareAndSet, PersistClient, VersionedData
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier
 from actors.settings import Settings

@@ -20,8 +20,8 @@ from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-no
 from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
 from actors.kernel import SystemClock
 from actors.persist.blob_file import FileBlob
-from actors.persist.blob_memory import MemoryBlob
 from actors.persist.location import BlobStore
+from actors.persist.memory_stores import MemoryBlob
 from actors.settings import Settings
 from actors.wal import codec_v3, commands
 from actors.wal.acceptor import AppendUnflushed, FlushWal
@@ -38,7 +38,7 @@ from actors.wal.messages import (
     ProposerElected,
     TermEntry,
 )
-from actors.wal.peers import TURNS, SegmentOffload, archive_turn, is_due, next_segment
+from actors.wal.offload import TURNS, SegmentOffload, archive_turn, is_due, next_segment
 from actors.wal.segments import NEW_NAME
 from actors.wal.timeline import WalTimeline
 from actors.wal.timelines import FileTimelineStore, TimelineRegistry

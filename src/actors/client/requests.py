@@ -82,6 +82,7 @@ class RequestSlot:
         self.wake = asyncio.Event()
 
 
+# A subscribe or a read holds something at the service, which drops it with the lost session.
 READ_ONLY: Final = (
     ExplainView,
     ListActors,

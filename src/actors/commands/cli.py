@@ -326,6 +326,7 @@ def check_views(
 )
 def simulate(given: Annotated[list[str] | None, typer.Argument()] = None) -> None:
     """Run the simulators of a clone: ``python -m tests.simulators`` by its former name."""
+    # The simulators are no part of the package: only a clone has them.
     print("penstock simulate is now: python -m tests.simulators, in a clone", file=sys.stderr)
     raise typer.Exit(subprocess.call([sys.executable, "-m", "tests.simulators", *(given or [])]))
 

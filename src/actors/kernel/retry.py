@@ -65,6 +65,7 @@ class RetryLoop:
     async def pause(self, error: object = "") -> bool:
         """Count a failure and wait for the next attempt. Return False at once after too many."""
         pause_ms = self.next_pause_ms(error)
+        # At once: the caller's error must not wait for an attempt that will not come.
         if pause_ms is None:
             return False
         await anyio.sleep(pause_ms / 1000)

@@ -220,6 +220,7 @@ class ChangeAttempts:
             ) from error
 
 
+# Both are one change over all documents: a crash leaves each shard created or none.
 # -- Creates and drops several shards, as changes of their documents: pure -------------------------
 
 

@@ -19,7 +19,6 @@ from actors.errors import InvalidUsage, ResourceClosed, StorageError
 from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryLedger
 from actors.persist.appender import ShardAppender
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.persist.change import (
     ChangeOutcome,
     SeqnoMismatch,
@@ -39,6 +38,7 @@ from actors.persist.location import (
     check_name,
 )
 from actors.persist.machine import DocumentWaiters, ShardMachine
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.orphans import OrphanCollector
 from actors.persist.part_store import PartStore
 from actors.persist.parts import PartLists

@@ -32,12 +32,12 @@ from actors.object_store.bucket_paths import BUCKETS, bucket_path
 from actors.object_store.bucket_store import BucketStore
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
 from actors.persist.fence import acquire_epoch
 from actors.persist.location import BlobStore, ConsensusStore, several_at_once
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.settings import Settings, without_user
 
 BLOB_FORMS: Final = (

@@ -17,6 +17,7 @@ _NAMES_KNOWN_MAX: Final = 4096
 """Names whose parts are kept; a job of a stranger may bring any number of texts."""
 
 
+# A letter and a number, as these names are also prefixes of columns and names in Spark's text.
 class InputKind(StrEnum):
     """The kinds of inputs of a delta plan, by their letters."""
 

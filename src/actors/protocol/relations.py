@@ -455,6 +455,7 @@ RELATIONS: Final[Mapping[str, SystemRelation]] = {
 
 def is_relation(name: str) -> bool:
     """Return whether the name is a relation's, known or not."""
+    # As Spark compares names while `spark.sql.caseSensitive` is false, its default.
     return name.lower().startswith(PREFIX)
 
 

@@ -566,6 +566,7 @@ def _is_wider(other: VariantKey, key: VariantKey) -> bool:
         and other.strata[-1] == key.strata[-1]
         and set(other.strata) >= set(key.strata)
         and other.changed >= key.changed
+        # A plan for several times serves a step at a single one, and not the other way round.
         and (other.one_time == key.one_time or not other.one_time)
     )
 

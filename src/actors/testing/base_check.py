@@ -42,7 +42,7 @@ from actors.errors import DefiniteError, PenstockError
 from actors.kernel import ActorAddress, SystemClock
 from actors.persist import PersistClient
 from actors.persist.blob_file import FileBlob
-from actors.persist.blob_memory import MemoryConsensus
+from actors.persist.memory_stores import MemoryConsensus
 from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, MatchState, PairRows, columns_of
 from actors.plan.jobs import ComputeDifference, JobRows
 from actors.plan.schema import DIFF, TIME, TableSchema

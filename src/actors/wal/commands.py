@@ -109,7 +109,8 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
     from actors.transport.security import TransportSecurity, dialling_tls
     from actors.wal.archive import WalArchive
     from actors.wal.dialling import dial
-    from actors.wal.peers import PeerExchange, SegmentOffload
+    from actors.wal.offload import SegmentOffload
+    from actors.wal.peers import PeerExchange
     from actors.wal.timelines import FileTimelineStore, TimelineRegistry
 
     tls = dialling_tls(settings)

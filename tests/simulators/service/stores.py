@@ -17,8 +17,8 @@ from typing import Final, NoReturn, Protocol
 from actors.errors import StorageError
 from actors.kernel import ActorClock
 from actors.persist import PersistClient
-from actors.persist.blob_memory import MemoryBlob, MemoryConsensus
 from actors.persist.location import BlobInfo, CompareAndSet, VersionedData
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.shard import ShardState
 from actors.progress import ShardId
 from tests.simulators.service.faults import (

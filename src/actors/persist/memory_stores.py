@@ -1,4 +1,4 @@
-"""Blobs in memory, for tests and simulation."""
+"""Blobs and consensus in memory, for tests and simulation."""
 
 from __future__ import annotations
 
