@@ -187,6 +187,16 @@ def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> Non
         assert chooser.choose(rows, 1_000_000, 1).full
 
 
+def test_a_cold_step_of_few_rows_does_not_recompute_hundreds_of_times() -> None:
+    """As in a demo that plays ten days at once: the first step built its plan, the second had all
+    the rest."""
+    chooser = StepChooser(AUTO)
+    chooser.recomputed(26_000, 300)
+    chooser.stepped(20, 8_700)
+    assert not chooser.choose(40_000, 26_000, 240).full
+    assert chooser.choose(40_000, 26_000, 2).full
+
+
 def test_a_much_smaller_step_is_taken_to_learn() -> None:
     """Steps that met very many rows say little of one that meets none."""
     chooser = StepChooser(AUTO)

@@ -45,7 +45,9 @@ A late step's measurement includes waiting for others, so it overstates the cost
 ALIKE: Final = 4
 """Sizes within this factor of each other tell no slope, and nothing of sizes beyond it."""
 LEAP_MAX: Final = 1_000
-"""Largest step, as a multiple of the largest measured one, that is taken to learn its cost."""
+"""Largest step, as a multiple of the largest measured one, whose cost may be the same."""
+SLOW_ROW_MS: Final = 0.05
+"""What a row of a step may take that is larger still: Spark makes 20,000 a second and more."""
 DECAY: Final = 0.9
 """Factor on a measurement's weight for each later one."""
 
@@ -106,10 +108,12 @@ class CostLine:
         if ALIKE * rows <= self._smallest:
             # Much smaller: the cost may be in proportion.
             return self._ms / self._rows * rows
-        if rows < ALIKE * self._largest or rows > LEAP_MAX * self._largest:
+        if rows < ALIKE * self._largest:
             return None
-        # Much larger: the cost may be the same.
-        return self._ms / self._weight
+        mean_ms = self._ms / self._weight
+        # Much larger: the cost may be the same. In proportion to a cold step of a few rows, tens of
+        # thousands would take hours, and be recomputed at hundreds of times instead.
+        return mean_ms if rows <= LEAP_MAX * self._largest else mean_ms + rows * SLOW_ROW_MS
 
 
 class StepChoice(msgspec.Struct, frozen=True):
