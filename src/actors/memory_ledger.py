@@ -25,6 +25,10 @@ from weakref import WeakMethod
 import msgspec
 import pyarrow as pa
 
+ARENAS: Final = 2
+"""Heaps of C's malloc that all threads share."""
+MMAP_BYTES: Final = 256 * 1024
+"""Larger blocks go back to the system as soon as they are freed."""
 RELEASE_MS: Final = 10_000
 """Interval at which a process that is a service alone releases memory."""
 _ARENAS: Final = re.compile(rb"# bytes in allocated blocks\s+=\s+([\d,]+)")
@@ -108,10 +112,28 @@ def anonymous_bytes() -> int:
     return (int(resident) - int(shared)) * resource.getpagesize()
 
 
+def keep_less() -> None:
+    """Have the allocators keep less of what is freed. Call it before threads begin, in a process
+    that is a service alone; without glibc it does nothing.
+
+    A service keeps rows for a while among rows that it frees at once. Arrow's own pool then holds
+    many segments for a few live blocks each, and glibc an arena for each thread with its own.
+    """
+    if _MALLOPT is None:
+        return
+    # The system's pool: its free pages can be given back wherever they lie (`release`).
+    pa.set_memory_pool(pa.system_memory_pool())
+    _MALLOPT(_ARENA_MAX, ARENAS)
+    # Fixed: glibc would raise it to the largest block that was freed, and then keep such blocks.
+    _MALLOPT(_MMAP_THRESHOLD, MMAP_BYTES)
+
+
 def release() -> None:
     """Give back to the system what allocators have freed and kept. It takes some ms."""
-    pa.default_memory_pool().release_unused()
-    if _TRIM is not None:
+    pool = pa.default_memory_pool()
+    pool.release_unused()
+    # The system's pool has just trimmed the same heaps.
+    if _TRIM is not None and pool.backend_name != "system":
         _TRIM(0)
 
 
@@ -145,6 +167,9 @@ def _of_libc(name: str, returns: Any) -> Any:
 
 _MALLINFO: Final = _of_libc("mallinfo2", _Mallinfo)
 _TRIM: Final = _of_libc("malloc_trim", ctypes.c_int)
+_MALLOPT: Final = _of_libc("mallopt", ctypes.c_int)
+_MMAP_THRESHOLD: Final = -3
+_ARENA_MAX: Final = -8
 _OPEN: Final = _of_libc("open_memstream", ctypes.c_void_p)
 _CLOSE: Final = _of_libc("fclose", ctypes.c_int)
 _FREE: Final = _of_libc("free", None)

@@ -50,8 +50,9 @@ from actors.commands.inspect import (
     trace,
     tracing,
 )
+from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
-from actors.memory_ledger import RELEASE_MS, release
+from actors.memory_ledger import RELEASE_MS, keep_less, release
 from actors.settings import Settings, load
 from actors.wal import commands as timelines
 from actors.wal.push_command import push
@@ -165,6 +166,7 @@ def serve(
         "trace_file": trace_file,
     }
     chosen = load(config, flags=combine(options, settings or []))
+    keep_less()
     with watched(chosen) as metrics:
         run_loop(lambda: _serve(chosen, metrics))
 
@@ -331,7 +333,7 @@ def simulate(given: Annotated[list[str] | None, typer.Argument()] = None) -> Non
     raise typer.Exit(subprocess.call([sys.executable, "-m", "tests.simulators", *(given or [])]))
 
 
-for _command in (status, peek, query, relations, actors, replicas, tracing, trace, explain):
+for _command in (status, peek, query, sql, relations, actors, replicas, tracing, trace, explain):
     app.command()(_command)
 app.command("copy-to")(copy_to)
 app.command("copy-from")(copy_from)
