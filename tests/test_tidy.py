@@ -35,6 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("plan",),
     ("catalyst",),
     ("protocol",),
+    ("sql",),
     ("object_store", "transport"),
     ("client",),
     ("persist",),

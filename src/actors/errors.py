@@ -57,6 +57,20 @@ class QueryRejected(InvalidUsage):
     """Spark rejected the statement; the message is Spark's."""
 
 
+class SqlSyntaxError(InvalidUsage):
+    """A statement cannot be read; the message names line and column.
+
+    `problem` is the message without the hint; `position` the offset in the text that was given,
+    None if the error came over a wire; `hint` says what to write instead, "" if nothing is known.
+    """
+
+    def __init__(self, problem: str, *, position: int | None = None, hint: str = "") -> None:
+        super().__init__(f"{problem}; {hint}" if hint else problem)
+        self.problem = problem
+        self.position = position
+        self.hint = hint
+
+
 class ReadBelowSince(InvalidUsage):
     """The time is older than the retained history."""
 

@@ -1,4 +1,4 @@
-"""Reader of a small part of SQL: a text's words, and plain conditions.
+"""Reader of a small part of SQL: plain conditions, in the words of `sql.tokens`.
 
 Spark reads views and queries. Two things cannot wait for it: a query that is a plain read of one
 object is answered without an engine (`simple`), and a condition that the engine wrote tells which
@@ -14,21 +14,12 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from actors.errors import QueryRejected
+from actors.errors import QueryRejected, SqlSyntaxError
+from actors.sql.tokens import SqlToken, lex_sql
 
 Op: TypeAlias = Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null", "in"]
 
-_TOKEN: Final = re.compile(
-    r"""(?P<blank>\s+|--[^\n]*(?:\n|\Z))
-    |(?P<comment>/\*)
-    |(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")
-    |(?P<name>`(?:[^`]|``)*`)
-    |(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?:BD|[LSYDF])?(?!\w))
-    |(?P<word>\w+)
-    |(?P<sign><=>|<=|>=|<>|!=|==|.)""",
-    re.VERBOSE | re.DOTALL | re.IGNORECASE,
-)
-_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
+_PLAIN_TEXT: Final = re.compile(r"'[^'\\]*'|\"[^\"\\]*\"")
 _WHOLE: Final = re.compile(r"(\d+)[LSY]?", re.IGNORECASE)
 _DECIMAL: Final = re.compile(r"(\d+(?:\.\d+)?)(BD)?", re.IGNORECASE)
 _DOUBLE: Final = re.compile(r"(\d+(?:\.\d+)?(?:E[+-]?\d+)?)(D)?", re.IGNORECASE)
@@ -63,14 +54,6 @@ class NotPlain(Exception):
     """The text must be read by Spark."""
 
 
-class SqlToken(NamedTuple):
-    """One word of a text: `kind` is text, name, number, word or sign."""
-
-    kind: str
-    text: str
-    end: int
-
-
 class LiteralValue(NamedTuple):
     """A literal as written: `kind` is number, text, boolean or date."""
 
@@ -88,35 +71,14 @@ class ColumnTest(NamedTuple):
 
 def tokens(sql: str) -> list[SqlToken]:
     """Return the words of a text, without comments. Raises `NotPlain` for an unclosed quote or
-    comment."""
-    found: list[SqlToken] = []
-    at = 0
-    while at < len(sql):
-        match = _TOKEN.match(sql, at)
-        assert match is not None
-        kind, at = str(match.lastgroup), match.end()
-        if kind == "comment":
-            at = _comment_end(sql, at)
-        elif match[0] in "'\"`":
-            raise NotPlain("a quote that does not end")
-        elif kind != "blank":
-            found.append(SqlToken(kind, match[0], at))
-    return found
-
-
-def _comment_end(sql: str, at: int) -> int:
-    """Return the end of the comment that began before `at`; comments nest. Raises `NotPlain` for a
-    hint."""
-    if sql.startswith("+", at):
+    comment, and for a hint."""
+    try:
+        found = lex_sql(sql)
+    except SqlSyntaxError as error:
+        raise NotPlain(error.problem) from None
+    if any(each.kind == "hint" for each in found):
         raise NotPlain("a hint")
-    depth = 1
-    while depth:
-        mark = _COMMENT_MARK.search(sql, at)
-        if mark is None:
-            raise NotPlain("a comment that does not end")
-        depth += 1 if mark[0] == "/*" else -1
-        at = mark.end()
-    return at
+    return found
 
 
 def query_text(sql: str) -> str:
@@ -131,13 +93,12 @@ def query_text(sql: str) -> str:
     actors.errors.QueryRejected: one query is wanted: line 1 has a statement behind a semicolon
     """
     try:
-        words = [each for each in tokens(sql) if each.text != ";"]
-        after = [each for each in tokens(sql) if each.text == ";"]
+        found = lex_sql(sql)
     # Not read here: Spark reports what is wrong with it.
-    except NotPlain:
+    except SqlSyntaxError:
         return sql.strip().rstrip(";").strip()
-    end = words[-1].end if words else 0
-    inner = [each.end for each in after if each.end < end]
+    end = next((each.end for each in reversed(found) if each.text != ";"), 0)
+    inner = [each.end for each in found if each.text == ";" and each.end < end]
     if inner:
         line = sql.count("\n", 0, inner[0]) + 1
         raise QueryRejected(f"one query is wanted: line {line} has a statement behind a semicolon")
@@ -297,8 +258,9 @@ class PlainReader:
         token = self._next()
         if token.kind == "number":
             return LiteralValue("number", token.text)
-        # Spark joins adjacent strings, and a setting decides over backslashes.
-        if token.kind == "text" and self.peek().kind != "text" and "\\" not in token.text:
+        # Spark joins adjacent strings, and settings decide over backslashes and doubled quotes.
+        alone = token.kind == "text" and self.peek().kind != "text"
+        if alone and _PLAIN_TEXT.fullmatch(token.text):
             return LiteralValue("text", token.text[1:-1])
         if token.kind == "word" and token.text.upper() in ("TRUE", "FALSE"):
             return LiteralValue("boolean", token.text.lower())

@@ -29,8 +29,9 @@ from actors.plan.relational import (
     columns_of,
 )
 from actors.plan.relational_text import words_of
+from actors.sql.tokens import SqlToken
 from actors.views.operators import DerivationContext, ViewOperator, is_name
-from actors.views.plain_sql import NotPlain, SqlToken, tokens
+from actors.views.plain_sql import NotPlain, tokens
 from actors.views.rule_join import ComparedSide
 from actors.views.rule_linear import ProjectOperator
 

@@ -1,0 +1,1 @@
+"""SQL as users write it: the lexer, the statements' grammar, and PostgreSQL's dialect. Pure."""
