@@ -1,0 +1,154 @@
+"""Grammar of roles and their rights. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from actors.sql.reader import StatementReader, list_words
+from actors.sql.statements import (
+    AccessRight,
+    AlterRoleStatement,
+    CreateRoleStatement,
+    DropRolesStatement,
+    GrantScope,
+    GrantStatement,
+    QualifiedName,
+    RevokeStatement,
+    RoleOptions,
+    SecretSpan,
+)
+
+_RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
+    "READ": ("read",),
+    "WRITE": ("write",),
+    "CREATE": ("create",),
+    "ADMIN": ("admin",),
+    "SELECT": ("read",),
+    "INSERT": ("write",),
+    "UPDATE": ("write",),
+    "DELETE": ("write",),
+    "ALL": ("read", "write"),
+}
+"""Rights of this service by their words, and by those of PostgreSQL."""
+_OBJECT_WORDS: Final = ("TABLE", "VIEW", "SOURCE", "SINK", "INDEX")
+_ROLE_OPTIONS: Final = ("LOGIN", "NOLOGIN", "PASSWORD")
+
+
+def read_create_role(
+    reader: StatementReader, position: int, if_not_exists: bool, *, login: bool | None = None
+) -> CreateRoleStatement:
+    """Take what follows CREATE ROLE; `login`: the default."""
+    name = reader.name("a role's name")
+    reader.take("WITH")
+    return CreateRoleStatement(
+        position=position,
+        name=name,
+        options=_role_options(reader, login),
+        if_not_exists=if_not_exists,
+    )
+
+
+def read_alter_role(reader: StatementReader, position: int) -> AlterRoleStatement:
+    """Take what follows ALTER ROLE."""
+    name = reader.name("a role's name")
+    reader.take("WITH")
+    if reader.ends():
+        raise reader.unexpected(list_words(_ROLE_OPTIONS))
+    return AlterRoleStatement(position=position, name=name, options=_role_options(reader, None))
+
+
+def _role_options(reader: StatementReader, login: bool | None) -> RoleOptions:
+    """Take a role's options to the end."""
+    found: set[str] = set()
+    password, no_password = None, False
+    while not reader.ends():
+        at = reader.position
+        # PostgreSQL's older word: a password is never stored as it is.
+        reader.take("ENCRYPTED")
+        option = reader.need_any(*_ROLE_OPTIONS).removeprefix("NO")
+        if option in found:
+            raise reader.error(f"{option} is given twice", position=at)
+        found.add(option)
+        if option == "LOGIN":
+            login = reader.tokens[reader.place - 1].word == "LOGIN"
+        elif reader.take("NULL"):
+            no_password = True
+        else:
+            # Its place is kept, so that what logs the statement can blank it.
+            token = reader.peek()
+            value = reader.string("a password in single quotes, or NULL")
+            password = SecretSpan(token.start, token.end, value)
+    return RoleOptions(login=login, password=password, no_password=no_password)
+
+
+def read_drop_roles(reader: StatementReader, position: int) -> DropRolesStatement:
+    """Take what follows DROP ROLE."""
+    if_exists = reader.take("IF", "EXISTS")
+    names = _role_names(reader)
+    reader.need_end("',' or the end of the statement")
+    return DropRolesStatement(position=position, names=names, if_exists=if_exists)
+
+
+def _role_names(reader: StatementReader) -> tuple[str, ...]:
+    names = [reader.name("a role's name")]
+    while reader.take(","):
+        names.append(reader.name("a role's name"))
+    return tuple(names)
+
+
+def read_grant(reader: StatementReader) -> GrantStatement:
+    """Take a GRANT."""
+    position = reader.position
+    reader.need("GRANT")
+    rights = _rights(reader)
+    scope, names = _scope(reader, "TO")
+    reader.need("TO")
+    roles = _role_names(reader)
+    reader.refuse(
+        "WITH", problem="WITH GRANT OPTION is not known", hint="who has ADMIN may grant rights"
+    )
+    reader.need_end("',' or the end of the statement")
+    return GrantStatement(position=position, rights=rights, scope=scope, roles=roles, names=names)
+
+
+def read_revoke(reader: StatementReader) -> RevokeStatement:
+    """Take a REVOKE."""
+    position = reader.position
+    reader.need("REVOKE")
+    rights = _rights(reader)
+    scope, names = _scope(reader, "FROM")
+    reader.need("FROM")
+    roles = _role_names(reader)
+    reader.take_any("CASCADE", "RESTRICT")
+    reader.need_end("',' or the end of the statement")
+    return RevokeStatement(position=position, rights=rights, scope=scope, roles=roles, names=names)
+
+
+def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
+    found: dict[AccessRight, None] = {}
+    while True:
+        word = reader.need_any(*_RIGHTS, hint="a role is no member of another one")
+        if word == "ALL":
+            reader.take("PRIVILEGES")
+        found |= dict.fromkeys(_RIGHTS[word])
+        if not reader.take(","):
+            return tuple(found)
+
+
+def _scope(reader: StatementReader, stop: str) -> tuple[GrantScope, tuple[QualifiedName, ...]]:
+    """Take ``ON objects``; `stop`: the word that follows."""
+    # Rights that are not of one object, such as to create some.
+    if reader.follows(stop):
+        return "service", ()
+    if not reader.take("ON"):
+        raise reader.unexpected(f"',', ON or {stop}")
+    if reader.take("ALL", "TABLES"):
+        in_schema = reader.take("IN", "SCHEMA")
+        return "all tables", reader.object_names("a schema's name") if in_schema else ()
+    if reader.take_any("SCHEMA", "DATABASE"):
+        return "schema", reader.object_names("a schema's name")
+    # One name space for all kinds: the word says nothing that the name does not.
+    if not reader.take("MATERIALIZED", "VIEW"):
+        reader.take_any(*_OBJECT_WORDS)
+    return "objects", reader.object_names("an object's name")
