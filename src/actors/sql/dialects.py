@@ -1,0 +1,269 @@
+r"""Queries of PostgreSQL's dialect, rewritten for Spark token by token.
+
+Only what the two lexers and the names of types tell apart is rewritten: quotes, escapes, comments,
+parameters, casts. Functions and operators mean what they mean to Spark. Positions in the new text
+lead back to the old one, so that an error of Spark's points at what the user wrote. Pure.
+
+>>> print(to_spark('SELECT "a b", $$it\'s$$ FROM "T"').text)
+SELECT `a b`, 'it\'s' FROM `T`
+>>> print(to_spark(r"SELECT 'a\d', E'a\\d'").text)
+SELECT 'a\\d', 'a\\d'
+>>> print(to_spark("SELECT x::int8, CAST(y AS text), $1 + 1, $2", ["-5", "'q'"]).text)
+SELECT x::bigint, CAST(y AS string), (-5) + 1, 'q'
+>>> print(to_spark("SELECT pg_catalog.lower(a) /* why */FROM t").text)
+SELECT lower(a) FROM t
+>>> print(to_spark('SELECT a FROM public.t, "public"."T"').text)
+SELECT a FROM t, `T`
+>>> print(to_spark("SELECT timestamptz '2024-01-01', timestamp '2024-01-01'").text)
+SELECT timestamp '2024-01-01', timestamp_ntz '2024-01-01'
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from actors.errors import SqlSyntaxError
+from actors.sql.reader import LexedText, StatementReader, lex_text
+from actors.sql.tokens import (
+    SqlDialect,
+    SqlToken,
+    lex_sql,
+    name_value,
+    quote_name,
+    quote_text,
+    syntax_error,
+    text_value,
+)
+from actors.sql.type_names import read_type
+
+_TYPED_LITERALS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ"})
+_JOINING: Final = re.compile(r"\w")
+_ONE_TOKEN: Final = frozenset({"number", "text", "word"})
+
+
+class TextEdit(msgspec.Struct, frozen=True):
+    """A replaced part: `[start, end)` of the new text stands for `[old_start, old_end)`."""
+
+    start: int
+    end: int
+    old_start: int
+    old_end: int
+
+
+class SparkText(msgspec.Struct, frozen=True):
+    """A text for Spark, and where it differs from the one that was written."""
+
+    text: str
+    edits: tuple[TextEdit, ...] = ()
+
+    def original_position(self, position: int) -> int:
+        """Return the offset in the text as written of an offset in `text`; within a replaced part
+        it is that part's begin.
+
+        >>> rewritten = to_spark('SELECT E\\'a\\', x')
+        >>> rewritten.text, rewritten.original_position(rewritten.text.index("x"))
+        ("SELECT 'a', x", 13)
+        """
+        place = bisect_right(self.edits, position, key=lambda edit: edit.start) - 1
+        if place < 0:
+            return position
+        edit = self.edits[place]
+        if position < edit.end:
+            return edit.old_start
+        return position - edit.end + edit.old_end
+
+
+def to_spark(text: str, parameters: Sequence[str] = ()) -> SparkText:
+    """Return a query of PostgreSQL's dialect as Spark reads it.
+
+    `parameters` are literals of Spark's for ``$1``, ``$2``, … Raises `SqlSyntaxError` for a text
+    that cannot be split, and for a parameter that is not given.
+    """
+    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters)
+    return writer.written()
+
+
+class _SparkWriter:
+    """Writes the tokens of a text, one after the other, as Spark's."""
+
+    def __init__(self, lexed: LexedText, parameters: Sequence[str]) -> None:
+        self._lexed = lexed
+        self._text = lexed.text
+        self._tokens = lexed.tokens
+        self._parameters = parameters
+        self._parts: list[str] = []
+        self._length = 0
+        self._edits: list[TextEdit] = []
+        self._types: set[int] = set()
+        """Places of tokens with which the type of a CAST begins."""
+        self._at = 0
+        """Offset up to which the text as written has been passed."""
+
+    def written(self) -> SparkText:
+        """Return the whole text."""
+        place = 0
+        while place < len(self._tokens):
+            self._gap(self._tokens[place].start)
+            place = self._token(place)
+        self._gap(len(self._text))
+        return SparkText("".join(self._parts), tuple(self._edits))
+
+    # -- output -------------------------------------------------------------------------------
+
+    def _gap(self, end: int) -> None:
+        """Write what stands before the next token. A comment becomes a blank, as the rules for the
+        end of a comment differ."""
+        gap = self._text[self._at : end]
+        if not gap or gap.isspace():
+            self._append(gap)
+        else:
+            self._edit(end, "\n" if "\n" in gap else " ")
+        self._at = end
+
+    def _copy(self, end: int) -> None:
+        self._separate(self._text[self._at])
+        self._append(self._text[self._at : end])
+        self._at = end
+
+    def _edit(self, end: int, new: str) -> None:
+        """Write `new` for the text as written up to `end`."""
+        # An empty text is a part that is left out, and joins nothing.
+        if new:
+            self._separate(new[0])
+        start = self._length
+        self._append(new)
+        self._edits.append(TextEdit(start, self._length, self._at, end))
+        self._at = end
+
+    def _separate(self, following: str) -> None:
+        """Write a blank if the next character would become part of the token before it."""
+        if not self._parts or not self._parts[-1]:
+            return
+        before = self._parts[-1][-1]
+        both_words = _JOINING.match(before) and _JOINING.match(following)
+        if both_words or (before == following and before in "'`"):
+            start = self._length
+            self._append(" ")
+            self._edits.append(TextEdit(start, self._length, self._at, self._at))
+
+    def _append(self, part: str) -> None:
+        if part:
+            self._parts.append(part)
+            self._length += len(part)
+
+    # -- tokens -------------------------------------------------------------------------------
+
+    def _token(self, place: int) -> int:
+        """Write the token at a place, or several; return the place behind them."""
+        token = self._tokens[place]
+        if place in self._types:
+            return self._type(place)
+        match token.kind:
+            case "name" if name_value(token.text) == "public" and self._qualifies(place):
+                self._edit(self._tokens[place + 2].start, "")
+                return place + 2
+            case "name" if token.text[0] == '"':
+                self._edit(token.end, quote_name(name_value(token.text)))
+            case "text":
+                self._string(token)
+            case "parameter":
+                self._edit(token.end, self._parameter(token))
+            case "word":
+                return self._word(place)
+            case "sign" if token.text == "::":
+                # Spark has this operator too: only the type behind it is rewritten.
+                self._copy(token.end)
+                self._types.add(place + 1)
+            case _:
+                self._copy(token.end)
+        return place + 1
+
+    def _string(self, token: SqlToken) -> None:
+        inner = token.text[1:-1]
+        # Written alike in both dialects.
+        if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
+            self._copy(token.end)
+            return
+        try:
+            value = text_value(token.text, SqlDialect.POSTGRES)
+        except ValueError:
+            problem = "a string has an escape that is no character"
+            raise syntax_error(self._text, token.start, problem) from None
+        self._edit(token.end, quote_text(value))
+
+    def _parameter(self, token: SqlToken) -> str:
+        # Python refuses to read longer ones.
+        number = int(token.text[1:]) if len(token.text) < _DIGITS_MAX else 0
+        if not 1 <= number <= len(self._parameters):
+            hint = f"{len(self._parameters)} were given"
+            problem = f"there is no parameter {token.text[:_DIGITS_MAX]}"
+            raise syntax_error(self._text, token.start, problem, hint=hint)
+        literal = self._parameters[number - 1]
+        found = lex_sql(literal)
+        # In brackets, as a minus sign behind another one would begin a comment.
+        return literal if len(found) == 1 and found[0].kind in _ONE_TOKEN else f"({literal})"
+
+    def _word(self, place: int) -> int:
+        token = self._tokens[place]
+        word = token.word
+        following = [each.word for each in self._tokens[place + 1 : place + 4]]
+        if word == "PUBLIC" and self._qualifies(place):
+            self._edit(self._tokens[place + 2].start, "")
+            return place + 2
+        if word == "PG_CATALOG" and following[:1] == ["."] and following[2:3] == ["("]:
+            self._edit(self._tokens[place + 2].start, "")
+            return place + 2
+        if word == "CAST" and following[:1] == ["("]:
+            self._note_type(place + 1)
+        if word in _TYPED_LITERALS and (end := self._literal_type(place)):
+            return end
+        self._copy(token.end)
+        return place + 1
+
+    def _qualifies(self, place: int) -> bool:
+        """Return whether a token is the schema before an object's name: all are in one."""
+        before = self._tokens[place - 1].text if place else ""
+        after = self._tokens[place + 1 : place + 3]
+        named = len(after) == 2 and after[0].text == "." and after[1].kind in ("word", "name")
+        return named and before != "."
+
+    def _note_type(self, opened: int) -> None:
+        """Note where the type of ``CAST (… AS type)`` begins."""
+        place, closed = opened + 1, self._lexed.partners[opened]
+        while place < closed:
+            # Others stand in brackets of their own, and are passed over.
+            if self._tokens[place].word == "AS" and place + 1 < closed:
+                self._types.add(place + 1)
+            place = self._lexed.partners.get(place, place) + 1
+
+    def _literal_type(self, place: int) -> int:
+        """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""
+        reader = StatementReader(self._lexed, place)
+        try:
+            written = read_type(reader)
+        # A column or a function of that name.
+        except SqlSyntaxError:
+            return 0
+        if reader.peek().kind != "text":
+            return 0
+        self._edit(self._tokens[reader.place - 1].end, written)
+        return reader.place
+
+    def _type(self, place: int) -> int:
+        reader = StatementReader(self._lexed, place)
+        written = read_type(reader)
+        end = self._tokens[reader.place - 1].end
+        # Unchanged, so that positions in it stay exact.
+        if self._text[self._at : end].lower() == written:
+            self._copy(end)
+        else:
+            self._edit(end, written)
+        return reader.place
+
+
+_DIGITS_MAX: Final = 12

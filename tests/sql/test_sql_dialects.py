@@ -1,0 +1,189 @@
+"""PostgreSQL's dialect as Spark's: the text, and the way back to positions as written."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from actors.errors import SqlSyntaxError
+from actors.sql.dialects import to_spark
+from actors.sql.tokens import SqlDialect, lex_sql, name_value, text_value
+
+POSTGRES = SqlDialect.POSTGRES
+
+CASES: list[tuple[str, str]] = [
+    ("", ""),
+    ("SELECT a, 'b', 1.5 FROM t -- x", "SELECT a, 'b', 1.5 FROM t "),
+    ('SELECT "A b", "c""d", "e`f"', 'SELECT `A b`, `c"d`, `e``f`'),
+    ("SELECT `a`", "SELECT `a`"),
+    (r"SELECT 'a\nb'", r"SELECT 'a\\nb'"),
+    ("SELECT 'it''s'", r"SELECT 'it\'s'"),
+    (r"SELECT E'it\'s\\'", r"SELECT 'it\'s\\'"),
+    (r"SELECT E'\x41'", "SELECT 'A'"),
+    ("SELECT $$it's \\ $$", r"SELECT 'it\'s \\ '"),
+    ("SELECT $q$$$$q$", "SELECT '$$'"),
+    ("SELECT 'a'$$b$$", "SELECT 'a' 'b'"),
+    ("SELECT a::int8, b::text::varchar(3)", "SELECT a::bigint, b::string::varchar(3)"),
+    ("SELECT '1'::double precision + 1", "SELECT '1'::double + 1"),
+    ("SELECT a::numeric(10, 2), b::numeric", "SELECT a::decimal(10,2), b::decimal(38,18)"),
+    ("SELECT a::timestamp(3) with time zone", "SELECT a::timestamp"),
+    ("SELECT a::timestamp without time zone", "SELECT a::timestamp_ntz"),
+    ("SELECT a::int4[]", "SELECT a::array<int>"),
+    ("SELECT a::pg_catalog.int4", "SELECT a::int"),
+    ("SELECT a::DATE, b::regclass", "SELECT a::DATE, b::regclass"),
+    ("SELECT a::bytea::interval", "SELECT a::binary::interval"),
+    ("SELECT CAST(a AS int8)", "SELECT CAST(a AS bigint)"),
+    (
+        "SELECT CAST(CAST(a AS text) || (SELECT b AS text) AS float8)",
+        "SELECT CAST(CAST(a AS string) || (SELECT b AS text) AS double)",
+    ),
+    ("SELECT a AS text, int8 FROM text", "SELECT a AS text, int8 FROM text"),
+    ("SELECT timestamp '2024-01-01'", "SELECT timestamp_ntz '2024-01-01'"),
+    ("SELECT TIMESTAMP WITH TIME ZONE '2024-01-01'", "SELECT timestamp '2024-01-01'"),
+    ("SELECT timestamp, timestamp(a) FROM t", "SELECT timestamp, timestamp(a) FROM t"),
+    ("SELECT date '2024-01-01', interval '1 day'", "SELECT date '2024-01-01', interval '1 day'"),
+    ("SELECT pg_catalog.upper(a)", "SELECT upper(a)"),
+    ('SELECT public.t.a FROM public.t, "public"."T"', "SELECT t.a FROM t, `T`"),
+    ("SELECT x.public.a, public FROM public", "SELECT x.public.a, public FROM public"),
+    ("SELECT * FROM pg_catalog.pg_class", "SELECT * FROM pg_catalog.pg_class"),
+    ("SELECT a ILIKE 'B%'", "SELECT a ILIKE 'B%'"),
+    ("SELECT current_schema", "SELECT current_schema"),
+    ("SELECT 1 /* a /* b */ c */+ 2", "SELECT 1 + 2"),
+    ("SELECT 1--x\n+ 2", "SELECT 1\n+ 2"),
+    ("SELECT 1 --x\\\n, 2", "SELECT 1\n, 2"),
+    ("SELECT/**/1", "SELECT 1"),
+    ("SELECT /*+ BROADCAST(t) */ * FROM t", "SELECT /*+ BROADCAST(t) */ * FROM t"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), CASES)
+def test_rewriting(text: str, wanted: str) -> None:
+    assert to_spark(text).text == wanted
+
+
+PARAMETERS: list[tuple[str, list[str], str]] = [
+    ("SELECT $1", ["5"], "SELECT 5"),
+    ("SELECT $2, $1, $2", ["5", "'x'"], "SELECT 'x', 5, 'x'"),
+    ("SELECT 1 -$1", ["-5"], "SELECT 1 -(-5)"),
+    ("SELECT $1::int8", ["CAST('1' AS bigint)"], "SELECT (CAST('1' AS bigint))::bigint"),
+    ("SELECT 1 WHERE a=$1and b", ["5"], "SELECT 1 WHERE a=5 and b"),
+    ("SELECT $1", ["NULL"], "SELECT NULL"),
+    ("SELECT '$1', \"$1\", $$$1$$", ["5"], "SELECT '$1', `$1`, '$1'"),
+    ("SELECT 'a'$1", ["'b'"], "SELECT 'a' 'b'"),
+    ("SELECT a FROM t LIMIT $1", ["1 + 2"], "SELECT a FROM t LIMIT (1 + 2)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parameters", "wanted"), PARAMETERS)
+def test_parameters(text: str, parameters: list[str], wanted: str) -> None:
+    assert to_spark(text, parameters).text == wanted
+
+
+# The mark stands where the error is.
+ERRORS: list[tuple[str, str]] = [
+    ("SELECT ¦$2", "there is no parameter $2; 1 were given"),
+    ("SELECT ¦$0", "there is no parameter $0"),
+    ("SELECT ¦$99999999999999999999", "there is no parameter $9999999"),
+    ("SELECT ¦'a", "a string does not end"),
+    (r"SELECT ¦E'\377'", "a string has an escape that is no character"),
+    ("SELECT a::¦5", "expected a type, found '5'"),
+    ("SELECT CAST(a AS ¦5)", "expected a type, found '5'"),
+    ("SELECT ¦(a", "'(' is not closed"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("marked", "problem"), ERRORS)
+def test_errors_say_where(marked: str, problem: str) -> None:
+    text, position = marked.replace("¦", ""), marked.index("¦")
+    with pytest.raises(SqlSyntaxError) as caught:
+        to_spark(text, ["1"])
+    assert caught.value.position == position
+    assert str(caught.value).partition(": ")[2].startswith(problem)
+
+
+# In both texts the mark stands at the same token.
+POSITIONS: list[tuple[str, str]] = [
+    ("SELECT ¦a", "SELECT ¦a"),
+    ('SELECT "long name", ¦x', "SELECT `long name`, ¦x"),
+    ("SELECT E'\\x41\\x41', ¦x", "SELECT 'AA', ¦x"),
+    ("SELECT a::int8, ¦x", "SELECT a::bigint, ¦x"),
+    ("SELECT ¦$1, x", "SELECT ¦1234567, x"),
+    ("SELECT $1, ¦x", "SELECT 1234567, ¦x"),
+    ("SELECT pg_catalog.f(¦x)", "SELECT f(¦x)"),
+    ("SELECT a::¦int8", "SELECT a::¦bigint"),
+    ("SELECT /* a */ 'b''c' AS ¦x", "SELECT 'b\\'c' AS ¦x"),
+    ("SELECT\n1 -- a\n, ¦x", "SELECT\n1\n, ¦x"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new"), POSITIONS)
+def test_positions_lead_back(old: str, new: str) -> None:
+    rewritten = to_spark(old.replace("¦", ""), ["1234567"])
+    assert rewritten.original_position(new.index("¦")) == old.index("¦")
+
+
+def test_within_a_replaced_part_a_position_is_its_begin() -> None:
+    rewritten = to_spark("SELECT $1, x", ["1234567"])
+    for position in range(7, 14):
+        assert rewritten.original_position(position) == 7
+    assert rewritten.original_position(14) == 9
+    assert rewritten.original_position(len(rewritten.text)) == len("SELECT $1, x")
+
+
+PIECES = (
+    *("SELECT", "a", "é", "1", "1.5", ",", ".", "(", ")", "+", "-", "*", "<>", "||", "$1", "\n"),
+    *("'b'", "'c''d'", "'e\\f'", "E'g\\'h'", "$$i$$", "$j$k$$l$j$", '"m"', '"n""o"', "`p`"),
+    *("-- x\\\n", "/* y */", "/* /*+ y */ */", "/*+ z */"),
+    # Two of these are one sign to Spark.
+    " = ",
+)
+texts = st.lists(
+    st.tuples(st.sampled_from(PIECES), st.sampled_from(["", " ", "\n"])), max_size=25
+).map(lambda drawn: "".join(piece + gap for piece, gap in drawn))
+
+
+@given(texts, st.sampled_from(["5", "'it\\'s'", "a + b"]))
+def test_spark_reads_the_same_tokens(text: str, parameter: str) -> None:
+    """Where nothing is cast, the new text has the same tokens, in Spark's dialect."""
+    try:
+        rewritten = to_spark(text, [parameter])
+    except SqlSyntaxError:
+        return
+    before, after = lex_sql(text, POSTGRES), lex_sql(rewritten.text)
+    # A dollar sign in a word is PostgreSQL's alone, and no parameter is a part of a name.
+    assume(not any(token.kind == "word" and "$" in token.text for token in before))
+    assume("$1." not in text and ".$1" not in text)
+    wanted: list[tuple[str, str]] = []
+    for token in before:
+        if token.kind == "text":
+            wanted.append(("text", text_value(token.text, POSTGRES)))
+        elif token.kind == "name":
+            wanted.append(("name", name_value(token.text)))
+        elif token.kind == "parameter" and parameter == "5":
+            wanted.append(("number", parameter))
+        elif token.kind == "parameter" and parameter.startswith("'"):
+            wanted.append(("text", text_value(parameter)))
+        elif token.kind == "parameter":
+            wanted += [("sign", "("), ("word", "a"), ("sign", "+"), ("word", "b"), ("sign", ")")]
+        else:
+            wanted.append((token.kind, token.text))
+    found = [
+        (token.kind, text_value(token.text))
+        if token.kind == "text"
+        else (token.kind, name_value(token.text) if token.kind == "name" else token.text)
+        for token in after
+    ]
+    assert found == wanted
+
+
+@given(texts)
+def test_positions_never_go_back(text: str) -> None:
+    try:
+        rewritten = to_spark(text, ["5"])
+    except SqlSyntaxError:
+        return
+    places = [rewritten.original_position(at) for at in range(len(rewritten.text) + 1)]
+    assert places == sorted(places)
+    assert places[0] == 0
+    assert all(0 <= place <= len(text) for place in places)
