@@ -103,7 +103,9 @@ async def one(report: Report, groups: int, times: int, count: int, folder: Path)
         for turn in range(warm + turns):
             table, view = f"changes{turn}", f"by_group{turn}"
             await client.create_table(table, {"id": "bigint", "k": "bigint", "v": "bigint"})
-            await client.create_view(view, sql.replace("FROM changes", f"FROM {table}"))
+            await client.create_materialized_view(
+                view, sql.replace("FROM changes", f"FROM {table}")
+            )
             first = await client.insert(table, pieces[0].slice(0, 0))
             await client.wait_for(view, first, deadline_ms=DEADLINE_MS)
             elapsed = await behind(bench, client, view, table, pieces)

@@ -101,7 +101,7 @@ async def _one(
     Return ours / peer by the steps' label; nothing where the query's answer is an error.
     """
     created = time.perf_counter()
-    await client.create_view(query.name, query.sql)
+    await client.create_materialized_view(query.name, query.sql)
     paths = {name: files / f"{name}.parquet" for name in CORPORA[run.corpus].tables}
     status = await client.status()
     mode = next(o.mode for o in status.objects if o.name == query.name)

@@ -135,7 +135,7 @@ async def run(report: Report) -> None:
         writer = await stack.enter_async_context(await Client.connect(address))
         columns = {"id": "bigint", "k": "bigint", "v": "bigint"}
         await writer.create_table("events", columns)
-        await writer.create_view("shown", VIEW)
+        await writer.create_materialized_view("shown", VIEW)
         source = Source(writer)
         await turn(source, clients[:1], ROWS[0], writes)  # warm
         for rows in ROWS:

@@ -131,7 +131,7 @@ async def serve(report: Report, server: PostgresServer, views: dict[str, str]) -
     found: dict[str, float] = {}
     async with bank(server) as client:
         for name, sql in views.items():
-            await client.create_view(name, sql)
+            await client.create_materialized_view(name, sql)
         ages = Ages(client, list(views))
         await ages.wait_there()
         async with anyio.create_task_group() as group:
@@ -180,12 +180,12 @@ async def beside_heavy(server: PostgresServer, views: dict[str, str], seconds: f
     found = []
     async with bank(server) as client:
         for name, sql in views.items():
-            await client.create_view(name, sql)
+            await client.create_materialized_view(name, sql)
         ages = Ages(client, list(views))
         await ages.wait_there()
         for heavy in (False, True):
             if heavy:
-                await client.create_view("heavy", HEAVY)
+                await client.create_materialized_view("heavy", HEAVY)
                 await Ages(client, ["heavy"]).wait_there()
             async with anyio.create_task_group() as group:
                 group.start_soon(ages.sample)

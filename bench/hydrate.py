@@ -1,10 +1,10 @@
 """A new view over a table of 5M rows until it can be read, beside the plain batch query.
 
-Ours: `create_view` is called → every time written so far is sealed in the view (analysis,
-compilation, the computation and the durable result). Peer: the view's own text run by plain Spark
-over Parquet files of the same rows, in the same session. Both are warm: the first three turns of
-each are not counted. ``_steppable`` (no target): a row is inserted once the view can be read → the
-view is beyond it, that is, its arrangements are filled.
+Ours: `create_materialized_view` is called → every time written so far is sealed in the view
+(analysis, compilation, the computation and the durable result). Peer: the view's own text run by
+plain Spark over Parquet files of the same rows, in the same session. Both are warm: the first three
+turns of each are not counted. ``_steppable`` (no target): a row is inserted once the view can be
+read → the view is beyond it, that is, its arrangements are filled.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ async def one(
         name = f"{kind}{turn}"
         written = await client.write({})
         started = time.perf_counter()
-        await client.create_view(name, sql)
+        await client.create_materialized_view(name, sql)
         await client.wait_for(name, written, deadline_ms=DEADLINE_MS)
         elapsed = (time.perf_counter() - started) * 1000
         row = sales(count, 1)

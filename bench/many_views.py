@@ -100,7 +100,7 @@ async def many(report: Report, client: Client, source: Source) -> None:
     warm, counted = (5, 10) if report.quick else (300, 50)
     texts = views()
     for name, text in texts.items():
-        await client.create_view(name, text)
+        await client.create_materialized_view(name, text)
     together = await source.steps(list(texts), warm, counted)
     status = await client.status()
     whole = sum(o.recomputed for o in status.objects if o.name in texts)
@@ -155,7 +155,7 @@ async def endurance(report: Report, client: Client, source: Source) -> None:
     steps = int(os.environ.get("STEPS", "50" if report.quick else "10000"))
     assert steps >= 20, "STEPS: at least 20"
     warm = 10 if report.quick else WARM_ENDURANCE
-    await client.create_view("enduring", ONE)
+    await client.create_materialized_view("enduring", ONE)
     await source.steps(["enduring"], warm, 0)
     times: list[float] = []
     samples: list[tuple[int, dict[str, float]]] = []

@@ -116,7 +116,7 @@ class Ours:
         for name in self._names:
             await self._client.drop(name)
         for query in queries:
-            await self._client.create_view(query.name, query.sql)
+            await self._client.create_materialized_view(query.name, query.sql)
         self._names = {query.name for query in queries}
 
     async def write(self, events: Mapping[str, pa.Table]) -> None:

@@ -31,7 +31,7 @@ from actors.protocol.compute import (
     InitializationComplete,
     Peek,
     PeekResponse,
-    SourceImport,
+    ShardImport,
 )
 from actors.protocol.storage import (
     ConnectorConfiguration,
@@ -59,7 +59,7 @@ async def say(client: ClusterClient, command: storage.Command) -> None:
 async def sink(client: ClusterClient) -> None:
     """Runs a sink, hears that it starts, and drops it."""
     id = f"k{next(NUMBERS)}"
-    source = SourceImport("s1", SCHEMA)
+    source = ShardImport("s1", SCHEMA)
     await say(
         client, RunSink(SinkDescription(id, id, source, ConnectorConfiguration("none"), AS_OF))
     )

@@ -52,7 +52,7 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
 )
 from actors.testing.engine import InMemoryExecutor
 from measure import Measure, Report, median, percentile, size_name
@@ -71,7 +71,7 @@ CHUNK = 200_000
 KEY_TARGET = 4.0
 CLIENTS_TARGET = 1 / 0.15
 SCAN_TARGET = 2.0
-SOURCE = SourceImport("s1", SCHEMA)
+SOURCE = ShardImport("s1", SCHEMA)
 INDEX = DataflowDescription("i1", "by_id", (SOURCE,), IndexExport(("id",), SCHEMA), 1)
 
 

@@ -217,7 +217,7 @@ async def latency(report: Report, service: Served, outside: Outside) -> None:
     )
     async with await Client.connect(service.address) as client:
         await client.create_source("accounts", outside.config(), {"public.accounts": "accounts"})
-        await client.create_view("by_branch", VIEW)
+        await client.create_materialized_view("by_branch", VIEW)
     floor = (await service.ask(Floor(warm + counted)))[warm:]
     took: dict[str, list[float]] = {}
     for watched, wanted in (("accounts", counted // 4), ("by_branch", warm + counted)):

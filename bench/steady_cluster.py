@@ -31,7 +31,7 @@ from actors.protocol.compute import (
     Hello,
     InitializationComplete,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     ViewExport,
 )
 from actors.protocol.internal import DataflowProgress
@@ -49,7 +49,7 @@ SQL = "SELECT k, sum(v) AS v FROM numbers WHERE v % 7 < 5 GROUP BY k HAVING sum(
 def view(number: int) -> DataflowDescription:
     """One small aggregate; every description is an object of its own, as off a wire."""
     plan = DeltaPlan(("numbers",), (SCHEMA,), SCHEMA, SQL, "opaque", "a HAVING clause")
-    source = SourceImport("s1", SCHEMA)
+    source = ShardImport("s1", SCHEMA)
     export = ViewExport(plan, f"output-{number}")
     return DataflowDescription(f"u{number}", f"view {number}", (source,), export, AS_OF)
 
@@ -119,9 +119,9 @@ async def house(*, storage: bool = False, window: int | None = None) -> AsyncIte
         async with ActorSystem() as system:
             persist = await PersistClient.in_memory(settings, system.clock)
             executor = system.spawn(Executor, "executor")
-            outside = StorageConnectors(_nowhere, _nowhere, Path(folder)) if storage else None
+            connectors = StorageConnectors(_nowhere, _nowhere, Path(folder)) if storage else None
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor, Path(folder), cast=cast, outside=outside
+                system, settings, persist, executor, Path(folder), cast=cast, connectors=connectors
             )
             listener = await cluster.listen("127.0.0.1:0")
             yield House(cluster, listener.address.port, settings)

@@ -158,7 +158,7 @@ async def one(report: Report, year: Year, count: int, steps: int, folder: Path) 
         loaded = await client.insert("carriers", carriers)
         for start in range(0, count, CHUNK):
             loaded = await client.insert("flights", year.rows(start, min(start + CHUNK, count)))
-        await client.create_view(name, DELAY_BY_CARRIER.sql)
+        await client.create_materialized_view(name, DELAY_BY_CARRIER.sql)
         await client.wait_for(name, loaded, deadline_ms=DEADLINE_MS)
         taken = await take(client, count, steps)
         files = {"flights": folder / "flights.parquet", "carriers": folder / "carriers.parquet"}

@@ -97,7 +97,7 @@ async def ours(count: int, counted: int, settings: Settings, *, many: bool) -> d
             await client.insert("branch", branches(list(range(BRANCHES)), 0))
             for start in range(0, count, CHUNK):
                 await client.insert("account", accounts(start, min(start + CHUNK, count)))
-            await client.create_view("by_city", SQL)
+            await client.create_materialized_view("by_city", SQL)
             steps = Steps(client, count)
             found = {}
             kinds: dict[str, Any] = {"account": steps.account, "branch": steps.branch}

@@ -20,7 +20,7 @@ from actors.protocol.compute import (
     IndexExport,
     PeekResponse,
     PeekRows,
-    SourceImport,
+    ShardImport,
     SubscribeExport,
 )
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
-SOURCE = SourceImport("s1", SCHEMA)
+SOURCE = ShardImport("s1", SCHEMA)
 
 
 class InlineClock(SystemClock):

@@ -136,7 +136,7 @@ async def test_all_rows_come_at_one_time_while_others_write(
 ) -> None:
     async with running(tmp_path, workers=workers) as (client, service):
         await client.create_table("t", {"id": "bigint", "s": "string", "more": "double"})
-        await client.create_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
+        await client.create_materialized_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
         for number in range(5):
             put(tmp_path, f"{number}.parquet", range(number * 100, number * 100 + 100))
         put(tmp_path, "empty.parquet", range(0))
@@ -223,7 +223,7 @@ async def test_what_cannot_be_is_refused_with_the_file_and_nothing_is_left(tmp_p
     folder = str(tmp_path / "in")
     async with running(tmp_path) as (client, _):
         await client.create_table("t", {"id": "bigint", "s": "string not null"})
-        await client.create_view("v", "SELECT id FROM t")
+        await client.create_materialized_view("v", "SELECT id FROM t")
         cases: list[tuple[type[PenstockError], str, dict[str, Any]]] = [
             (InvalidUsage, r"2\.parquet: column s holds NULL", {}),
             (InvalidUsage, "must have s, which may not be NULL", {"columns": ["id"]}),

@@ -119,7 +119,7 @@ async def test_a_copy_equals_a_peek_at_the_same_time(
 ) -> None:
     async with running(tmp_path, workers=workers) as (client, _):
         await client.create_table("t", COLUMNS)
-        await client.create_view("v", VIEW)
+        await client.create_materialized_view("v", VIEW)
         first = await client.insert("t", rows(500))
         await client.insert("t", rows(100))
         await client.delete("t", rows(250))
@@ -147,7 +147,7 @@ async def test_what_cannot_be_copied_is_told_and_leaves_nothing(tmp_path: Path) 
     async with running(tmp_path) as (client, service):
         await client.create_table("n", {"a": "array<int>"})
         await client.create_table("t", {"x": "string"})
-        await client.create_view("bad", "SELECT cast(x AS int) AS i FROM t")
+        await client.create_materialized_view("bad", "SELECT cast(x AS int) AS i FROM t")
         await client.insert("t", [{"x": "one"}])
         copies = Path(service.settings.state_dir) / "copies"
         with pytest.raises(InvalidUsage, match="CSV cannot hold nested"):

@@ -15,7 +15,7 @@ from actors.fetch_task import FetchTask, cut
 from actors.listen_task import ListenTask
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.protocol.internal import (
     DescribedPart,
     FetchFailed,
@@ -96,7 +96,7 @@ async def test_a_result_carries_the_time_it_was_asked_for(stage: ActorIsolation)
     task, probe = spawn(stage, store)
     await task.send(FetchPart(42, part))
     fetched = await probe.expect(
-        PartFetched, dataflow="u7", incarnation=3, source=1, time=42, key="p"
+        PartFetched, dataflow="u7", incarnation=3, input_index=1, time=42, key="p"
     )
     assert fetched.updates.equals(updates(3, 5))
 
@@ -168,7 +168,7 @@ async def test_what_no_retry_can_mend_is_reported_at_once(
     task, probe = spawn(stage, store)
     await task.send(FetchPart(10, part))
     await probe.expect(
-        FetchFailed, dataflow="u7", incarnation=3, source=1, time=10, key="p", error=error
+        FetchFailed, dataflow="u7", incarnation=3, input_index=1, time=10, key="p", error=error
     )
     assert store.attempts["p"] == 1
 
@@ -300,7 +300,7 @@ async def test_listening_and_fetching_over_the_real_store(
         tmp_path, Settings(inline_part_bytes_max=1, decoded_parts_bytes_max=1), stage.clock
     )
     await persist.create_shards([NewShard("s1", SCHEMA, holds={"test": 0})])
-    source = SourceImport("s1", SCHEMA)
+    imported = ShardImport("s1", SCHEMA)
 
     async def append(lower: int, upper: int, *times: int) -> None:
         parts = await persist.write_parts("s1", updates(*times)) if times else ()
@@ -313,7 +313,7 @@ async def test_listening_and_fetching_over_the_real_store(
     heard, got = stage.probe("heard"), stage.probe("got")
     limits = Settings()
     listen = stage.start(
-        lambda: ListenTask(persist, source, "u7", 1, 0, heard.address, limits), "listen"
+        lambda: ListenTask(persist, imported, "u7", 1, 0, heard.address, limits), "listen"
     )
     fetch = stage.start(
         lambda: FetchTask(persist, SCHEMA, "u7", 1, 0, got.address, limits), "fetch"

@@ -34,3 +34,19 @@ def test_the_former_command_runs_the_simulators() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "python -m tests.simulators" in done.stderr
     assert (done.returncode, done.stdout.startswith("1 runs")) == (0, True), done.stdout
+
+
+async def test_a_view_is_made_by_the_former_name_of_the_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+
+    async def create(*given: object, **options: object) -> None:
+        made.append((given[1:], options))
+
+    monkeypatch.setattr(actors.Client, "create_materialized_view", create)
+    client = object.__new__(actors.Client)
+    with pytest.warns(DeprecationWarning, match="now create_materialized_view") as warned:
+        await client.create_view("v", "SELECT 1", conf={"a": "b"}, target_lag_ms=5)
+    assert [each.filename for each in warned] == [__file__]
+    assert made == [(("v", "SELECT 1"), {"spark_conf": {"a": "b"}, "target_lag_ms": 5})]

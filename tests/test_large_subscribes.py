@@ -102,7 +102,7 @@ class Watch:
 async def stashed(service: Service) -> int:
     """Blobs on their way."""
     controller: Any = service._system.cells["/controller"].actor  # type: ignore[union-attr]
-    return len(await controller._desk.persist.stashed._blob.list_keys("_stash/"))
+    return len(await controller._state.persist.stashed._blob.list_keys("_stash/"))
 
 
 async def test_contents_larger_than_a_frame_come_in_pieces(
@@ -110,7 +110,7 @@ async def test_contents_larger_than_a_frame_come_in_pieces(
 ) -> None:
     async with running(tmp_path) as (client, service):
         await client.create_table("t", COLUMNS, ["id"])
-        await client.create_view("v", "SELECT id, s FROM t WHERE id >= 10")
+        await client.create_materialized_view("v", "SELECT id, s FROM t WHERE id >= 10")
         await fill(client, 2_000)
         time = await client.delete("t", [{"id": n} for n in range(0, 200)])
         await client.wait_for("v", time)
@@ -144,7 +144,9 @@ async def test_a_transaction_larger_than_a_frame_comes_in_pieces(tmp_path: Path)
     async with running(tmp_path, result_bytes_max=16 * KIB) as (client, service):
         await client.create_table("t", COLUMNS, ["id"])
         await client.create_table("u", {"k": "bigint"}, ["k"])
-        await client.create_view("v", "SELECT t.id, t.s FROM t JOIN u ON t.id * 0 = u.k")
+        await client.create_materialized_view(
+            "v", "SELECT t.id, t.s FROM t JOIN u ON t.id * 0 = u.k"
+        )
         before = await fill(client, 900)
         time = await client.insert("u", [{"k": 0}])
         stream = client.subscribe("v", as_of=before, snapshot=False)

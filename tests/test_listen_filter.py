@@ -22,7 +22,7 @@ from actors.persist import (
 )
 from actors.persist.statistics import ColumnStatistics
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.protocol.internal import (
     FilteredParts,
     GrantDescriptions,
@@ -51,10 +51,10 @@ class World:
         self.probe: NeighbourProbe = stage.probe()
         self._fetch = persist.fetch
         persist.fetch = self.fetch  # type: ignore[method-assign]
-        source = SourceImport("s1", SCHEMA)
+        imported = ShardImport("s1", SCHEMA)
         self.task: SubjectActor[Any] = stage.start(
             lambda: ListenTask(
-                persist, source, "u7", 3, 1, self.probe.address, settings, wanted=WANTED
+                persist, imported, "u7", 3, 1, self.probe.address, settings, wanted=WANTED
             ),
             "listen",
         )

@@ -20,7 +20,7 @@ from actors.errors import (
 from actors.listen_task import ListenTask
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.protocol.internal import (
     GrantDescriptions,
     ListenFailed,
@@ -33,7 +33,7 @@ from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 
 RETRYING = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2, fetch_attempts_max=3)
-SOURCE = SourceImport("s1", TableSchema((TableColumn("a", "bigint"),)))
+SOURCE = ShardImport("s1", TableSchema((TableColumn("a", "bigint"),)))
 
 
 class FakePart(msgspec.Struct, frozen=True):
@@ -169,7 +169,7 @@ async def test_snapshot_then_batches_each_with_its_interval(stage: ActorIsolatio
 
     await task.send(StartListen(6, True))
     first = await probe.expect(
-        PartsDescribed, dataflow="u7", incarnation=3, source=1, lower=0, upper=7, snapshot=True
+        PartsDescribed, dataflow="u7", incarnation=3, input_index=1, lower=0, upper=7, snapshot=True
     )
     assert spans(first) == [("p1", 0, 7), ("p2", 0, 7)]
     assert all(part.snapshot for part in first.parts)
@@ -477,7 +477,7 @@ async def test_a_failed_listing_is_the_last_message(stage: ActorIsolation) -> No
     snapshot = await probe.expect(PartsDescribed, snapshot=True)
     error = LeaseLost("the lease of r1 expired", determinate=True)
     shard.fail(error)
-    await probe.expect(ListenFailed, dataflow="u7", incarnation=3, source=1, error=error)
+    await probe.expect(ListenFailed, dataflow="u7", incarnation=3, input_index=1, error=error)
     shard.fail_with = None
     shard.append(9, "q")
     await task.send(GrantDescriptions(1000))

@@ -142,8 +142,12 @@ async def test_what_is_told_of_memory_is_what_the_process_takes(tmp_path: Path) 
             await client.create_table("t", {"k": "bigint", "g": "bigint", "f": "string"}, ["k"])
             await client.create_table("d", {"g": "bigint", "name": "string"}, ["g"])
             taken_before, told_before, _ = await compared(client, pid)
-            await client.create_view("w", "SELECT g, count(*) AS n, max(k) AS m FROM t GROUP BY g")
-            await client.create_view("j", "SELECT t.k, t.f, d.name FROM t JOIN d ON t.g = d.g")
+            await client.create_materialized_view(
+                "w", "SELECT g, count(*) AS n, max(k) AS m FROM t GROUP BY g"
+            )
+            await client.create_materialized_view(
+                "j", "SELECT t.k, t.f, d.name FROM t JOIN d ON t.g = d.g"
+            )
             await client.create_index("i", "j", ["k"])
             keys = pa.array(range(GROUPS))
             names = pa.array([f"the name of group {number}" for number in range(GROUPS)])

@@ -149,7 +149,7 @@ async def test_a_query_waits_until_its_time_is_sealed_and_no_longer_than_its_dea
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
-        await client.create_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
+        await client.create_materialized_view("v", "SELECT s, count(*) AS n FROM t GROUP BY s")
         await client.wait_for("v", await client.write({}))
         sql = "SELECT sum(n) AS n FROM v"
         world.controls.hold("Step")
@@ -223,7 +223,7 @@ async def test_errors_have_names(tmp_path: Path) -> None:
     async with running(tmp_path) as world:
         client = world.client
         await fill(client)
-        await client.create_view("v", "SELECT 10 / n AS x FROM t")
+        await client.create_materialized_view("v", "SELECT 10 / n AS x FROM t")
 
         async def refused(sql: str) -> PenstockError:
             with pytest.raises(PenstockError) as raised:

@@ -191,9 +191,9 @@ async def test_wishes_that_do_not_fit_are_refused_by_name(tmp_path: Path) -> Non
             ({"limit": -1}, "limit -1"),
             ({"limit": 1, "offset": -1}, "offset -1"),
         ]
-        for wish, rule in refused:
+        for given, rule in refused:
             with pytest.raises(InvalidUsage, match=rule):
-                await client.peek("t", time, **wish)
+                await client.peek("t", time, **given)
         with pytest.raises(TypeMismatch, match="does not fit"):
             await client.peek("t", time, where=[("id", ">", "abc")])
 

@@ -28,9 +28,9 @@ class World:
         self.client = client
         self.controls = controls
 
-    async def rows(self, name: str, **wish: Any) -> list[dict[str, Any]]:
+    async def rows(self, name: str, **given: Any) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = (
-            await self.client.peek(f"penstock.{name}", **wish)
+            await self.client.peek(f"penstock.{name}", **given)
         ).to_pylist()
         return found
 
@@ -66,7 +66,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
             await Client.connect(service.address) as client,
         ):
             await client.create_table("t", {"k": "bigint", "v": "bigint"}, ["k"])
-            await client.create_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
+            await client.create_materialized_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
             await client.create_index("i", "w", ["v"])
             time = await client.insert("t", [{"k": k, "v": k % 3} for k in range(9)])
             await client.wait_for("w", time)
@@ -234,7 +234,7 @@ async def test_errors_are_told_with_their_time_until_they_are_gone(tmp_path: Pat
     async with running(tmp_path) as world:
         client = world.client
         assert await world.rows("errors") == []
-        await client.create_view("q", "SELECT 10 / (v - 7) AS x FROM t")
+        await client.create_materialized_view("q", "SELECT 10 / (v - 7) AS x FROM t")
         time = await client.insert("t", [{"k": 100, "v": 7}])
         await client.wait_for("q", time)
 
@@ -297,10 +297,12 @@ async def test_what_cannot_be_done_with_a_relation_is_refused_by_name(tmp_path: 
             assert "nothing" in await refused(InvalidUsage, wrong)
         assert name in await refused(InvalidUsage, client.insert(name, [{"a": 1}]))
         assert name in await refused(InvalidUsage, client.create_table(name, {"a": "int"}))
-        assert name in await refused(InvalidUsage, client.create_view(name, "SELECT 1 AS a"))
+        assert name in await refused(
+            InvalidUsage, client.create_materialized_view(name, "SELECT 1 AS a")
+        )
         assert name in await refused(InvalidUsage, client.create_index("j", name, ["id"]))
         assert name in await refused(InvalidUsage, client.drop(name))
-        over = client.create_view("x", f"SELECT id FROM {name}")
+        over = client.create_materialized_view("x", f"SELECT id FROM {name}")
         assert "can only be read" in await refused(InvalidUsage, over)
         large = await refused(InvalidUsage, client.peek("penstock.actors"))
         assert "result_bytes_max" in large

@@ -87,7 +87,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
 async def _objects(client: Client) -> None:
     await client.create_table("flights", FLIGHTS, ["id"])
     await client.create_table("carriers", CARRIERS, ["carrier"])
-    await client.create_view("by_carrier", BY_CARRIER)
+    await client.create_materialized_view("by_carrier", BY_CARRIER)
 
 
 def _rows(table: pa.Table) -> list[tuple[Any, ...]]:
@@ -144,7 +144,9 @@ async def test_every_time_reads_right_also_after_restarts(tmp_path: Path) -> Non
         async with running(tmp_path, workers=life + 1) as client:
             if life == 0:
                 await _objects(client)
-                await client.create_view("busy", "SELECT name FROM by_carrier WHERE n > 3")
+                await client.create_materialized_view(
+                    "busy", "SELECT name FROM by_carrier WHERE n > 3"
+                )
                 await client.create_index("by_name", "by_carrier", ["name"])
             for _ in range(12):
                 time = await client.write(model.random_change(dice))
@@ -213,9 +215,9 @@ async def test_bad_input_is_named_and_disturbs_nothing(tmp_path: Path) -> None:
         with pytest.raises(InvalidUsage, match="type 'blob' is not supported"):
             await client.create_table("t", {"x": "blob"})
         with pytest.raises(QueryRejected):
-            await client.create_view("v", "SELECT nothing FROM flights")
+            await client.create_materialized_view("v", "SELECT nothing FROM flights")
         with pytest.raises(UnknownObject):
-            await client.create_view("v", "SELECT * FROM nowhere")
+            await client.create_materialized_view("v", "SELECT * FROM nowhere")
         with pytest.raises(ObjectInUse, match="view by_carrier"):
             await client.drop("flights")
         with pytest.raises(ReadTooFarAhead):
@@ -234,7 +236,7 @@ async def test_bad_input_is_named_and_disturbs_nothing(tmp_path: Path) -> None:
 async def test_a_query_that_fails_on_its_data_is_an_error_until_they_change(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         await client.create_table("t", {"id": "bigint", "d": "bigint"}, ["id"])
-        await client.create_view("v", "SELECT id, 100 / d AS q FROM t")
+        await client.create_materialized_view("v", "SELECT id, 100 / d AS q FROM t")
         good = await client.insert("t", [{"id": 1, "d": 4}])
         bad = await client.insert("t", [{"id": 2, "d": 0}])
         with pytest.raises(ViewInError):

@@ -129,7 +129,7 @@ async def check(client: Client, model: Model) -> None:
 
 async def objects(client: Client) -> None:
     await client.create_table("t", COLUMNS, ["id"])
-    await client.create_view("sums", SUMS)
+    await client.create_materialized_view("sums", SUMS)
     await client.create_index("sums_by_k", "sums", ["k"])
 
 
@@ -213,7 +213,7 @@ async def test_the_first_contents_are_made_once(tmp_path: Path) -> None:
         await client.create_table("t", COLUMNS, ["id"])
         for _ in range(5):
             time = await model.write(client)
-        await client.create_view("sums", SUMS)
+        await client.create_materialized_view("sums", SUMS)
         await client.wait_for("sums", time)
         await connected(client, {"r1", "r2", "r3"})
         whole = [job for job in controls.jobs if job.job_id.endswith("/whole")]

@@ -59,7 +59,7 @@ async def service(folder: Path) -> AsyncIterator[Client]:
 
 async def filled(client: Client) -> None:
     await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-    await client.create_view(
+    await client.create_materialized_view(
         "by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY carrier"
     )
     for number in range(5):

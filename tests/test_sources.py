@@ -92,7 +92,7 @@ async def test_a_source_is_made_read_joined_restarted_and_dropped(tmp_path: Path
                 await client.insert("names", [{"k": 1, "name": "one"}])
                 columns = (await client.peek("accounts")).column_names
                 key, value = columns[0], columns[1]
-                await client.create_view(
+                await client.create_materialized_view(
                     "sums", f"SELECT {key} % 5 AS g, count(*) AS n FROM accounts GROUP BY 1"
                 )
             before = (await source(client, "accounts")).upper
@@ -282,7 +282,7 @@ async def test_a_sink_writes_what_a_view_holds_over_restarts(tmp_path: Path) -> 
             if life == 0:
                 await client.create_source("accounts", CHURN | {"up_to": 4_000})
                 key = (await client.peek("accounts")).column_names[0]
-                await client.create_view(
+                await client.create_materialized_view(
                     "sums", f"SELECT {key} % 5 AS g, count(*) AS n FROM accounts GROUP BY 1"
                 )
                 await client.create_sink(

@@ -50,8 +50,8 @@ async def shop(client: Client, target_ms: int) -> int:
     await client.create_table("sale", {"price": "bigint"})
     written = await client.insert("sale", [{"price": 3}])
     text = "select sum(price) as total from sale"
-    await client.create_view("takings", text, target_lag_ms=target_ms)
-    await client.create_view("shown", "select total from takings")
+    await client.create_materialized_view("takings", text, target_lag_ms=target_ms)
+    await client.create_materialized_view("shown", "select total from takings")
     await client.wait_for("shown", written)
     await passes(client)
     return await sold(client, "shown")
@@ -122,4 +122,4 @@ async def test_an_age_is_not_negative(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         await client.create_table("sale", {"price": "bigint"})
         with pytest.raises(InvalidUsage, match="target_lag_ms = -1"):
-            await client.create_view("v", "select price from sale", target_lag_ms=-1)
+            await client.create_materialized_view("v", "select price from sale", target_lag_ms=-1)

@@ -106,7 +106,7 @@ async def made(tmp_path: Path) -> Life:
         await client.create_table("t", {"k": "bigint", "v": "bigint"})
         await life.write(client, (1, 1), (1, 2), (2, 1))
         for name, sql in VIEWS.items():
-            await client.create_view(name, sql)
+            await client.create_materialized_view(name, sql)
         await life.write(client, (2, 2), (3, 3))
         life.at.pop(min(life.at))  # before the views
         await life.check(client)
@@ -202,7 +202,7 @@ async def test_what_empty_tables_did_not_tell_is_chosen_at_the_next_start(
     async with running(tmp_path) as client:
         await client.create_table("a", {"k": "int", "v": "bigint"})
         await client.create_table("b", {"k": "int", "g": "int"}, primary_key=["k"])
-        await client.create_view("v", sql)
+        await client.create_materialized_view("v", sql)
         await client.insert("b", pa.table({"k": pa.array([1], pa.int32()), "g": [7]}))
         assert await told(client) == (False, Counter())
     async with running(tmp_path) as client:

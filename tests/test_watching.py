@@ -51,7 +51,7 @@ async def serving(tmp_path: Path) -> AsyncIterator[Service]:
 
 async def fill(client: Client) -> None:
     await client.create_table("t", {"k": "bigint", "v": "bigint"}, ["k"])
-    await client.create_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
+    await client.create_materialized_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
     await client.wait_for("w", await client.insert("t", [{"k": 1, "v": 2}]))
 
 

@@ -38,7 +38,7 @@ from actors.protocol.compute import (
     PeekResponse,
     Response,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
@@ -55,15 +55,15 @@ from actors.protocol.internal import (
     DataflowStatus,
     EmitBatch,
     GrantDescriptions,
+    InputStarted,
     InstallUpdates,
     ListenFailed,
     PartsDescribed,
     ProposeCommand,
     SequencedCommand,
-    SourceStarted,
+    StartInputs,
     StartListen,
-    StartSources,
-    StopSources,
+    StopInputs,
     UpdatesInstalled,
     WritesAllowed,
 )
@@ -150,10 +150,10 @@ async def house(
     made.persist = persist
 
     def listen(
-        source: SourceImport, id: str, incarnation: int, index: int, consumer: Any, wanted: Any
+        imported: ShardImport, id: str, incarnation: int, index: int, consumer: Any, wanted: Any
     ) -> ListenTask:
         return ListenTask(
-            persist, source, id, incarnation, index, consumer, settings, wanted=wanted
+            persist, imported, id, incarnation, index, consumer, settings, wanted=wanted
         )
 
     cast = ActorFactory(
@@ -218,9 +218,9 @@ async def test_sources_start_and_those_of_earlier_incarnations_stop(
         await h.connect("a", CreateDataflow(index()))
         dataflow = await h.dataflows.expect()
         for incarnation in (1, 2):
-            tell_workers(dataflow, StartSources("i1", incarnation))
-            started = await dataflow.expect(SourceStarted)
-            assert (started.incarnation, started.worker, started.source) == (incarnation, 0, 0)
+            tell_workers(dataflow, StartInputs("i1", incarnation))
+            started = await dataflow.expect(InputStarted)
+            assert (started.incarnation, started.worker, started.input_index) == (incarnation, 0, 0)
             (fetch,) = h.fetches.running
             (listen,) = h.listens.running
             assert (started.fetch, started.listen) == (fetch.address, listen.address)
@@ -235,9 +235,9 @@ async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
         dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartSources("i1", 1))
-        await dataflow.expect(SourceStarted)
-        tell_workers(dataflow, StopSources("i1", 1))
+        tell_workers(dataflow, StartInputs("i1", 1))
+        await dataflow.expect(InputStarted)
+        tell_workers(dataflow, StopInputs("i1", 1))
         await stage.idle()
         assert not h.fetches.running
         assert not h.listens.running
@@ -250,10 +250,10 @@ async def test_a_task_that_crashes_freezes_its_source(
     async with house(stage, tmp_path) as h:
         await h.connect("a", CreateDataflow(index()))
         dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartSources("i1", 7))
-        await dataflow.expect(SourceStarted)
+        tell_workers(dataflow, StartInputs("i1", 7))
+        await dataflow.expect(InputStarted)
         await h.fetches.running[0].crash()
-        await dataflow.expect(ListenFailed, incarnation=7, source=0)
+        await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
 
 
 async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
@@ -266,8 +266,8 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
 
         async def caught_up(dataflow: NeighbourProbe) -> str:
             """Says by which reader."""
-            tell_workers(dataflow, StartSources("i1", 1))
-            started = await dataflow.expect(SourceStarted)
+            tell_workers(dataflow, StartInputs("i1", 1))
+            started = await dataflow.expect(InputStarted)
             assert started.listen is not None
             await started.listen.send(StartListen(4, True))
             await dataflow.expect(PartsDescribed, upper=5)
@@ -393,7 +393,7 @@ async def test_worker_1_parks_what_comes_before_it_has_rendered(
         # Worker 0 renders first; its dataflow speaks to worker 1 through the probe.
         await h0.connect("a", CreateDataflow(index()))
         dataflow = await h0.dataflows.expect()
-        tell_workers(dataflow, StartSources("i1", 1))
+        tell_workers(dataflow, StartInputs("i1", 1))
         signed = await h0.other.expect(FromDataflow)
         async with house(stage, tmp_path / "1", own=1, count=2) as h1:
             await h1.worker.send(signed)
@@ -402,7 +402,7 @@ async def test_worker_1_parks_what_comes_before_it_has_rendered(
             await h1.connect("a", CreateDataflow(index()))
             await h1.fetches.expect()
             await h1.dataflows.expect_none()
-            started = [await dataflow.expect(SourceStarted) for _ in range(2)]
+            started = [await dataflow.expect(InputStarted) for _ in range(2)]
             assert sorted(message.worker for message in started) == [0, 1]
             # exactly one of them has the listen task
             assert sorted(message.listen is None for message in started) == [False, True]
@@ -414,8 +414,8 @@ async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(
     async with house(stage, tmp_path, own=1, count=2) as h:
         speaker = stage.probe("speaker")
         await h.connect("a", CreateDataflow(index()))
-        await h.worker.send(FromDataflow(1, speaker.address, StartSources("i1", 1)))
-        await speaker.expect(SourceStarted)
+        await h.worker.send(FromDataflow(1, speaker.address, StartInputs("i1", 1)))
+        await speaker.expect(InputStarted)
         await h.do(AllowCompaction("i1", EMPTY))
         await stage.idle()
         assert h.fetches.running
@@ -470,8 +470,8 @@ async def test_a_reconnection_keeps_an_unchanged_dataflow(
         history = (CreateDataflow(index()), ScheduleDataflow("i1"))
         await h.connect("a", *history)
         dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartSources("i1", 1))
-        await dataflow.pick(SourceStarted)
+        tell_workers(dataflow, StartInputs("i1", 1))
+        await dataflow.pick(InputStarted)
         tell_workers(dataflow, install(1, 0, 6, FIRST, True))
         await h.response(Frontiers)
         await h.worker.send(ClientGone("a"))

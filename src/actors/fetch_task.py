@@ -1,4 +1,4 @@
-"""FetchTask: one worker's fetcher for one source of a dataflow; reads described parts.
+"""FetchTask: one worker's fetcher for one input of a dataflow; reads described parts.
 
 Theory of operation. Each `FetchPart` is read from the blob store as an effect: at most
 `fetches_in_flight_max` at once, and not more than `inflight_bytes_per_dataflow_max` bytes of parts
@@ -73,7 +73,7 @@ class FetchTask(Actor[_Message]):
         schema: TableSchema,
         dataflow: ObjectId,
         incarnation: int,
-        source_index: int,
+        input_index: int,
         consumer: ActorAddress[Any],
         settings: Settings,
     ) -> None:
@@ -81,7 +81,7 @@ class FetchTask(Actor[_Message]):
         self._schema = schema
         self._dataflow = dataflow
         self._incarnation = incarnation
-        self._index = source_index
+        self._index = input_index
         self._consumer = consumer
         self._settings = settings
         self._waiting: deque[_Job] = deque()
@@ -103,7 +103,7 @@ class FetchTask(Actor[_Message]):
                     PartFetched(
                         dataflow=self._dataflow,
                         incarnation=self._incarnation,
-                        source=self._index,
+                        input_index=self._index,
                         time=job.fetch.time,
                         key=job.fetch.part.key,
                         updates=updates,
@@ -166,7 +166,7 @@ class FetchTask(Actor[_Message]):
             FetchFailed(
                 dataflow=self._dataflow,
                 incarnation=self._incarnation,
-                source=self._index,
+                input_index=self._index,
                 time=job.fetch.time,
                 key=job.fetch.part.key,
                 error=error,

@@ -1,4 +1,4 @@
-"""ListenTask: listens to the shard of one source of a dataflow, and describes its parts.
+"""ListenTask: listens to the shard of one input of a dataflow, and describes its parts.
 
 Theory of operation. It opens a leased reader, waits for `StartListen`, takes the snapshot at
 `as_of` if wanted, then listens from ``as_of + 1`` on. It sends `PartsDescribed`: part descriptions,
@@ -25,7 +25,7 @@ described all the same, after that.
 
 Errors. A failing store is retried, `fetch_attempts_max` times in all, with exponential backoff and
 jitter. If a listing still fails the task sends `ListenFailed` and describes no more, so the
-source's frontier stays; it still obeys `ReleaseLeases` and stop.
+input's frontier stays; it still obeys `ReleaseLeases` and stop.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ import msgspec
 
 from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
 from actors.kernel import Actor, ActorAddress, with_jitter
-from actors.persist.filtering import sieve
+from actors.persist.filtering import part_pruner
 from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.protocol.internal import (
     DescribedPart,
     GrantDescriptions,
@@ -116,10 +116,10 @@ class ListenTask(Actor[_Message]):
     def __init__(
         self,
         persist: PersistClient,
-        source: SourceImport,
+        imported: ShardImport,
         dataflow: ObjectId,
         incarnation: int,
-        source_index: int,
+        input_index: int,
         consumer: ActorAddress[Any],
         settings: Settings,
         trail: AppendTraceIndex | None = None,
@@ -130,14 +130,14 @@ class ListenTask(Actor[_Message]):
         `trail` finds the traces that led to a description; `wanted` selects the consumer's rows
         (None: all).
         """
-        self._sieve = None if wanted is None else sieve(wanted, settings)
-        self._schema = source.schema
+        self._pruner = None if wanted is None else part_pruner(wanted, settings)
+        self._schema = imported.schema
         self._trail = trail
         self._persist = persist
-        self._shard = source.shard
+        self._shard = imported.shard
         self._dataflow = dataflow
         self._incarnation = incarnation
-        self._index = source_index
+        self._index = input_index
         self._consumer = consumer
         self._settings = settings
         self._reader: LeasedReader | None = None
@@ -266,12 +266,12 @@ class ListenTask(Actor[_Message]):
         described = PartsDescribed(
             dataflow=self._dataflow,
             incarnation=self._incarnation,
-            source=self._index,
+            input_index=self._index,
             parts=parts,
             lower=item.lower,
             upper=item.upper,
             snapshot=item.snapshot,
-            filtered=None if self._sieve is None else self._sieve.told(),
+            filtered=None if self._pruner is None else self._pruner.counts(),
         )
         traces = self._traces(item)
         with span_below(traces[0] if traces else None, LISTEN, links=traces[1:]) as opened:
@@ -361,9 +361,9 @@ class ListenTask(Actor[_Message]):
         """Return the listing, once the filter has been audited on it. Raise `UnsoundFilter`."""
         try:
             found = await self._answer(listing)
-            if self._sieve is not None and self._unproved:
+            if self._pruner is not None and self._unproved:
                 unproved, self._unproved = self._unproved, []
-                await self._sieve.prove(unproved, self._read, self.ctx.clock)
+                await self._pruner.prove(unproved, self._read, self.ctx.clock)
                 self._release([part.key for part in unproved])
             return found
         except PenstockError:
@@ -414,9 +414,9 @@ class ListenTask(Actor[_Message]):
             here = lower < upper and part.time_max >= lower and part.time_min < upper
             if not (part.rows and here):
                 others.append(part.key)
-            elif self._sieve is None or not self._sieve.discards(part):
+            elif self._pruner is None or not self._pruner.discards(part):
                 kept.append(_Meant(part, lower, upper))
-            elif self._sieve.chooses(part):
+            elif self._pruner.chooses(part):
                 self._unproved.append(part)
             else:
                 others.append(part.key)
@@ -467,7 +467,7 @@ def _same(listed: _Listed) -> _Listed:
 
 
 def _failed(error: Exception) -> _Failed:
-    """Return an error of the family, which freezes the source; raise any other, a bug."""
+    """Return an error of the family, which freezes the input; raise any other, a bug."""
     if isinstance(error, PenstockError):
         return _Failed(error)
     raise error

@@ -74,10 +74,10 @@ class MemoryLedger:
         keep for themselves."""
         found = self.held()
         given = {kind: now - self._start.get(kind, 0) for kind, now in allocated().items()}
-        told = sum(use.bytes_memory for use in found)
+        counted = sum(use.bytes_memory for use in found)
         for kind in ("arrow", "malloc"):  # rows that came as bytes lie in C's heap
-            known = min(told, max(0, given.get(kind, 0)))
-            told -= known
+            known = min(counted, max(0, given.get(kind, 0)))
+            counted -= known
             if kind in given:
                 given[kind] -= known
         found += (MemoryUse(kind, "", bytes_memory=max(0, more)) for kind, more in given.items())
@@ -94,8 +94,8 @@ def allocated() -> dict[str, int]:
     if objects is not None:
         found["python"] = objects
     if _MALLINFO is not None:
-        told = _MALLINFO()
-        found["malloc"] = told.uordblks + told.hblkhd
+        heap = _MALLINFO()
+        found["malloc"] = heap.uordblks + heap.hblkhd
         # Arrow's memory comes from malloc then, and must not count twice.
         if pa.default_memory_pool().backend_name == "system":
             found["malloc"] -= found["arrow"]

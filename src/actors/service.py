@@ -142,7 +142,7 @@ class Service:
         executor = self._engine(system, settings, scratch / "engine")
         # Before the controller: it creates the dataflows of the upgraded plans.
         found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
-        self._outside = self._reach_out(system, executor, scratch / "outside")
+        self._connectors = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
         controller = system.spawn(
@@ -154,7 +154,7 @@ class Service:
                 settings,
                 scratch / "tables",
                 maintenance,
-                self._outside,
+                self._connectors,
             ),
             "controller",
         )
@@ -175,15 +175,15 @@ class Service:
         """Start the replicas: one in this process's actors alone, or several that are made and
         dropped."""
         settings, place = self.settings, scratch / "cluster"
-        outside = self._half(persist)
+        connectors = self._half(persist)
         if settings.replicas > 1:
             names = await replica_set.load(persist, settings)
             self._clusters = hosts = LocalReplicas(
-                system, settings, persist, executor, place, self._reach, outside, names
+                system, settings, persist, executor, place, self._reach, connectors, names
             )
             return LocalReplicaSupply(hosts, self._connect, self._connect_storage)
         self._clusters = cluster = await WorkerCluster.start(
-            system, settings, persist, executor, place, reach=self._reach, outside=outside
+            system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
@@ -198,7 +198,7 @@ class Service:
         async def connect_storage() -> ReplicaClient:
             return self._connect_storage(await cluster.connect_storage())
 
-        storage = None if outside is None else connect_storage
+        storage = None if connectors is None else connect_storage
         return FixedReplicas({"r1": connect}, cluster.statistics, storage)
 
     # The methods that reach the outside world: a simulation overrides them.
@@ -216,7 +216,7 @@ class Service:
 
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
-        return self._outside.half(persist)
+        return self._connectors.half(persist)
 
     def _connect_storage(self, client: LocalClient) -> ReplicaClient:
         return CheckedClient(client, self.settings, "storage")

@@ -134,12 +134,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Size of one part's statistics in the state: the least and the greatest value of its
     columns."""
     filter_parts: bool = True
-    """True if a view's source leaves out parts that hold no row for it."""
+    """True if a view's input leaves out parts that hold no row for it."""
     filter_audit_one_in: int = 100
     """Share of the parts that a filter by statistics leaves out: one in so many is read all the
     same, to prove the filter right."""
     filter_audit_bytes_max: int = 128 * 1024 * 1024
-    """The same in bytes, of one source of one dataflow, beside one in so many of what it reads."""
+    """The same in bytes, of one input of one dataflow, beside one in so many of what it reads."""
     decoded_parts_bytes_max: int = 32 * 1024 * 1024
     """Size of parts kept as they were decoded or written, for readers at about the same time."""
     batches_per_shard_max: int = 24
@@ -173,7 +173,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     fetches_in_flight_max: int = 8
     """Fetches of one fetch task at a time."""
     fetch_attempts_max: int = 5
-    """Attempts to read one part or listing, while the store fails; then the source freezes."""
+    """Attempts to read one part or listing, while the store fails; then the input freezes."""
     described_in_flight_max: int = 16
     """Descriptions that a listen task sends ahead of its consumer's grants."""
     hydration_chunk_bytes: int = 128 * 1024 * 1024

@@ -338,7 +338,7 @@ HIDDEN_ROWS: Final = SettingThreshold(
 )
 STEP_BUDGET: Final = SettingThreshold(
     "inflight_bytes_per_dataflow_max",
-    "a step goes as far as its sources are described",
+    "a step goes as far as its inputs are described",
     "it ends where its parts exceed the budget",
 )
 STEP_ROWS: Final = SettingThreshold(

@@ -12,7 +12,7 @@ Sends that wait for room form an acyclic graph, so no cycle of actors can deadlo
 All other messages use `ActorAddress.reply`, in reserved room that is bounded:
 
 - sequencer → worker 0: one for each proposal of worker 0;
-- dataflow → worker: one `StartSources` for each incarnation; one `InstallUpdates` or `EmitBatch`
+- dataflow → worker: one `StartInputs` for each incarnation; one `InstallUpdates` or `EmitBatch`
   until `Installed` or `BatchEmitted`; progress and status once a step;
 - task → dataflow: bounded by grants and requested fetches;
 - worker → adapter: a window (`compute.outbox`), reopened by `ResponsesForwarded`;
@@ -81,8 +81,8 @@ from actors.protocol.internal import (
     InstallUpdates,
     ProposeCommand,
     SequencedCommand,
-    StartSources,
-    StopSources,
+    StartInputs,
+    StopInputs,
 )
 from actors.protocol.storage_internal import ForStorage
 from actors.settings import Settings
@@ -168,7 +168,7 @@ class Worker(Actor[WorkerMessage]):
         partitions: ClusterPartitions,
         replica: str = "",
         storage_adapters: Sequence[ActorAddress[Any]] = (),
-        outside: StorageConnectors | None = None,
+        connectors: StorageConnectors | None = None,
         lanes: Sequence[FlowWindow[Any]] = (),
         storage_lanes: Sequence[FlowWindow[Any]] = (),
     ) -> None:
@@ -201,7 +201,7 @@ class Worker(Actor[WorkerMessage]):
         )
         persist.ledger.add(self._logs.memory)
         self._storage_adapters = storage_adapters
-        self._outside = outside
+        self._connectors = connectors
         self._lanes = lanes
         self._storage_lanes = storage_lanes
         self._storage: StorageHalf | None = None
@@ -229,7 +229,7 @@ class Worker(Actor[WorkerMessage]):
         self._children = DataflowChildren(site, self._tasks, self._state.commands_for)
         self._tick_ms = self._settings.maintenance_ms
         self._tick = self.ctx.after(self._tick_ms, MaintenanceDue())
-        if self._outside is not None:
+        if self._connectors is not None:
             self._storage = StorageHalf(
                 self.ctx,
                 self._index,
@@ -238,7 +238,7 @@ class Worker(Actor[WorkerMessage]):
                 self._storage_adapters,
                 self._persist,
                 self._settings,
-                self._outside,
+                self._connectors,
                 self._storage_lanes[self._index] if self._storage_lanes else None,
             )
             self._storage.begin()
@@ -451,9 +451,9 @@ class Worker(Actor[WorkerMessage]):
                 await self._feed(e.SubscribeBatchReady(number, self._signed(message)))
             case CopyFinished() if self._index == 0:
                 await self._feed(e.CopyEnded(number, message.result))
-            case StartSources():
+            case StartInputs():
                 self._tasks.start(live, message, signed.dataflow)
-            case StopSources():
+            case StopInputs():
                 self._tasks.finish(live)
             case InstallUpdates() if live.index is not None:
                 await self._installs.queue(live, message, signed.dataflow)

@@ -53,9 +53,9 @@ from actors.protocol.internal import (
     DataflowProgress,
     DataflowStatus,
     EmitBatch,
+    InputStarted,
     InstallUpdates,
-    SourceStarted,
-    StartSources,
+    StartInputs,
     UpdatesInstalled,
 )
 from actors.settings import Settings
@@ -135,8 +135,8 @@ async def test_one_answer_from_all_workers(tmp_path: Path, workers: int, wire: b
     async with world(tmp_path, workers) as w:
         client = await w.joined("a", *HISTORY, wire=wire)
         dataflow = await w.stage.dataflow()
-        dataflow.tell_workers(StartSources("i1", 1))
-        started = await w.stage.message(dataflow, SourceStarted, workers)
+        dataflow.tell_workers(StartInputs("i1", 1))
+        started = await w.stage.message(dataflow, InputStarted, workers)
         assert sorted(message.worker for message in started) == list(range(workers))
         assert len(w.stage.of("listen")) == 1
         assert len(w.stage.of("fetch")) == workers
@@ -185,8 +185,8 @@ async def test_a_newer_connection_displaces_and_nothing_is_run_again(
     async with world(tmp_path, 3) as w:
         old = await w.joined("a", *HISTORY, wire=wire)
         dataflow = await w.stage.dataflow()
-        dataflow.tell_workers(StartSources("i1", 1))
-        await w.stage.message(dataflow, SourceStarted, 3)
+        dataflow.tell_workers(StartInputs("i1", 1))
+        await w.stage.message(dataflow, InputStarted, 3)
         dataflow.tell_workers(*installs(3, 0, 6, FIRST, True))
         assert await old.receive() == Frontiers("i1", write=6, output=6)
         await old.send(Peek("old", IndexTarget("i1"), 50))  # waits

@@ -33,8 +33,8 @@ from actors.protocol.compute import (
     PeekCanceled,
     PeekResponse,
     ScheduleDataflow,
+    ShardImport,
     ShardTarget,
-    SourceImport,
     SubscribeResponse,
     ViewExport,
 )
@@ -162,7 +162,7 @@ async def test_a_view_is_maintained_and_a_reconnection_runs_no_step(
         await reached(client, 6)
         await w.append(9, (3, "a", 7, 1), (2, "b", 8, -1))
         await reached(client, 9)
-        target = ShardTarget("u2", SourceImport("out", plan.output))
+        target = ShardTarget("u2", ShardImport("out", plan.output))
         expected = {5: [("a", 1, 1), ("b", 1, 1)], 7: [("a", 2, 1), ("b", 1, 1)], 8: [("a", 2, 1)]}
         jobs = len(w.controls.jobs)
         again = await w.joined("b", *history)

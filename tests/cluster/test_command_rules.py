@@ -26,7 +26,7 @@ from actors.protocol.compute import (
     InitializationComplete,
     Peek,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     SubscribeExport,
     UpdateConfiguration,
     ViewExport,
@@ -34,7 +34,7 @@ from actors.protocol.compute import (
 from actors.settings import Settings
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"),))
-SOURCE = SourceImport("s1", SCHEMA)
+SOURCE = ShardImport("s1", SCHEMA)
 FLOW = DataflowDescription("i1", "", (SOURCE,), IndexExport(("k",), SCHEMA), 0)
 TALK = DataflowDescription("t1", "", (SOURCE,), SubscribeExport(SCHEMA), 0)
 DROP = AllowCompaction("i1", EMPTY)
@@ -166,9 +166,9 @@ def test_what_waits_is_bounded() -> None:
 
 
 PLAN = DeltaPlan(("a", "b"), (SCHEMA, SCHEMA), SCHEMA, "select", "incremental", "")
-OTHER = SourceImport("s2", TableSchema((TableColumn("k", "string"),)))
+OTHER = ShardImport("s2", TableSchema((TableColumn("k", "string"),)))
 NESTED = TableSchema((TableColumn("l", "array<int>"),))
-DEEP = SourceImport("s2", NESTED)
+DEEP = ShardImport("s2", NESTED)
 
 
 @pytest.mark.parametrize(

@@ -327,9 +327,9 @@ def told(partitions: ClusterPartitions, *commands: Command, sealed: int = 5) -> 
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
     for command in (CreateDataflow(index("i1", 2)), *commands):
         made.heard(command)
-    made.told(Frontiers("i1", write=sealed))
-    made.told(Frontiers("i1", input=100))
-    made.told(Frontiers("i2", write=100))
+    made.note(Frontiers("i1", write=sealed))
+    made.note(Frontiers("i1", input=100))
+    made.note(Frontiers("i2", write=100))
     return made
 
 
@@ -345,7 +345,7 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     held.put("i1", 0, partition_of(tmp_path, rows, 5))
     made = PeekShortcut(held, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(index("i1", 2)))
-    made.told(Frontiers("i1", write=5))
+    made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
     few = partition_of(tmp_path / "few", rows.slice(1), 5)
     held.put("i1", 0, few)
@@ -387,7 +387,7 @@ def test_what_the_workers_are_asked(
 def test_no_dataflow_but_an_index_is_known(partitions: ClusterPartitions) -> None:
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(subscribe("i1")))
-    made.told(Frontiers("i1", write=5))
+    made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
 
 
@@ -421,7 +421,7 @@ def test_a_partition_that_is_gone_or_closed(partitions: ClusterPartitions, tmp_p
 def test_an_answer_over_the_limit(partitions: ClusterPartitions) -> None:
     made = PeekShortcut(partitions, ConnectionLimits(1 << 20, 100))
     made.heard(CreateDataflow(index("i1")))
-    made.told(Frontiers("i1", write=5))
+    made.note(Frontiers("i1", write=5))
     assert made.answer(direct("p", 1, 4)) is None
 
 

@@ -17,7 +17,7 @@ from actors.protocol.compute import (
     ConnectionRefused,
     Hello,
     InitializationComplete,
-    SourceImport,
+    ShardImport,
 )
 from actors.protocol.storage import (
     CancelOneshotIngestion,
@@ -56,7 +56,7 @@ def source(id: str = "u1", *exports: str, **changes: Any) -> RunIngestion:
 
 
 def sink(id: str = "k1", **changes: Any) -> RunSink:
-    description = SinkDescription(id, id, SourceImport("s1", SCHEMA), KIND, 5)
+    description = SinkDescription(id, id, ShardImport("s1", SCHEMA), KIND, 5)
     return RunSink(msgspec.structs.replace(description, **changes))
 
 

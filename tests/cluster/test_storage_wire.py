@@ -54,9 +54,9 @@ async def served(
     async with ActorSystem(clock=InlineClock()) as system:
         persist = await PersistClient.in_memory(settings, system.clock)
         executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
-        outside = StorageConnectors(lambda *_: pytest.fail("no source is made"), sink, tmp_path)
+        connectors = StorageConnectors(lambda *_: pytest.fail("no source is made"), sink, tmp_path)
         cluster = await WorkerCluster.start(
-            system, settings, persist, executor, tmp_path, cast=stage.cast(), outside=outside
+            system, settings, persist, executor, tmp_path, cast=stage.cast(), connectors=connectors
         )
         yield await cluster.listen_storage("127.0.0.1:0"), settings
         await persist.close()

@@ -37,8 +37,8 @@ from actors.protocol.compute import (
     PeekRows,
     RowSetFinishing,
     ScheduleDataflow,
+    ShardImport,
     ShardTarget,
-    SourceImport,
     StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
@@ -62,7 +62,7 @@ from actors.protocol.storage_internal import DropObjects as StorageDrop
 from actors.protocol.storage_internal import ForStorage
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "string")))
-SOURCE = SourceImport("s1", SCHEMA)
+SOURCE = ShardImport("s1", SCHEMA)
 ROWS = PeekRows(b"rows")
 
 

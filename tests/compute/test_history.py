@@ -23,7 +23,7 @@ from actors.protocol.compute import (
     InitializationComplete,
     Peek,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     SubscribeExport,
     UpdateConfiguration,
 )
@@ -33,12 +33,12 @@ SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 
 
 def dataflow(id: str, as_of: int = 0) -> DataflowDescription:
-    imports = (SourceImport("s1", SCHEMA),)
+    imports = (ShardImport("s1", SCHEMA),)
     return DataflowDescription(id, id, imports, IndexExport(("k",), SCHEMA), as_of)
 
 
 def subscribe(id: str, as_of: int = 0, snapshot: bool = True) -> DataflowDescription:
-    imports = (SourceImport("s1", SCHEMA),)
+    imports = (ShardImport("s1", SCHEMA),)
     return DataflowDescription(id, id, imports, SubscribeExport(SCHEMA, snapshot), as_of)
 
 

@@ -26,7 +26,7 @@ from actors.protocol.compute import (
     IndexTarget,
     InitializationComplete,
     Peek,
-    SourceImport,
+    ShardImport,
 )
 from actors.protocol.internal import DataflowProgress, SequencedCommand
 from actors.settings import Settings
@@ -52,7 +52,7 @@ def lines(run: Callable[[], object]) -> int:
 
 
 def flow(number: int) -> DataflowDescription:
-    imports = (SourceImport("s1", SCHEMA),)
+    imports = (ShardImport("s1", SCHEMA),)
     return DataflowDescription(f"i{number}", "", imports, IndexExport(("k",), SCHEMA), 0)
 
 

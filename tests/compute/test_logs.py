@@ -35,8 +35,8 @@ from actors.protocol.compute import (
 from actors.protocol.internal import (
     DataflowProgress,
     DataflowStatus,
+    InputStatistics,
     SequencedCommand,
-    SourceStatistics,
 )
 from actors.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from cluster_house import index, subscribe  # type: ignore[import-not-found]
@@ -75,9 +75,9 @@ class Room:
         self.logs.steps.note(rendered, seen, 1000 + seen.steps)
         self.state.handle(e.StatusSeen(number, seen))
 
-    def rows(self, name: str, *sources: SourceStatistics) -> list[dict[str, Any]]:
+    def rows(self, name: str, *inputs: InputStatistics) -> list[dict[str, Any]]:
         relation = relation_of(name)
-        table = table_of(relation, self.logs.rows(name, sources))
+        table = table_of(relation, self.logs.rows(name, inputs))
         assert table.schema.names == [*relation.schema.names, DIFF]
         found: list[dict[str, Any]] = table.drop_columns([DIFF]).to_pylist()
         return found
@@ -193,8 +193,8 @@ def test_hydration_and_parts_in_flight() -> None:
     assert (row["parts_read"], row["parts_total"], row["bytes_total"]) == (1, 4, 50)
     room.says(1, state="gathering")
     assert room.rows("penstock.hydration") == []
-    source = SourceStatistics("i1", 0, "s1", EMPTY, 2, 20, 3, 30, 4, 40, 5, 50, 1)
-    [row] = room.rows("penstock.parts_in_flight", source)
+    pending = InputStatistics("i1", 0, "s1", EMPTY, 2, 20, 3, 30, 4, 40, 5, 50, 1)
+    [row] = room.rows("penstock.parts_in_flight", pending)
     assert (row["shard"], row["described"], row["fetching"], row["bytes_fetched"]) == (
         "s1",
         None,

@@ -165,17 +165,17 @@ async def ask(case: dict[str, Any], peek: Peek, place: Path) -> pa.Table:
     rows, step = case["rows"], case["installs"]
     results: list[Any] = []
     if case["shard"]:
-        wish = PeekSpec(SCHEMA, peek)
+        spec = PeekSpec(SCHEMA, peek)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(threshold_probes.GATHERED_BYTES, "limit", case["piece"] // 2)
-            gathered = ShardPeekRead(SCHEMA, 9, wish, place / "spilled")
+            gathered = ShardPeekRead(SCHEMA, 9, spec, place / "spilled")
             for number in range(step):
                 gathered.add(updates_of(rows[number::step], number))
             # Of another time, and taken back: both are no part of the answer.
             gathered.add(updates_of([(1, "late", 0.5, 1)], 10))
             gathered.add(updates_of([(1, "gone", 0.5, 1)], 2))
             gathered.add(updates_of([(1, "gone", 0.5, -1)], 4))
-            walk = wish.answer(gathered.contents(), None, case["piece"])
+            walk = spec.answer(gathered.contents(), None, case["piece"])
             results.append(await stash.answer(walk, 1 << 20))
             gathered.close()
         assert not (place / "spilled").exists()

@@ -34,8 +34,8 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     RowSetFinishing,
+    ShardImport,
     ShardTarget,
-    SourceImport,
 )
 from actors.protocol.row_finishing import finished
 from actors.settings import Settings
@@ -172,7 +172,7 @@ def test_a_negative_sum_is_invalid_data(tmp_path: Path, wrong: Any) -> None:
 async def test_rows_of_a_shard(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(), clock)
-    source = SourceImport("s1", SCHEMA)
+    imported = ShardImport("s1", SCHEMA)
     stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
 
@@ -182,10 +182,10 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
 
     async def read(time: int, **keys: list[Any]) -> list[tuple[Any, ...]]:
         asked = peek(time, **keys)
-        asked = Peek(f"p{time}{list(keys)}", ShardTarget("u1", source), time, *_keys(asked))
+        asked = Peek(f"p{time}{list(keys)}", ShardTarget("u1", imported), time, *_keys(asked))
         limits, name = (LIMIT, LIMIT), asked.uuid
         answer = await shard_answer(
-            persist, clock, stash, source, asked, limits, name, tmp_path / "spilled"
+            persist, clock, stash, imported, asked, limits, name, tmp_path / "spilled"
         )
         assert isinstance(answer, PeekRows)
         return contents(answer)
@@ -228,7 +228,7 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
 async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
-    source = SourceImport("s1", SCHEMA)
+    imported = ShardImport("s1", SCHEMA)
     stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
     fetched: list[str] = []
@@ -245,18 +245,18 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
             parts = await persist.write_parts("s1", rows)
             await persist.append([ShardAppend("s1", number, number + 1, parts)])
         only = ColumnComparison("k", "=", to_ipc(pa.table({"k": pa.array([3], pa.int32())})))
-        asked = Peek("p", ShardTarget("u1", source), 5, filter=(only,))
+        asked = Peek("p", ShardTarget("u1", imported), 5, filter=(only,))
         answer = await shard_answer(
-            persist, clock, stash, source, asked, (LIMIT, LIMIT), "p", tmp_path / "x"
+            persist, clock, stash, imported, asked, (LIMIT, LIMIT), "p", tmp_path / "x"
         )
         assert isinstance(answer, PeekRows)
         assert contents(answer) == [(3, "a", 1), (3, "b", 2)]
         assert len(fetched) == 2
         fetched.clear()
         keys = to_ipc(pa.table({"k": pa.array([0, 6], pa.int32())}))
-        asked = Peek("q", ShardTarget("u1", source), 5, ("k",), keys)
+        asked = Peek("q", ShardTarget("u1", imported), 5, ("k",), keys)
         answer = await shard_answer(
-            persist, clock, stash, source, asked, (LIMIT, LIMIT), "q", tmp_path / "x"
+            persist, clock, stash, imported, asked, (LIMIT, LIMIT), "q", tmp_path / "x"
         )
         assert isinstance(answer, PeekRows)
         assert contents(answer) == [(0, "a", 1), (6, "b", 2)]
@@ -288,7 +288,7 @@ async def test_a_piece_is_collected_when_it_is_there_and_not_before() -> None:
 async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: Path) -> None:
     clock = SystemClock()
     persist = await PersistClient.in_memory(Settings(inline_part_bytes_max=1), clock)
-    source = SourceImport("s1", SCHEMA)
+    imported = ShardImport("s1", SCHEMA)
     stash = PeekStash(persist.stashed, clock, "0", 1000)
     await persist.create_shards([NewShard("s1", SCHEMA)])
     fetched: list[str] = []
@@ -301,9 +301,9 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
     async def read(time: int, finishing: RowSetFinishing) -> tuple[int, int]:
         """Rows that the reader finishes with, and how many parts were fetched."""
         fetched.clear()
-        asked = Peek(f"p{time}", ShardTarget("u1", source), time, finishing=finishing)
+        asked = Peek(f"p{time}", ShardTarget("u1", imported), time, finishing=finishing)
         answer = await shard_answer(
-            persist, clock, stash, source, asked, (LIMIT, LIMIT), asked.uuid, tmp_path / "x"
+            persist, clock, stash, imported, asked, (LIMIT, LIMIT), asked.uuid, tmp_path / "x"
         )
         assert isinstance(answer, PeekRows)
         rows = finished(from_ipc(answer.arrow), finishing, None)

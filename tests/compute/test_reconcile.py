@@ -18,18 +18,18 @@ from actors.protocol.compute import (
     CreateDataflow,
     DataflowDescription,
     IndexExport,
-    SourceImport,
+    ShardImport,
     SubscribeExport,
 )
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"),))
 OLD = DataflowDescription(
-    "i1", "old", (SourceImport("s1", SCHEMA),), IndexExport(("k",), SCHEMA), 10
+    "i1", "old", (ShardImport("s1", SCHEMA),), IndexExport(("k",), SCHEMA), 10
 )
 SUBSCRIBE = msgspec.structs.replace(OLD, export=SubscribeExport(SCHEMA))
 
 COPY = msgspec.structs.replace(OLD, export=CopyToExport(SCHEMA, "x", "csv", 9))
-EARLY = msgspec.structs.replace(OLD, as_of=9, imports=(SourceImport("s2", SCHEMA),))
+EARLY = msgspec.structs.replace(OLD, as_of=9, imports=(ShardImport("s2", SCHEMA),))
 
 CASES: list[
     tuple[str, DataflowDescription, int, DataflowDescription, tuple[ReconcileObstacle, ...]]
@@ -56,7 +56,7 @@ CASES: list[
         "another import",
         OLD,
         10,
-        msgspec.structs.replace(OLD, imports=(SourceImport("s2", SCHEMA),)),
+        msgspec.structs.replace(OLD, imports=(ShardImport("s2", SCHEMA),)),
         (ReconcileObstacle.IMPORTS,),
     ),
     (

@@ -166,9 +166,7 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
             ("u2-hidden0",),
             True,
         )
-        assert (
-            "source 0: t" in (await world.ask(ExplainView(world.number(), "v"), RequestDone)).text
-        )
+        assert "input 0: t" in (await world.ask(ExplainView(world.number(), "v"), RequestDone)).text
         assert await world.refused(DropObject(world.number(), "t")) == "ObjectInUse"
         assert (
             await world.refused(WriteTables(world.number(), (change("v", {"n": 1}),)))

@@ -71,7 +71,7 @@ async def dropped(world: World, flow: DataflowDescription) -> None:
 
 
 async def holds(world: World) -> list[str]:
-    shard = world.system.cells["/controller"].actor._desk.catalog.find("t").shard
+    shard = world.system.cells["/controller"].actor._state.catalog.find("t").shard
     return list((await world.persist.state(shard)).holds)
 
 
@@ -129,7 +129,7 @@ async def test_what_cannot_be_copied_is_refused_by_name(tmp_path: Path) -> None:
 async def test_a_time_that_is_forgotten_is_refused(tmp_path: Path) -> None:
     async with started(tmp_path, retain_history_ms=1) as world:
         time = await table(world)
-        shard = world.system.cells["/controller"].actor._desk.catalog.find("t").shard
+        shard = world.system.cells["/controller"].actor._state.catalog.find("t").shard
         while (await world.persist.state(shard)).since <= time - 5:
             await settle()
         assert await world.refused(CopyTo(world.number(), "t", "x", as_of=1)) == "ReadBelowSince"

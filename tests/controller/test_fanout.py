@@ -18,13 +18,13 @@ from actors.protocol.compute import (
     CreateDataflow,
     DataflowDescription,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     SubscribeBatch,
     SubscribeExport,
 )
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
-SOURCE = SourceImport("s1", SCHEMA)
+SOURCE = ShardImport("s1", SCHEMA)
 LAST = 60
 """One row comes at every time from 1 on, its id is the time; at every third another goes."""
 
@@ -150,7 +150,7 @@ class House:
         made = FanoutMember(
             id=self.fresh(),
             name="v",
-            source=SOURCE,
+            imported=SOURCE,
             as_of=time,
             snapshot=snapshot,
             delivered=time if snapshot else time + 1,

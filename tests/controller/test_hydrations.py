@@ -22,7 +22,7 @@ from actors.protocol.compute import (
     Frontiers,
     IndexExport,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     StatusResponse,
     SubscribeExport,
     ViewExport,
@@ -34,7 +34,7 @@ AS_OF = 10
 
 
 def created(id: ObjectId, export: Export, reads: str = "table") -> CreateDataflow:
-    imports = (SourceImport(reads, SCHEMA),)
+    imports = (ShardImport(reads, SCHEMA),)
     return CreateDataflow(DataflowDescription(id, id, imports, export, AS_OF))
 
 

@@ -75,15 +75,15 @@ def test_it_ages_while_a_table_that_it_is_made_of_is_further(id_: str, behind: i
     frontiers = SimpleNamespace(
         upper=lambda each: UPPERS[each.id], missing_since=lambda table, upper: upper
     )
-    desk: Any = SimpleNamespace(catalog=CATALOG, frontiers=frontiers, oracle_now=lambda: 300)
-    assert lag_ms(desk, CATALOG.by_id(id_)) == behind
+    state: Any = SimpleNamespace(catalog=CATALOG, frontiers=frontiers, oracle_now=lambda: 300)
+    assert lag_ms(state, CATALOG.by_id(id_)) == behind
 
 
 def test_a_write_after_a_long_rest_is_missing_since_it_came() -> None:
     frontiers = ObjectFrontiers(50)
     view, table, source = (CATALOG.by_id(id_) for id_ in ("over_table", "table", "late"))
     frontiers.track(view, 0)
-    desk: Any = SimpleNamespace(
+    state: Any = SimpleNamespace(
         catalog=CATALOG, frontiers=frontiers, oracle_now=lambda: 1_000_020
     )  # fmt: skip
     for upper in (101, 1_000_001, 1_000_011):
@@ -95,7 +95,7 @@ def test_a_write_after_a_long_rest_is_missing_since_it_came() -> None:
     assert frontiers.missing_since(source, 101) == 101
     for upper, lag in ((101, 20), (1_000_001, 10), (1_000_011, 0)):
         frontiers.report(Frontiers(view.id, write=upper))
-        assert lag_ms(desk, view) == lag
+        assert lag_ms(state, view) == lag
     for upper in range(2_000_000, 2_030_000):
         frontiers.advance_tables(upper)
     assert frontiers.missing_since(table, 101) == 101

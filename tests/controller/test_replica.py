@@ -39,7 +39,7 @@ from actors.protocol.compute import (
     PeekRows,
     Response,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
 )
 from actors.settings import Settings
 from actors.testing.probe import MessageProbe
@@ -278,5 +278,5 @@ async def test_only_so_many_dataflows_hydrate_at_a_time() -> None:
 
 def index(id: str) -> DataflowDescription:
     schema = TableSchema((TableColumn("id", "bigint"),))
-    imports = (SourceImport("table", schema),)
+    imports = (ShardImport("table", schema),)
     return DataflowDescription(id, id, imports, IndexExport(("id",), schema), 10)

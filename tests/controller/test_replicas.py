@@ -38,7 +38,7 @@ from actors.protocol.compute import (
     PeekStashed,
     Response,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     StashPart,
     StatusResponse,
     SubscribeBatch,
@@ -55,7 +55,7 @@ AHEAD, DATA = "ReadBelowSince", "ViewInError"
 
 
 def create(id_: str, export: Export, as_of: int = 10) -> CreateDataflow:
-    imports = (SourceImport("table", SCHEMA),)
+    imports = (ShardImport("table", SCHEMA),)
     return CreateDataflow(DataflowDescription(id_, id_, imports, export, as_of))
 
 
@@ -96,8 +96,8 @@ def batch(lower: int, upper: int) -> SubscribeBatch:
     return SubscribeBatch(lower, upper, to_ipc(rows))
 
 
-def times_of(told: SubscribeBatch) -> list[int]:
-    found: list[int] = [] if told.arrow is None else from_ipc(told.arrow)[TIME].to_pylist()
+def times_of(answer: SubscribeBatch) -> list[int]:
+    found: list[int] = [] if answer.arrow is None else from_ipc(answer.arrow)[TIME].to_pylist()
     return found
 
 
@@ -105,7 +105,7 @@ def test_the_first_answer_counts_and_the_others_are_asked_no_more() -> None:
     made = replicas("r1", "r2", "r3")
     peek(made)
     first = answered(made, "r2", PeekRows(b"rows", 1))
-    assert first.told == [PeekResponse("p", PeekRows(b"rows", 1))]
+    assert first.responses == [PeekResponse("p", PeekRows(b"rows", 1))]
     assert first.sent == [("r1", CancelPeek("p")), ("r3", CancelPeek("p"))]
     assert answered(made, "r1", PeekRows(b"rows", 1)) == MergedResponses()
     stashed = PeekStashed((StashPart("a", 1, 1), StashPart("b", 1, 1)), 2, 2)
@@ -120,11 +120,11 @@ def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer() -> None:
     made = replicas("r1", "r2")
     peek(made)
     assert answered(made, "r1", PeekError(AHEAD, "begun later")) == MergedResponses()
-    assert made.lost("r2", 1).told == [PeekResponse("p", PeekError(AHEAD, "begun later"))]
+    assert made.lost("r2", 1).responses == [PeekResponse("p", PeekError(AHEAD, "begun later"))]
     peek(made, "q")
     made.connected("r2", 2)
     assert answered(made, "r1", PeekError("ResourceBusy", "full"), "q") == MergedResponses()
-    assert answered(made, "r2", PeekRows(b"", 0), "q", 2).told
+    assert answered(made, "r2", PeekRows(b"", 0), "q", 2).responses
     assert not of_replica(DATA)
     assert not of_replica("InvalidUsage")
     assert of_replica("ActorDead")
@@ -134,12 +134,12 @@ def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer() -> None:
 def test_an_error_of_the_data_counts_at_once() -> None:
     made = replicas("r1", "r2")
     peek(made)
-    assert answered(made, "r2", PeekError(DATA, "it fails")).told
+    assert answered(made, "r2", PeekError(DATA, "it fails")).responses
 
 
-def ids(told: PeekResponse) -> list[int]:
-    assert isinstance(told.result, PeekRows)
-    found: list[int] = from_ipc(told.result.arrow)["id"].to_pylist()
+def ids(answer: PeekResponse) -> list[int]:
+    assert isinstance(answer.result, PeekRows)
+    found: list[int] = from_ipc(answer.result.arrow)["id"].to_pylist()
     return found
 
 
@@ -156,7 +156,7 @@ def test_of_what_replicas_keep_of_themselves_all_rows_count() -> None:
     # One that is lost is not waited for; what it has said goes with it.
     assert made.lost("r3", 1) == MergedResponses()
     done = answered(made, "r2", rows_of(3))
-    assert ids(done.told[0]) == [1, 2, 3]  # type: ignore[arg-type]
+    assert ids(done.responses[0]) == [1, 2, 3]  # type: ignore[arg-type]
     assert done.sent == [], "all have answered"
     made.validate()
     assert answered(made, "r1", rows_of(1)) == MergedResponses()
@@ -170,7 +170,7 @@ def test_a_replica_that_comes_meanwhile_answers_too() -> None:
     commands, _ = made.connected("r3", 1)
     assert Peek("p", LogTarget("penstock.steps"), 5) in commands
     assert answered(made, "r3", rows_of(3)) == MergedResponses()
-    assert ids(answered(made, "r2", rows_of()).told[0]) == [1, 3]  # type: ignore[arg-type]
+    assert ids(answered(made, "r2", rows_of()).responses[0]) == [1, 3]  # type: ignore[arg-type]
 
 
 def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
@@ -178,13 +178,13 @@ def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
     for uuid, last in (("p", rows_of(4)), ("q", PeekError("ResourceBusy", "too"))):
         made.command(Peek(uuid, LogTarget("penstock.steps"), 5))
         assert answered(made, "r1", PeekError("ResourceBusy", "full"), uuid) == MergedResponses()
-        assert answered(made, "r2", last, uuid).told == [PeekResponse(uuid, last)]
-    # What is wrong with the question is told at once, and blobs of other answers are removed.
+        assert answered(made, "r2", last, uuid).responses == [PeekResponse(uuid, last)]
+    # What is wrong with the question is answered at once, and blobs of other answers are removed.
     made.command(Peek("s", LogTarget("penstock.steps"), 5))
     stashed = PeekStashed((StashPart("a", 1, 1),), 1, 1)
     assert answered(made, "r1", stashed, "s") == MergedResponses()
-    told = answered(made, "r2", PeekError("InvalidUsage", "no such column"), "s")
-    assert (told.told, told.unread) == (
+    answer = answered(made, "r2", PeekError("InvalidUsage", "no such column"), "s")
+    assert (answer.responses, answer.unread) == (
         [PeekResponse("s", PeekError("InvalidUsage", "no such column"))],
         ["a"],
     )
@@ -202,8 +202,8 @@ def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
     made.command(Peek("v", LogTarget("penstock.steps"), 5))
     answered(made, "r1", stashed, "v", 2)
     done = answered(made, "r2", rows_of(1), "v")
-    assert isinstance(done.told[0], PeekResponse)
-    assert isinstance(done.told[0].result, PeekStashed)
+    assert isinstance(done.responses[0], PeekResponse)
+    assert isinstance(done.responses[0].result, PeekStashed)
     assert done.unread == []
 
 
@@ -216,7 +216,7 @@ def test_that_all_are_gone_is_no_answer() -> None:
     commands, merged = made.connected("r1", 2)
     assert Peek("p", IndexTarget("u"), 5) in commands
     assert merged == MergedResponses()
-    assert answered(made, "r1", PeekRows(b"", 0), incarnation=2).told
+    assert answered(made, "r1", PeekRows(b"", 0), incarnation=2).responses
 
 
 def test_what_an_earlier_connection_said_does_not_count() -> None:
@@ -235,10 +235,10 @@ def test_frontiers_are_joined_and_an_indexs_falls_with_its_replica() -> None:
     for id_ in ("view", "index"):
         made.command(index(id_) if id_ == "index" else view(id_))
     for id_ in ("view", "index"):
-        assert made.responded("r1", 1, Frontiers(id_, write=20)).told
-        assert not made.responded("r2", 1, Frontiers(id_, write=15)).told
-        assert made.responded("r2", 1, Frontiers(id_, write=30)).told
-        assert not made.responded("r1", 1, Frontiers(id_, write=25)).told
+        assert made.responded("r1", 1, Frontiers(id_, write=20)).responses
+        assert not made.responded("r2", 1, Frontiers(id_, write=15)).responses
+        assert made.responded("r2", 1, Frontiers(id_, write=30)).responses
+        assert not made.responded("r1", 1, Frontiers(id_, write=25)).responses
         assert made.upper(id_) == 30
     assert made.lost("r2", 1).fell == [("index", 25)]
     assert (made.upper("view"), made.upper("index")) == (30, 25)
@@ -254,10 +254,10 @@ def test_batches_are_cut_where_the_other_replica_ended() -> None:
     ) -> list[tuple[int, int, list[int]]]:
         response = SubscribeResponse("t", batch(lower, upper))
         found = []
-        for told in made.responded(name, incarnation, response).told:
-            assert isinstance(told, SubscribeResponse)
-            assert isinstance(told.batch, SubscribeBatch)
-            found.append((told.batch.lower, told.batch.upper, times_of(told.batch)))
+        for answer in made.responded(name, incarnation, response).responses:
+            assert isinstance(answer, SubscribeResponse)
+            assert isinstance(answer.batch, SubscribeBatch)
+            found.append((answer.batch.lower, answer.batch.upper, times_of(answer.batch)))
         return found
 
     assert says("r1", 0, 11) == [(0, 11, list(range(11)))]
@@ -278,13 +278,15 @@ def test_the_blobs_of_a_batch_that_does_not_count_are_nobodys() -> None:
     made.command(subscribe("t"))
     large = SubscribeBatch(0, 11, parts=(StashPart("a", 1, 1), StashPart("b", 1, 1)))
     first = made.responded("r1", 1, SubscribeResponse("t", large))
-    assert (len(first.told), first.unread) == (1, [])
+    assert (len(first.responses), first.unread) == (1, [])
     late = SubscribeBatch(0, 11, parts=(StashPart("c", 1, 1),))
     assert made.responded("r2", 1, SubscribeResponse("t", late)) == MergedResponses(unread=["c"])
     longer = SubscribeBatch(0, 14, parts=(StashPart("d", 1, 1),))
-    (told,) = made.responded("r2", 1, SubscribeResponse("t", longer)).told
-    assert isinstance(told, SubscribeResponse)
-    assert told.batch == SubscribeBatch(11, 14, parts=longer.parts), "the reader cuts what is in it"
+    (answer,) = made.responded("r2", 1, SubscribeResponse("t", longer)).responses
+    assert isinstance(answer, SubscribeResponse)
+    assert answer.batch == SubscribeBatch(11, 14, parts=longer.parts), (
+        "the reader cuts what is in it"
+    )
 
 
 def test_a_subscribe_outlives_its_dataflow_on_one_replica() -> None:
@@ -292,12 +294,12 @@ def test_a_subscribe_outlives_its_dataflow_on_one_replica() -> None:
     made.command(subscribe("t"))
     dead = SubscribeResponse("t", SubscribeBatch(0, 11, None, ("ActorDead", "it crashed")))
     assert made.responded("r1", 1, dead) == MergedResponses()
-    assert made.responded("r2", 1, SubscribeResponse("t", batch(0, 11))).told
-    assert made.responded("r2", 1, SubscribeResponse("t", SubscribeDropped(11))).told
+    assert made.responded("r2", 1, SubscribeResponse("t", batch(0, 11))).responses
+    assert made.responded("r2", 1, SubscribeResponse("t", SubscribeDropped(11))).responses
     # An error of the data ends it, whoever says it first.
     made.command(subscribe("s"))
     wrong = SubscribeResponse("s", SubscribeBatch(0, 11, None, (DATA, "it fails")))
-    assert made.responded("r2", 1, wrong).told == [wrong]
+    assert made.responded("r2", 1, wrong).responses == [wrong]
     assert made.responded("r1", 1, wrong) == MergedResponses()
     made.command(AllowCompaction("s", EMPTY))
     assert made.responded("r1", 1, SubscribeResponse("s", SubscribeDropped(3))) == MergedResponses()
@@ -308,11 +310,11 @@ def test_a_gap_is_never_told() -> None:
     made.command(subscribe("t"))
     made.responded("r1", 1, SubscribeResponse("t", batch(0, 11)))
     assert made.responded("r2", 1, SubscribeResponse("t", batch(12, 14))) == MergedResponses()
-    assert made.responded("r1", 1, SubscribeResponse("t", batch(11, 14))).told
-    (told,) = made.lost("r1", 1).told
-    assert isinstance(told, SubscribeResponse)
-    assert isinstance(told.batch, SubscribeBatch)
-    assert told.batch.error is not None
+    assert made.responded("r1", 1, SubscribeResponse("t", batch(11, 14))).responses
+    (answer,) = made.lost("r1", 1).responses
+    assert isinstance(answer, SubscribeResponse)
+    assert isinstance(answer.batch, SubscribeBatch)
+    assert answer.batch.error is not None
 
 
 def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
@@ -325,7 +327,7 @@ def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
     commands, _ = made.connected("r1", 2)
     assert copy not in commands
     done = CopyToResponse("c", CopyDone(1, 1, "manifest"))
-    assert made.responded("r2", 1, done).told == [done]
+    assert made.responded("r2", 1, done).responses == [done]
     assert made.responded("r1", 2, done) == MergedResponses()
     commands, _ = made.connected("r2", 2)
     assert copy not in commands, "it was made"
@@ -334,12 +336,12 @@ def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
 def test_the_status_is_that_of_whoever_is_furthest() -> None:
     made = replicas("r1", "r2")
     made.command(index("u"))
-    assert made.responded("r1", 1, StatusResponse("u", "running", hi=5)).told
-    assert not made.responded("r2", 1, StatusResponse("u", "hydrating", hi=0)).told
-    assert made.responded("r2", 1, StatusResponse("u", "running", hi=6)).told
-    assert not made.responded("r1", 1, StatusResponse("u", "running", hi=6)).told
+    assert made.responded("r1", 1, StatusResponse("u", "running", hi=5)).responses
+    assert not made.responded("r2", 1, StatusResponse("u", "hydrating", hi=0)).responses
+    assert made.responded("r2", 1, StatusResponse("u", "running", hi=6)).responses
+    assert not made.responded("r1", 1, StatusResponse("u", "running", hi=6)).responses
     made.lost("r2", 1)
-    assert made.responded("r1", 1, StatusResponse("u", "running", hi=6)).told
+    assert made.responded("r1", 1, StatusResponse("u", "running", hi=6)).responses
 
 
 class Merging(RuleBasedStateMachine):
@@ -375,7 +377,7 @@ class Merging(RuleBasedStateMachine):
     def take(self, merged: MergedResponses) -> None:
         for name, command in merged.sent:
             self.said[name].append(command)
-        for response in merged.told:
+        for response in merged.responses:
             match response:
                 case PeekResponse(uuid=uuid):
                     assert uuid not in self.canceled

@@ -25,7 +25,7 @@ CLOCKED = msgspec.structs.replace(PLAN, hidden=(HiddenState(PAIRS, ("k",), "k", 
 NOW = 7_000
 
 
-class Desk:
+class FakeState:
     """What a part of the controller sees of it, noted down."""
 
     def __init__(self, plan: DeltaPlan | None) -> None:
@@ -52,33 +52,33 @@ class Desk:
         self.done.append(done(None))
 
 
-def ticks(plan: DeltaPlan | None) -> tuple[Desk, TableTicks]:
-    desk = Desk(plan)
-    made = TableTicks(desk)  # type: ignore[arg-type]
+def ticks(plan: DeltaPlan | None) -> tuple[FakeState, TableTicks]:
+    state = FakeState(plan)
+    made = TableTicks(state)  # type: ignore[arg-type]
     made.begin()
-    return desk, made
+    return state, made
 
 
 def test_a_view_that_follows_the_clock_has_the_tables_sealed() -> None:
-    desk, made = ticks(CLOCKED)
-    assert desk.timers == [(250, ClockDue())]
+    state, made = ticks(CLOCKED)
+    assert state.timers == [(250, ClockDue())]
     made.clock_due()
-    assert desk.asked == [TickTables]
+    assert state.asked == [TickTables]
     made.clock_due()
-    assert desk.asked == [TickTables], "one is under way"
-    desk.frontiers.tables_upper = NOW + 1
-    made.tick_ended(desk.done.pop())
+    assert state.asked == [TickTables], "one is under way"
+    state.frontiers.tables_upper = NOW + 1
+    made.tick_ended(state.done.pop())
     made.clock_due()
-    assert desk.asked == [TickTables], "a write was there before"
-    assert len(desk.timers) == 4
+    assert state.asked == [TickTables], "a write was there before"
+    assert len(state.timers) == 4
 
 
 @pytest.mark.parametrize("plan", [None, PLAN])
 def test_where_none_does_an_idle_table_costs_nothing(plan: DeltaPlan | None) -> None:
-    desk, made = ticks(plan)
+    state, made = ticks(plan)
     made.clock_due()
-    assert desk.asked == []
-    assert len(desk.timers) == 2
-    desk.catalog = Desk(CLOCKED).catalog
+    assert state.asked == []
+    assert len(state.timers) == 2
+    state.catalog = FakeState(CLOCKED).catalog
     made.clock_due()
-    assert desk.asked == [TickTables], "a view was made meanwhile"
+    assert state.asked == [TickTables], "a view was made meanwhile"

@@ -32,7 +32,7 @@ from actors.protocol.compute import (
     CopyDone,
     CopyToExport,
     DataflowDescription,
-    SourceImport,
+    ShardImport,
 )
 from actors.settings import Settings
 
@@ -56,7 +56,7 @@ def described(
     id: str = "t1",
 ) -> DataflowDescription:
     export = CopyToExport(schema, destination, format, size, overwrite)
-    return DataflowDescription(id, name, (SourceImport(name, schema),), export, as_of)
+    return DataflowDescription(id, name, (ShardImport(name, schema),), export, as_of)
 
 
 async def copied(

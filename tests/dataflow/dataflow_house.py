@@ -46,7 +46,7 @@ from actors.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.protocol.compute import (
     DataflowDescription,
     Export,
-    SourceImport,
+    ShardImport,
     SubscribeBatch,
     ViewExport,
 )
@@ -56,10 +56,10 @@ from actors.protocol.internal import (
     DataflowScheduled,
     DataflowStatus,
     EmitBatch,
+    InputStarted,
     InstallUpdates,
-    SourceStarted,
-    StartSources,
-    StopSources,
+    StartInputs,
+    StopInputs,
     UpdatesInstalled,
     WritesAllowed,
 )
@@ -216,13 +216,13 @@ class FakeWorker(Actor[Any]):
     async def receive(self, message: Any) -> None:
         house = self.house
         match message:
-            case StartSources(incarnation=incarnation):
+            case StartInputs(incarnation=incarnation):
                 for task in self.tasks:
                     await self.ctx.stop_child(task)
                 self.tasks.clear()
-                for source, imported in enumerate(house.description.imports):
-                    self._start(incarnation, source, imported)
-            case StopSources():
+                for input_index, imported in enumerate(house.description.imports):
+                    self._start(incarnation, input_index, imported)
+            case StopInputs():
                 for task in self.tasks:
                     await self.ctx.stop_child(task)
                 self.tasks.clear()
@@ -245,27 +245,33 @@ class FakeWorker(Actor[Any]):
         house.news.set()
         house.news = anyio.Event()
 
-    def _start(self, incarnation: int, source: int, imported: SourceImport) -> None:
+    def _start(self, incarnation: int, input_index: int, imported: ShardImport) -> None:
         house = self.house
         id_, consumer = house.description.id, house.address
-        name = f"{incarnation}-{source}"
+        name = f"{incarnation}-{input_index}"
         fetch = self.ctx.spawn(
             lambda: FetchTask(
-                house.persist, imported.schema, id_, incarnation, source, consumer, house.settings
+                house.persist,
+                imported.schema,
+                id_,
+                incarnation,
+                input_index,
+                consumer,
+                house.settings,
             ),
             f"fetch-{name}",
         )
         self.tasks.append(fetch)
         listen: ActorAddress[Any] | None = None
-        if self.index == source % len(house.workers):
+        if self.index == input_index % len(house.workers):
             listen = self.ctx.spawn(
                 lambda: ListenTask(
-                    house.persist, imported, id_, incarnation, source, consumer, house.settings
+                    house.persist, imported, id_, incarnation, input_index, consumer, house.settings
                 ),
                 f"listen-{name}",
             )
             self.tasks.append(listen)
-        consumer.send_nowait(SourceStarted(id_, incarnation, self.index, source, fetch, listen))
+        consumer.send_nowait(InputStarted(id_, incarnation, self.index, input_index, fetch, listen))
 
 
 class House:
@@ -396,7 +402,7 @@ def view_description(
     return DataflowDescription(
         "u9",
         "view",
-        tuple(SourceImport(name, schema) for name, schema in imports),
+        tuple(ShardImport(name, schema) for name, schema in imports),
         ViewExport(plan, "out"),
         as_of,
     )
@@ -443,7 +449,7 @@ async def pass_through(
     """An export of `numbers`, which holds 1 and 2 at time 3 and has upper 5."""
     await shard(persist, "numbers", NUMBERS)
     await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1), (2, 3, 1)))
-    imports = (SourceImport("numbers", NUMBERS),)
+    imports = (ShardImport("numbers", NUMBERS),)
     description = DataflowDescription("t1", "export", imports, export, 4, until)
     house = House(system, persist, scratch, description, workers=workers)
     await house.address.send(DataflowScheduled())

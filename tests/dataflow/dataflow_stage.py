@@ -51,11 +51,11 @@ from actors.protocol.internal import (
     DescribedPart,
     FetchFailed,
     FetchPart,
+    InputStarted,
     PartFetched,
     PartsDescribed,
-    SourceStarted,
+    StartInputs,
     StartListen,
-    StartSources,
     WritesAllowed,
 )
 from actors.testing.isolation import ActorIsolation
@@ -73,7 +73,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class Shards:
-    """The sources' contents as their tasks see them; every write goes to the store too."""
+    """The inputs' contents as their tasks see them; every write goes to the store too."""
 
     def __init__(self, persist: PersistClient) -> None:
         self.persist = persist
@@ -90,15 +90,15 @@ class Shards:
 
 
 class Listening:
-    """A probe that plays the listen task of one source."""
+    """A probe that plays the listen task of one input."""
 
-    def __init__(self, flow: Flow, incarnation: int, source: int) -> None:
+    def __init__(self, flow: Flow, incarnation: int, input_index: int) -> None:
         self.flow = flow
         self.incarnation = incarnation
-        self.source = source
-        self.name = flow.description.imports[source].shard
+        self.input_index = input_index
+        self.name = flow.description.imports[input_index].shard
         self.frontier: int | None = None
-        self.probe = flow.stage.probe(f"{flow.name}-listen-{incarnation}-{source}")
+        self.probe = flow.stage.probe(f"{flow.name}-listen-{incarnation}-{input_index}")
         self.probe.set_action(StartListen, self.start)
 
     def start(self, message: StartListen) -> None:
@@ -146,7 +146,7 @@ class Listening:
             PartsDescribed(
                 self.flow.description.id,
                 self.incarnation,
-                self.source,
+                self.input_index,
                 tuple(parts),
                 lower,
                 upper,
@@ -187,7 +187,7 @@ class Flow:
         self.executor.set_action(SubmitJob, self._run)
         self.workers = [stage.probe(f"{name}-worker-{index}") for index in range(workers)]
         for index, worker in enumerate(self.workers):
-            worker.set_action(StartSources, partial(self._start_sources, index))
+            worker.set_action(StartInputs, partial(self._start_inputs, index))
         addresses = tuple(worker.address for worker in self.workers)
         self.subject = stage.start(
             lambda: DataflowActor(
@@ -204,37 +204,37 @@ class Flow:
 
     # what the neighbours do
 
-    def _start_sources(self, worker: int, message: StartSources) -> None:
+    def _start_inputs(self, worker: int, message: StartInputs) -> None:
         self.listening = [
             each for each in self.listening if each.incarnation == message.incarnation
         ]
-        for source in range(len(self.description.imports)):
+        for input_index in range(len(self.description.imports)):
             inc = message.incarnation
-            fetch = self.stage.probe(f"{self.name}-fetch-{worker}-{inc}-{source}")
-            fetch.set_action(FetchPart, partial(self._fetch, inc, source))
+            fetch = self.stage.probe(f"{self.name}-fetch-{worker}-{inc}-{input_index}")
+            fetch.set_action(FetchPart, partial(self._fetch, inc, input_index))
             listen: NeighbourProbe | None = None
-            if worker == source % len(self.workers):
-                self.listening.append(Listening(self, inc, source))
+            if worker == input_index % len(self.workers):
+                self.listening.append(Listening(self, inc, input_index))
                 listen = self.listening[-1].probe
             self.subject.reply(
-                SourceStarted(
+                InputStarted(
                     self.description.id,
                     inc,
                     worker,
-                    source,
+                    input_index,
                     fetch.address,
                     None if listen is None else listen.address,
                 )
             )
 
-    def _fetch(self, incarnation: int, source: int, message: FetchPart) -> None:
+    def _fetch(self, incarnation: int, input_index: int, message: FetchPart) -> None:
         part, id_ = message.part, self.description.id
         if self.fetch_failures:
             error = self.fetch_failures.pop(0)
-            answer: Any = FetchFailed(id_, incarnation, source, message.time, part.key, error)
+            answer: Any = FetchFailed(id_, incarnation, input_index, message.time, part.key, error)
         else:
             updates = cut(self.parts[part.key], part)
-            answer = PartFetched(id_, incarnation, source, message.time, part.key, updates)
+            answer = PartFetched(id_, incarnation, input_index, message.time, part.key, updates)
         self.subject.reply(answer)
 
     def _run(self, run: SubmitJob) -> None:

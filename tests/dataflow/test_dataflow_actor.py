@@ -42,7 +42,7 @@ from actors.protocol.internal import (
     DataflowScheduled,
     DataflowStatus,
     EmitBatch,
-    StartSources,
+    StartInputs,
     WritesAllowed,
 )
 from actors.testing.isolation import ActorIsolation
@@ -95,11 +95,11 @@ async def test_it_waits_until_it_is_scheduled_and_writes_are_allowed(
         await house.reported(5)
 
 
-async def test_one_that_has_restored_starts_its_sources_once(
+async def test_one_that_has_restored_starts_its_inputs_once(
     stage: ActorIsolation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When `WritesAllowed` came between the end of a restoring and its result, it was restored
-    again, the sources were started twice, and the start signal went to a task that was being
+    again, the inputs were started twice, and the start signal went to a task that was being
     stopped: a subscribe hung for ever (seed 7051)."""
     async with surroundings(stage) as shards:
         view = await numbers_flow(stage, shards, tmp_path)
@@ -116,16 +116,16 @@ async def test_one_that_has_restored_starts_its_sources_once(
         read = msgspec.structs.replace(view.description, export=SubscribeExport(NUMBERS))
         house = Flow(stage, shards, tmp_path, read, name="read")
         await house.subject.send(DataflowScheduled())
-        await house.until(lambda: bool(looked), "a look at the source")
+        await house.until(lambda: bool(looked), "a look at the input")
         gate.set()
         house.subject.reply(WritesAllowed())
         await house.until(lambda: bool(house.told(EmitBatch)), "a batch")
-        assert house.told(StartSources) == [], "the contents come first, and are to be taken"
+        assert house.told(StartInputs) == [], "the contents come first, and are to be taken"
         (emit,) = house.told(EmitBatch)
         house.subject.reply(BatchEmitted(emit.dataflow, emit.incarnation, emit.batch.upper))
-        await house.until(lambda: bool(house.told(StartSources)), "its sources")
+        await house.until(lambda: bool(house.told(StartInputs)), "its inputs")
         await house.subject.send(DataflowScheduled())
-        assert len(house.told(StartSources)) == len(house.told(EmitBatch)) == 1
+        assert len(house.told(StartInputs)) == len(house.told(EmitBatch)) == 1
 
 
 async def test_a_restart_goes_on_where_it_stopped(stage: ActorIsolation, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The dataflow machine when a source fails: what is whole before what is missing is taken."""
+"""The dataflow machine when an input fails: what is whole before what is missing is taken."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ def test_a_listing_that_fails_freezes_behind_what_it_has_described() -> None:
     assert (made.lo, made.state) == (8, DataflowPhase.FROZEN)
 
 
-def test_a_failed_source_waits_for_no_other_that_is_described_no_further() -> None:
-    made = running(machine(sources=2))
+def test_a_failed_input_waits_for_no_other_that_is_described_no_further() -> None:
+    made = running(machine(inputs=2))
     assert made.handle(described(0, 5, 8)) == [m.GrantCredit(0, 0)]
     effects = made.handle(ListenFailed("d", 1, 0, CorruptData("x", determinate=True)))
     assert kinds(effects) == ["CancelWork", "PublishStatus", "RetryLater"]
@@ -64,7 +64,7 @@ def test_a_failed_source_waits_for_no_other_that_is_described_no_further() -> No
 @pytest.mark.parametrize(
     "error", [UnsoundFilter("s", determinate=True), LocalProtocolError("a gap")]
 )
-def test_a_source_that_told_what_is_not_so_freezes_at_once(error: PenstockError) -> None:
+def test_an_input_that_told_what_is_not_so_freezes_at_once(error: PenstockError) -> None:
     made = running(machine())
     made.handle(described(0, 5, 8, part("p", 5, 8)))
     effects = made.handle(ListenFailed("d", 1, 0, error))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from random import Random
+from typing import Any, get_args
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actors.dataflow import events as m
-from actors.dataflow.events import TRANSITIONS, DataflowPhase
+from actors.dataflow.events import DataflowPhase
 from actors.dataflow.machine import DataflowMachine, check_machine
 from actors.errors import CorruptData, LocalProtocolError
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -42,9 +43,9 @@ def part(key: str, lower: int, upper: int, size: int = 10) -> DescribedPart:
 
 
 def described(
-    source: int, lower: int, upper: int, *parts: DescribedPart, incarnation: int = 1
+    input_index: int, lower: int, upper: int, *parts: DescribedPart, incarnation: int = 1
 ) -> PartsDescribed:
-    return PartsDescribed("d", incarnation, source, parts, lower, upper)
+    return PartsDescribed("d", incarnation, input_index, parts, lower, upper)
 
 
 class Checked(DataflowMachine):
@@ -58,7 +59,7 @@ class Checked(DataflowMachine):
 
 def machine(**changes: object) -> DataflowMachine:
     values: dict[str, object] = {
-        "sources": 1,
+        "inputs": 1,
         "durable": True,
         "as_of": 4,
         "budget_bytes": 10_000,
@@ -68,16 +69,16 @@ def machine(**changes: object) -> DataflowMachine:
 
 
 def running(made: DataflowMachine, lo: int = 5, **restored: object) -> DataflowMachine:
-    """A machine at rest, its sources started."""
+    """A machine at rest, its inputs started."""
     made.handle(m.SuspensionEnded())
     values: dict[str, object] = {
         "incarnation": made.incarnation,
         "lo": lo,
         "as_of": lo - 1,
-        "snapshots": (False,) * made.source_count,
+        "snapshots": (False,) * made.input_count,
     }
     made.handle(m.StateRestored(**(values | restored)))  # type: ignore[arg-type]
-    made.handle(m.SourcesReady(made.incarnation))
+    made.handle(m.InputsReady(made.incarnation))
     return made
 
 
@@ -87,7 +88,9 @@ def asks(effects: list[m.Effect]) -> list[m.RequestPart]:
 
 def answer(made: DataflowMachine, ask: m.RequestPart, rows: pa.Table) -> list[m.Effect]:
     return made.handle(
-        PartFetched("d", made.incarnation, ask.source, ask.piece.time, ask.piece.part.key, rows)
+        PartFetched(
+            "d", made.incarnation, ask.input_index, ask.piece.time, ask.piece.part.key, rows
+        )
     )
 
 
@@ -114,15 +117,35 @@ def finish(made: DataflowMachine) -> list[m.Effect]:
     """Computed, committed, installed."""
     effects: list[m.Effect] = []
     for event in (m.StepComputed, m.StepCommitted, m.StepInstalled):
-        if made.state in TRANSITIONS[event][0]:
+        if (made.state, event) in DataflowMachine.TRANSITIONS:
             effects = made.handle(event(made.number))
     return effects
 
 
-def test_the_table_names_handlers_that_exist() -> None:
-    for states, handler in TRANSITIONS.values():
-        assert hasattr(DataflowMachine, handler)
-        assert DataflowPhase.DROPPED not in states
+def test_the_table_accepts_every_event_somewhere_and_none_when_dropped() -> None:
+    table = DataflowMachine.TRANSITIONS
+    assert {event for _, event in table} == set(get_args(m.Event))
+    assert {state for state, _ in table} == set(DataflowPhase) - {DataflowPhase.DROPPED}
+    # Every state can be reached.
+    reached, found = {DataflowPhase.SUSPENDED}, {DataflowPhase.SUSPENDED}
+    while found:
+        found = {
+            target
+            for (state, _), transition in table.items()
+            if state in found
+            for target in transition.targets
+        } - reached
+        reached |= found
+    assert reached == set(DataflowPhase)
+
+
+def test_a_handler_that_leaves_the_targets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = running(machine())
+    key: Any = (DataflowPhase.GATHERING, m.DropRequested)
+    wrong = m.StateTransition(DataflowMachine.TRANSITIONS[key].handler, frozenset())
+    monkeypatch.setitem(DataflowMachine.TRANSITIONS, key, wrong)
+    with pytest.raises(AssertionError, match="DropRequested"):
+        made.handle(m.DropRequested())
 
 
 def test_a_step_goes_through_its_stages() -> None:
@@ -131,7 +154,7 @@ def test_a_step_goes_through_its_stages() -> None:
     assert kinds(made.handle(m.SuspensionEnded())) == ["PublishStatus", "RestoreState"]
     effects = made.handle(m.StateRestored(1, 5, 4, (False,)))
     assert kinds(effects) == ["ReportFrontier", "StartTasks"]
-    assert made.handle(m.SourcesReady(1))[0] == m.StartListening(0, 4, False)
+    assert made.handle(m.InputsReady(1))[0] == m.StartListening(0, 4, False)
     compute = one_step(made, 8, updates(5, 7))
     assert (compute.step.lo, compute.step.hi, compute.step.times) == (5, 8, (5, 7))
     assert kinds(made.handle(m.StepComputed(1))) == ["CommitStep"]
@@ -147,7 +170,7 @@ def test_a_fetched_part_returns_its_lease_and_its_bytes() -> None:
 
 
 def test_every_description_is_answered_once_when_all_its_parts_are_done() -> None:
-    made = running(machine(sources=2))
+    made = running(machine(inputs=2))
     assert made.handle(described(0, 5, 6)) == [m.GrantCredit(0, 0)]
     effects = made.handle(described(0, 6, 8, part("p", 6, 8), part("q", 6, 8, size=5)))
     assert effects == []
@@ -166,7 +189,7 @@ def test_without_updates_only_the_upper_moves() -> None:
 
 
 def test_hi_is_the_least_progress_and_later_rows_wait() -> None:
-    made = running(machine(sources=2))
+    made = running(machine(inputs=2))
     assert made.handle(described(0, 5, 20, part("p", 5, 20))) == []
     effects = made.handle(described(1, 5, 12))
     (ask,) = asks(effects)
@@ -295,7 +318,7 @@ def test_an_error_of_an_input_stands_alone_in_its_step() -> None:
 
 
 @pytest.mark.parametrize("kind", [FetchFailed, ListenFailed])
-def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
+def test_a_failed_input_freezes_and_never_advances(kind: type) -> None:
     made = running(machine())
     error = CorruptData("part p", determinate=True)
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
@@ -320,7 +343,7 @@ def test_a_failed_source_freezes_and_never_advances(kind: type) -> None:
     # What the dead incarnation's tasks still say is of no interest, now and when all runs again.
     assert made.handle(described(0, 5, 9, incarnation=1)) == []
     made.handle(m.StateRestored(2, 5, 4, (False,)))
-    made.handle(m.SourcesReady(2))
+    made.handle(m.InputsReady(2))
     assert made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=1)) == []
     assert made.handle(PartFetched("d", 1, 0, ask.piece.time, "p", updates(5))) == []
     assert asks(made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=2)))
@@ -425,7 +448,7 @@ def test_what_was_restored_counts_once_an_incarnation() -> None:
     assert m.StartTasks(1) in made.handle(restored)
     assert made.handle(restored) == []
     assert made.ignored == 1
-    made.handle(m.SourcesReady(1))
+    made.handle(m.InputsReady(1))
     assert made.state is DataflowPhase.GATHERING
 
 
@@ -445,8 +468,8 @@ def test_inputs_that_are_complete_complete_the_output() -> None:
     assert finish(made)[-1] == m.FinishDataflow(EMPTY)
 
 
-def test_without_sources_the_output_is_complete() -> None:
-    made = machine(sources=0)
+def test_without_inputs_the_output_is_complete() -> None:
+    made = machine(inputs=0)
     made.handle(m.SuspensionEnded())
     effects = made.handle(m.StateRestored(1, 5, 4, ()))
     assert isinstance(effects[-1], m.CommitStep)
@@ -491,7 +514,7 @@ class World:
     """Sources' batches, and what the machine made of them."""
 
     batches: list[list[tuple[int, int, list[list[int]]]]]
-    """Per source, (lower, upper, parts' times)."""
+    """Per input, (lower, upper, parts' times)."""
     out: list[m.RequestPart] = field(default_factory=list)
     taken: list[list[int]] = field(default_factory=list)
     stages: list[m.Event] = field(default_factory=list)
@@ -501,13 +524,13 @@ class World:
 def worlds(draw: st.DrawFn) -> World:
     batches = []
     for _ in range(draw(st.integers(1, 3))):
-        lower, source = 5, []
+        lower, found = 5, []
         for _ in range(draw(st.integers(1, 5))):
             upper = lower + draw(st.integers(1, 4))
             times = st.lists(st.integers(lower, upper - 1), min_size=1, max_size=3)
-            source.append((lower, upper, draw(st.lists(times, max_size=3))))
+            found.append((lower, upper, draw(st.lists(times, max_size=3))))
             lower = upper
-        batches.append(source)
+        batches.append(found)
     return World(batches)
 
 
@@ -516,11 +539,11 @@ def worlds(draw: st.DrawFn) -> World:
 def test_any_order_of_arrival_seals_no_time_early(
     world: World, random: Random, opaque: bool, budget: int
 ) -> None:
-    made = running(machine(sources=len(world.batches), opaque=opaque, budget_bytes=budget))
+    made = running(machine(inputs=len(world.batches), opaque=opaque, budget_bytes=budget))
     world.taken = [[] for _ in world.batches]
     rows = {
-        f"{source}/{index}/{position}": times
-        for source, batches in enumerate(world.batches)
+        f"{input_index}/{index}/{position}": times
+        for input_index, batches in enumerate(world.batches)
         for index, (_, _, parts) in enumerate(batches)
         for position, times in enumerate(parts)
     }
@@ -559,11 +582,11 @@ def test_any_order_of_arrival_seals_no_time_early(
             step = made.step
             assert step is not None
             if isinstance(event, m.StepInstalled):
-                for source, tables in enumerate(step.deltas):
+                for input_index, tables in enumerate(step.deltas):
                     times = sorted(time for table in tables for time in table[TIME].to_pylist())
-                    # Exactly the source's updates of this interval: none early, none late.
-                    assert times == [t for t in everything[source] if step.lo <= t < step.hi]
-                    world.taken[source] += times
+                    # Exactly the input's updates of this interval: none early, none late.
+                    assert times == [t for t in everything[input_index] if step.lo <= t < step.hi]
+                    world.taken[input_index] += times
             perform(made.handle(event))
         assert made.lo >= frontier
         frontier = made.lo

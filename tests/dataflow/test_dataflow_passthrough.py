@@ -24,7 +24,7 @@ from actors.progress import EMPTY
 from actors.protocol.compute import (
     DataflowDescription,
     IndexExport,
-    SourceImport,
+    ShardImport,
     SubscribeExport,
 )
 from actors.protocol.internal import DataflowScheduled
@@ -63,7 +63,7 @@ async def test_an_index_tells_how_far_it_has_read_its_first_contents(tmp_path: P
             await write(persist, "numbers", upper, table(NUMBERS, (upper, upper - 1, 1)))
         sizes = [p.bytes for b in (await persist.state("numbers")).batches for p in b.parts]
         assert len(sizes) == 4
-        imports = (SourceImport("numbers", NUMBERS),)
+        imports = (ShardImport("numbers", NUMBERS),)
         description = DataflowDescription("t1", "i", imports, IndexExport(("a",), NUMBERS), 4)
         house = House(system, persist, tmp_path, description)
         await house.address.send(DataflowScheduled())
@@ -123,7 +123,7 @@ async def test_a_subscribe_that_comes_too_late_is_told(tmp_path: Path) -> None:
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 20, table(NUMBERS, (1, 2, 1)))
         await persist.set_holds([("numbers", "retain", 15)])
-        imports = (SourceImport("numbers", NUMBERS),)
+        imports = (ShardImport("numbers", NUMBERS),)
         description = DataflowDescription("t1", "late", imports, SubscribeExport(NUMBERS), 4)
         house = House(system, persist, tmp_path, description)
         await house.address.send(DataflowScheduled())

@@ -1,4 +1,4 @@
-"""Views of one source share its arrangements: when they start, restart, lag and fail."""
+"""Views of one input share its arrangements: when they start, restart, lag and fail."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Place:
             await anyio.lowlevel.checkpoint()
 
 
-async def test_two_views_of_a_source_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_views_of_an_input_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with surroundings() as (system, persist):
         place = Place(system, persist, tmp_path)
         await place.open(2)

@@ -28,7 +28,7 @@ from actors.dataflow.policy import StepChoice, StepChooser
 from actors.plan.delta import ConsolidateRows, DeltaPlan, FilterRows, NamedInput, PlanStratum
 from actors.plan.jobs import RunStep
 from actors.plan.schema import TableSchema
-from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
 from actors.settings import Settings
 from actors.testing.analysis import analyze_in_memory
 from actors.testing.engine import InMemoryExecutor
@@ -54,7 +54,7 @@ async def _description(persist: Any, sql: str) -> tuple[DataflowDescription, Del
     hidden = tuple(f"hidden{index}" for index in range(len(plan.hidden)))
     for name, state in zip(hidden, plan.hidden, strict=True):
         await shard(persist, name, state.schema)
-    imports = tuple(SourceImport(name, PAIRS) for name in plan.sources)
+    imports = tuple(ShardImport(name, PAIRS) for name in plan.inputs)
     export = ViewExport(plan, "out", hidden)
     return DataflowDescription("u1", "view", imports, export, 0), plan
 
@@ -97,7 +97,7 @@ class Tables:
 def expected(plan: DeltaPlan, tables: Tables, time: int) -> list[tuple[Any, ...]]:
     """The view's contents, as the oracle computes them."""
     given: dict[str, tuple[TableSchema, Counter[tuple[int, int]]]] = {
-        name: (PAIRS, +tables.at(name, time)) for name in plan.sources
+        name: (PAIRS, +tables.at(name, time)) for name in plan.inputs
     }
     found = run_query(plan.sql, given, plan.output)
     return sorted(((*row, count) for row, count in found.items()), key=repr)
@@ -198,7 +198,7 @@ async def test_changes_that_no_view_looks_at_run_no_job(tmp_path: Path) -> None:
         await shard(persist, "l", PAIRS)
         await shard(persist, "out", keys)
         await write(persist, "l", 1, table(PAIRS, (9, 1, 0, 1)))
-        imports, export = (SourceImport("l", PAIRS),), ViewExport(plan, "out", ())
+        imports, export = (ShardImport("l", PAIRS),), ViewExport(plan, "out", ())
         description = DataflowDescription("u1", "view", imports, export, 0)
         house = House(system, persist, tmp_path, description, view=passed)
         await house.start()
@@ -234,7 +234,7 @@ async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path:
         for name in ("l", "out"):
             await shard(persist, name, PAIRS)
         await write(persist, "l", 1, table(PAIRS, (1, 9, 0, 1)))
-        imports, export = (SourceImport("l", PAIRS),), ViewExport(plan, "out", ())
+        imports, export = (ShardImport("l", PAIRS),), ViewExport(plan, "out", ())
         description = DataflowDescription("u1", "view", imports, export, 0)
         house = House(system, persist, tmp_path, description, view=large)
         await house.start()

@@ -28,7 +28,7 @@ from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import error_update
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.settings import Settings
 
 READ = UnionRows((NamedInput("d0", ("k", "v")), NamedInput("s0", ("k", "v"))))
@@ -49,7 +49,7 @@ class Place:
         return ImportArrangements(PLAN, ["t"], self.shared, lo)
 
     async def make_ready(self, view: ImportArrangements) -> None:
-        await make_ready(self.engine, self.persist, view, [SourceImport("t", PAIRS)], "reader")
+        await make_ready(self.engine, self.persist, view, [ShardImport("t", PAIRS)], "reader")
 
     async def write(self, upper: int, *rows: Any) -> None:
         await write(self.persist, "t", upper, table(PAIRS, *rows))

@@ -1,9 +1,9 @@
-"""A source that cannot be read freezes: a view over real shards, with its real listen and fetch
+"""An input that cannot be read freezes: a view over real shards, with its real listen and fetch
 tasks, one of three appended intervals of which cannot be had.
 
 Everything runs to quiescence: until nothing is ready, then through many retries. The frontier
 stands exactly at the missing interval, whatever was described with it, although the one behind it
-is there, and contents are right as soon as the source is rendered afresh and can be read. Each test
+is there, and contents are right as soon as the input is rendered afresh and can be read. Each test
 is made once more with the rule taken out, to see that it would tell.
 """
 
@@ -39,9 +39,9 @@ from actors.protocol.internal import (
     DataflowScheduled,
     DataflowStatus,
     DescribedPart,
+    InputStarted,
     PartsDescribed,
-    SourceStarted,
-    StartSources,
+    StartInputs,
     WritesAllowed,
 )
 from actors.testing.isolation import ActorIsolation, SubjectActor
@@ -66,24 +66,22 @@ class RealFlow(Flow):  # type: ignore[misc]
 
     tasks: list[tuple[SubjectActor[Any], SubjectActor[Any]]]
 
-    def _start_sources(self, worker: int, message: StartSources) -> None:
+    def _start_inputs(self, worker: int, message: StartInputs) -> None:
         inc, id_ = message.incarnation, self.description.id
         persist, consumer = self.shards.persist, self.subject
         self.tasks = getattr(self, "tasks", [])
-        for index, source in enumerate(self.description.imports):
+        for index, imported in enumerate(self.description.imports):
             # As actors of this stage, so that all messages are seen.
             fetch = self.stage.start(
-                partial(FetchTask, persist, source.schema, id_, inc, index, consumer, FILES),
+                partial(FetchTask, persist, imported.schema, id_, inc, index, consumer, FILES),
                 f"{self.name}-fetch-{inc}-{index}",
             )
             listen = self.stage.start(
-                partial(ListenTask, persist, source, id_, inc, index, consumer, FILES),
+                partial(ListenTask, persist, imported, id_, inc, index, consumer, FILES),
                 f"{self.name}-listen-{inc}-{index}",
             )
             self.tasks.append((listen, fetch))
-            self.subject.reply(
-                SourceStarted(id_, inc, worker, index, fetch.address, listen.address)
-            )
+            self.subject.reply(InputStarted(id_, inc, worker, index, fetch.address, listen.address))
 
     def written(self, name: str) -> None:
         """The tasks hear of it from the shard."""
@@ -139,7 +137,7 @@ class House:
 
     @property
     def incarnations(self) -> int:
-        return len(self.flow.told(StartSources))
+        return len(self.flow.told(StartInputs))
 
     async def sealed(self) -> int:
         found: int = max(await self.persist.upper("out"), *self.flow.progress)
@@ -190,8 +188,8 @@ async def test_the_middle_blob_of_three_is_gone(
             assert await house.sealed() == 8, "exactly at the missing part"
             assert any(key in text for text in house.reasons()), "and says why"
             assert house.incarnations > 2, "it is rendered afresh, again and again"
-            source = house.flow.tasks[-1][0]
-            assert source.running, "nothing stopped that would look like progress"
+            task = house.flow.tasks[-1][0]
+            assert task.running, "nothing stopped that would look like progress"
             # It is there again: what is frozen stays so, what is rendered afresh goes on.
             await house.blob.set(key, data)
             await house.flow.reported(14)
@@ -278,7 +276,7 @@ async def test_a_task_that_stops_alone_seals_nothing(
         await stage.idle()
         assert await house.sealed() == 5
         if which == 1:
-            await house.flow.status("frozen")  # it could not be asked: that freezes the source
+            await house.flow.status("frozen")  # it could not be asked: that freezes the input
             await house.flow.reported(14)
             assert await contents(house.persist, "out", NUMBERS, 13) == ALL
 
@@ -321,7 +319,7 @@ async def test_what_may_not_write_reads_and_writes_nothing(
         await house.append_three(lose_middle=False)
         house.flow = again
         await house.rest()
-        assert len(again.told(StartSources)) == 1, "it reads its sources"
+        assert len(again.told(StartInputs)) == 1, "it reads its inputs"
         assert again.jobs, "and computes"
         after = await house.persist.state("out")
         assert (after.upper, after.batches) == (before.upper, before.batches)
@@ -341,7 +339,7 @@ async def test_what_may_not_write_does_not_hydrate(stage: ActorIsolation, tmp_pa
     await flow.subject.send(DataflowScheduled())
     await house.rest()
     assert (await persist.state("out")).batches == before.batches == ()
-    assert not flow.told(StartSources), "it waits for who may"
+    assert not flow.told(StartInputs), "it waits for who may"
     await flow.subject.send(WritesAllowed())
     await flow.reported(5)
     assert await contents(persist, "out", NUMBERS, 4) == sorted([(2, 1), (4, 1)], key=repr)

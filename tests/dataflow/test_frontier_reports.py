@@ -21,7 +21,7 @@ from actors.protocol.internal import DataflowProgress
 
 
 def test_frontiers_say_what_is_known_durable_and_installed() -> None:
-    made = machine(sources=2)
+    made = machine(inputs=2)
     told: list[DataflowProgress] = []
     flow: Any = SimpleNamespace(id="d", export=None)
     worker: Any = SimpleNamespace(reply=told.append)

@@ -110,7 +110,7 @@ def test_the_first_step_of_an_incarnation_does_not_wait() -> None:
     assert made.incarnation == 2
 
 
-def test_what_is_whole_before_a_failed_source_does_not_wait() -> None:
+def test_what_is_whole_before_a_failed_input_does_not_wait() -> None:
     made = running(machine(paced=True))
     one_step(made, 8, updates(5))
     finish(made)

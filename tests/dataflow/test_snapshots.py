@@ -29,7 +29,7 @@ from actors.plan.schema import ERROR, TIME
 from actors.plan.updates import from_ipc
 from actors.protocol.compute import (
     DataflowDescription,
-    SourceImport,
+    ShardImport,
     SubscribeBatch,
     SubscribeExport,
 )
@@ -60,7 +60,7 @@ async def blobs(persist: PersistClient) -> int:
 def subscribe(
     system: ActorSystem, persist: PersistClient, place: Path, as_of: int, **export: Any
 ) -> House:
-    imports = (SourceImport("numbers", NUMBERS),)
+    imports = (ShardImport("numbers", NUMBERS),)
     made = DataflowDescription("t1", "s", imports, SubscribeExport(NUMBERS, **export), as_of)
     return House(system, persist, place, made, settings=SMALL)
 

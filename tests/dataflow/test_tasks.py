@@ -7,7 +7,7 @@ from typing import Any
 
 from actors.dataflow.dataflow import TaskAddresses
 from actors.dataflow.gather import PartInterval
-from actors.protocol.internal import DescribedPart, SourceStarted
+from actors.protocol.internal import DescribedPart, InputStarted
 
 
 class Task:
@@ -21,16 +21,18 @@ class Task:
         self._asked[self._name] += 1
 
 
-async def test_each_source_goes_round_its_workers_however_sources_are_mixed() -> None:
+async def test_each_input_goes_round_its_workers_however_inputs_are_mixed() -> None:
     tasks, asked = TaskAddresses(2, 2), Counter[tuple[int, int]]()
-    for source in range(2):
+    for input_index in range(2):
         for worker in range(2):
-            fetch: Any = Task(asked, (source, worker))
+            fetch: Any = Task(asked, (input_index, worker))
             listen: Any = fetch if worker == 0 else None
             tasks.started(
-                SourceStarted("u1", 1, worker=worker, source=source, fetch=fetch, listen=listen)
+                InputStarted(
+                    "u1", 1, worker=worker, input_index=input_index, fetch=fetch, listen=listen
+                )
             )
     part = DescribedPart("k", "s", None, 0, 1, 1, 1)
     for number in range(8):
         await tasks.ask(number % 2, PartInterval(part, 0, 1, 1, snapshot=False, group=1))
-    assert asked == {(source, worker): 2 for source in range(2) for worker in range(2)}
+    assert asked == {(input_index, worker): 2 for input_index in range(2) for worker in range(2)}

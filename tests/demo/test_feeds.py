@@ -104,7 +104,7 @@ async def test_flights_from_postgres_make_the_views_that_postgres_answers(
     ):
         await feed.begin(client, stream[0])
         for view in VIEWS:
-            await client.create_view(view.name, view.sql)
+            await client.create_materialized_view(view.name, view.sql)
         await feed.play(stream[1:], None, lambda done: None)
         await feed.settle()
         time = feed.log.times[-1]

@@ -266,7 +266,9 @@ async def operations(reader: Reader, page: Path) -> None:
     await reader.make("late", columns, [{"id": 1, "note": 'a "b"\n'}, {"id": 2, "note": ""}])
     await client.create_table("late_again", columns)
     await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-    await client.create_view("by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY 1")
+    await client.create_materialized_view(
+        "by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY 1"
+    )
     for number in range(4):
         time = await client.insert("flights", [{"id": number, "carrier": "UA"}])
         await client.peek("by_carrier", as_of=time)

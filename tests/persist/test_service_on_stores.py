@@ -109,7 +109,7 @@ async def test_what_a_killed_service_acknowledged_is_there(
     try:
         async with await Client.connect(await killed.line()) as client:
             await client.create_table("t", COLUMNS, ["id"])
-            await client.create_view("by_who", BY_WHO)
+            await client.create_materialized_view("by_who", BY_WHO)
 
             async def write() -> None:
                 nonlocal acknowledged
@@ -147,7 +147,7 @@ async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[
     try:
         async with await Client.connect(await older.line()) as writer:
             await writer.create_table("t", COLUMNS, ["id"])
-            await writer.create_view("by_who", BY_WHO)
+            await writer.create_materialized_view("by_who", BY_WHO)
             await writer.insert("t", [{"id": 1, "who": "older"}])
             async with running(tmp_path, urls, "newer") as (_, client):
                 assert await counts(client) == {"older": 1}

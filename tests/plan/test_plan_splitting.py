@@ -112,13 +112,13 @@ def rows(
 
 def inputs(plan: DeltaPlan, pick: random.Random) -> dict[str, NodeRelation]:
     found: dict[str, NodeRelation] = {}
-    for index, schema in enumerate(plan.source_schemas):
+    for index, schema in enumerate(plan.input_schemas):
         found[f"d{index}"] = rows(schema, pick, (5, 6, 7), state=False)
         found[f"s{index}"] = rows(schema, pick, (4,), state=True)
     for index, hidden in enumerate(plan.hidden):
         found[f"h{index}"] = rows(hidden.schema, pick, (4,), state=True)
     for index, covered in enumerate(plan.covered):
-        found[f"k{index}"] = found[f"d{covered.source}"]
+        found[f"k{index}"] = found[f"d{covered.input_index}"]
     return found
 
 

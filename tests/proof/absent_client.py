@@ -99,7 +99,7 @@ async def run(minutes: float, folder: Path) -> int:
         for name, (columns, key) in flights.TABLES.items():
             await client.create_table(name, columns, primary_key=list(key))
         for view in VIEWS:
-            await client.create_view(view.name, view.sql)
+            await client.create_materialized_view(view.name, view.sql)
 
         async def write() -> int:
             transaction = next(stream)

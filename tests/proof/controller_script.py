@@ -49,8 +49,8 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     ScheduleDataflow,
+    ShardImport,
     ShardTarget,
-    SourceImport,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeExport,
@@ -73,7 +73,7 @@ SQL: Final = "SELECT g, count(*) AS n, sum(v) AS s FROM t GROUP BY g"
 TABLE: Final = TableSchema(
     tuple(TableColumn(name, "bigint", nullable=False) for name in ("id", "g", "v"))
 )
-SOURCE: Final = SourceImport("t", TABLE)
+SOURCE: Final = ShardImport("t", TABLE)
 BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX = "base-index", "base-view", "base-view-index"
 PERMANENT: Final = (BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX)
 
@@ -236,7 +236,7 @@ class Controller:
     def _described(self, entry: Entry) -> DataflowDescription:
         source, export = SOURCE, self._export(entry)
         if entry.over == "w":
-            source = SourceImport(shards_of(0, self._plan)[0], self._plan.output)
+            source = ShardImport(shards_of(0, self._plan)[0], self._plan.output)
         return DataflowDescription(entry.id, entry.id, (source,), export, entry.as_of)
 
     def _export(self, entry: Entry) -> Export:
@@ -374,7 +374,7 @@ class Controller:
         asked = _Asked(over, time, None, anyio.current_time())
         if entry.kind == "view":
             shard = shards_of(entry.number, self._plan)[0]
-            peek = Peek(uuid, ShardTarget(entry.id, SourceImport(shard, self._plan.output)), time)
+            peek = Peek(uuid, ShardTarget(entry.id, ShardImport(shard, self._plan.output)), time)
         elif entry.key == "id" and self._dice.random() < 0.6:
             asked.id = max(1, time - self._dice.randrange(WINDOW + 5)) * ROWS
             keys = to_ipc(pa.table({"id": pa.array([asked.id], pa.int64())}))
@@ -427,7 +427,7 @@ class Controller:
         self._streams[id_] = _Stream(over, as_of, None, Counter(), anyio.current_time())
         source = SOURCE
         if over == "w":
-            source = SourceImport(shards_of(0, self._plan)[0], self._plan.output)
+            source = ShardImport(shards_of(0, self._plan)[0], self._plan.output)
         export = SubscribeExport(source.schema)
         await self._create(DataflowDescription(id_, id_, (source,), export, as_of))
         tell("made", "subscribe")

@@ -207,7 +207,7 @@ async def create(client: Client) -> None:
         await client.create_table(name, columns, primary_key=list(key))
     await client.create_table(PLAYED, {"n": "bigint"}, primary_key=["n"])
     for view in VIEWS:
-        await client.create_view(view.name, view.sql)
+        await client.create_materialized_view(view.name, view.sql)
 
 
 async def was_played(service: Service, number: int) -> int | None:

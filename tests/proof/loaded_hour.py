@@ -227,7 +227,7 @@ async def hour(rates: list[int], minutes: float, scale: int, folder: Path) -> li
                 tables = {f"public.pgbench_{name}": name for name in TABLES}
                 await client.create_source("bank", config, tables)
                 for name, sql in VIEWS.items():
-                    await client.create_view(name, sql)
+                    await client.create_materialized_view(name, sql)
                 bank = LoadedBank(server, service, client)
                 print(f"views are there after {await bank.caught_up():.1f} s", flush=True)
                 return await spend(bank, rates, minutes)

@@ -73,7 +73,7 @@ TESTS: Final = {
     "views/common_subplans": ("views/test_common_subplans.py", "test_doctests.py"),
     "views/rule_compared": ("views/test_rule_compared.py",),
     "views/window_reach": ("views/test_window_reach.py",),
-    "views/source_uses": ("views/test_source_uses.py",),
+    "views/input_uses": ("views/test_input_uses.py",),
     "views/rule_eager": ("views/test_eager_sums.py", "test_upgrades.py"),
     "views/eager_choice": ("views/test_eager_sums.py", "test_upgrades.py"),
     "arrangement/met_pairs": ("arrangement/test_met_pairs.py",),

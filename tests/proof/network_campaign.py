@@ -286,7 +286,7 @@ async def run(seed: int, seconds: float, folder: Path) -> Counter[str]:
     async with Service(settings, engine=in_memory) as service:
         async with await Client.connect(service.address, settings=settings) as client:
             await client.create_table("t", {"k": "bigint", "g": "bigint", "v": "bigint"}, ["k"])
-            await client.create_view("w", VIEW)
+            await client.create_materialized_view("w", VIEW)
         async with TcpProxy("127.0.0.1:0", service.address) as proxy:
             one = Run(seed, proxy, service, settings)
             async with anyio.create_task_group() as group:

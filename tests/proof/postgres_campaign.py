@@ -167,7 +167,7 @@ async def prepare(server: PostgresServer, service: Any) -> None:
     async with await Client.connect(service.address) as client:
         await client.create_source("pg", config | {"user": "bench", "poll_ms": 500}, tables)
         for name, query in VIEWS.items():
-            await client.create_view(name, query)
+            await client.create_materialized_view(name, query)
 
 
 async def campaign(kills: int, seed: int, rate: int, victims: Sequence[str]) -> None:

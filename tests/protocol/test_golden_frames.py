@@ -64,7 +64,9 @@ def example(kind: Any, name: str, depth: int = 0) -> Any:
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         hints = typing.get_type_hints(kind)
         fields = msgspec.structs.fields(kind)
-        return kind(**{f.name: example(hints[f.name], f.name, depth + 1) for f in fields})
+        # Values are made of names on the wire: attributes may be renamed.
+        made = {f.name: example(hints[f.name], f.encode_name, depth + 1) for f in fields}
+        return kind(**made)
     if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return next(iter(kind))
     plain: dict[Any, Any] = {

@@ -71,7 +71,7 @@ def section(page: str, title: str) -> str:
 @pytest.mark.parametrize("kind", STRUCTS, ids=wire_name)
 def test_every_message_and_field_is_there_and_no_other(page: str, kind: Any) -> None:
     named = re.findall(r"^\| `(\w+)` \|", section(page, wire_name(kind)), re.M)
-    assert named == [field.name for field in msgspec.structs.fields(kind)]
+    assert named == [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
 def test_no_message_is_there_that_the_code_does_not_have(page: str) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol import storage, storage_internal
-from actors.protocol.compute import AllowWrites, SourceImport
+from actors.protocol.compute import AllowWrites, ShardImport
 from actors.protocol.frames import FrameCodec
 from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
@@ -93,7 +93,7 @@ E1 = IngestionExport("e1", "public.a", SCHEMA, "s1")
 E2 = IngestionExport("e2", "public.b", SCHEMA, "s2")
 OLD = IngestionDescription("u1", "pg", ConnectorConfiguration("postgres", b"x"), "r1", (E1,))
 SINK = SinkDescription(
-    "k1", "out", SourceImport("s1", SCHEMA), ConnectorConfiguration("delta", b"x"), 5
+    "k1", "out", ShardImport("s1", SCHEMA), ConnectorConfiguration("delta", b"x"), 5
 )
 
 
@@ -136,8 +136,8 @@ def test_what_an_update_of_a_source_may_change(
             {"configuration": ConnectorConfiguration("delta")},
             ("the configuration of its kind delta",),
         ),
-        ({"input": SourceImport("s2", SCHEMA)}, ("input shard s1 → s2",)),
-        ({"input": SourceImport("s1", TableSchema(()))}, ("columns (`k` bigint) → ()",)),
+        ({"input": ShardImport("s2", SCHEMA)}, ("input shard s1 → s2",)),
+        ({"input": ShardImport("s1", TableSchema(()))}, ("columns (`k` bigint) → ()",)),
     ],
 )
 def test_what_may_change_of_a_sink(changes: dict[str, Any], differences: tuple[str, ...]) -> None:

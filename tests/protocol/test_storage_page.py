@@ -14,7 +14,7 @@ from actors.cluster.rules import mermaid
 from actors.cluster.storage_rules import TABLES
 from actors.plan.schema import TableSchema
 from actors.protocol import storage, storage_internal
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.protocol.storage_internal import InternalCommand
 from actors.storage.history import StorageDefinitions
 
@@ -85,7 +85,7 @@ def test_the_order_of_the_history_is_as_told(page: str) -> None:
     examples: dict[Any, Any] = {}
     configuration = storage.ConnectorConfiguration("x")
     source = storage.IngestionDescription("u", "u", configuration, "r")
-    sink_input = SourceImport("s", TableSchema(()))
+    sink_input = ShardImport("s", TableSchema(()))
     sink = storage.SinkDescription("k", "k", sink_input, configuration, 0)
     for kind in reversed(order):
         match wire_name(kind):

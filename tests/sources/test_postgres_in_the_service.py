@@ -120,7 +120,7 @@ async def test_views_on_its_tables_equal_its_own_answers(db: House, tmp_path: Pa
             if life == 0:
                 tables = {f"public.{name}": name for name in ("branches", "accounts", "marks")}
                 await client.create_source("pg", options, tables)
-                await client.create_view("by_branch", BY_BRANCH)
+                await client.create_materialized_view("by_branch", BY_BRANCH)
             for round_ in range(4):
                 for _ in range(25):
                     await change(db, dice)
@@ -309,7 +309,9 @@ async def test_names_of_any_kind_and_tables_that_cannot_be_taken(db: House, tmp_
             'a=b."c': '"My.Shop"."a=b.""c"',
             "select": "public.select",
         }
-        await client.create_view("priced", "SELECT `unit price` * v AS sum FROM `Order items`")
+        await client.create_materialized_view(
+            "priced", "SELECT `unit price` * v AS sum FROM `Order items`"
+        )
         await client.drop("marks")
         await client.alter_source("pg", {"other.marks": "other_marks", "marks": "marks_again"})
         assert await told(client, "marks_again", 1)

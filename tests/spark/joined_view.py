@@ -83,8 +83,8 @@ TOTALS = AccumulateTotals(
 )
 BOTH = (*named(GROUPS.names, "o_"), *named(GROUPS.names, "h0_"), NamedExpression("__to", "3"))
 PLAN = DeltaPlan(
-    sources=("l", "r"),
-    source_schemas=(LEFT, RIGHT),
+    inputs=("l", "r"),
+    input_schemas=(LEFT, RIGHT),
     output=GROUPS,
     sql="",
     mode="incremental",

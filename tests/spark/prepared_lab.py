@@ -290,7 +290,7 @@ def told(engine: SparkEngine, folder: Path) -> dict[str, Any]:
         batches = frame.selectExpr("CAST('x' AS INT) AS x")._jdf.toArrowBatchRdd()
         messages = bridge.messages(batches, "told")
         left = scala.getLocalProperty("spark.sql.ansi.enabled")
-        told_to_all = bridge._told_to_tasks()
+        told_to_all = bridge._properties_of_tasks()
         known = told_to_all.getProperty("spark.sql.ansi.enabled")
         group = told_to_all.getProperty("spark.jobGroup.id")
         two = bridge.session.range(2, numPartitions=2)._jdf.toArrowBatchRdd()

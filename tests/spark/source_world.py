@@ -154,7 +154,7 @@ def spark_schema(source: PenstockDataSource) -> StructType:
     source.schema()
     loaded = source._load()
     schema = from_arrow_schema(loaded.schema.arrow())
-    if loaded.wish.changes:
+    if loaded.options.changes:
         for name in ("_time", "_diff"):
             schema.add(StructField(name, LongType(), nullable=False))
     return schema

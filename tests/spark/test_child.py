@@ -83,14 +83,14 @@ def test_analysis_names_types_nullability_and_sources(child: ChildProcess) -> No
         TableColumn("count(1)", "bigint", False),
         TableColumn("a", "double", True),
     )
-    assert (grouped.sources, grouped.volatility) == (("t",), None)
+    assert (grouped.inputs, grouped.volatility) == (("t",), None)
     assert analyze(child, "SELECT array(v) AS l FROM t").schema.columns[0].type == "array<string>"
     odd = analyze(child, "SELECT x FROM `odd name`")
-    assert (odd.schema.columns, odd.sources) == ((TableColumn("x", "int"),), ("odd name",))
+    assert (odd.schema.columns, odd.inputs) == ((TableColumn("x", "int"),), ("odd name",))
 
 
 @pytest.mark.parametrize(
-    ("text", "sources"),
+    ("text", "inputs"),
     [
         ("SELECT 1 AS a", ()),
         ("SELECT x FROM `Odd Name`, T", ("odd name", "t")),
@@ -107,9 +107,9 @@ def test_analysis_names_types_nullability_and_sources(child: ChildProcess) -> No
     ],
 )
 def test_what_a_query_reads_is_told(
-    child: ChildProcess, text: str, sources: tuple[str, ...]
+    child: ChildProcess, text: str, inputs: tuple[str, ...]
 ) -> None:
-    assert analyze(child, text).sources == sources
+    assert analyze(child, text).inputs == inputs
 
 
 def test_what_is_none_of_the_tables_is_refused(child: ChildProcess, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_table_of_one_job_is_none_of_the_next(child: ChildProcess, name: str) 
         assert isinstance(analyze(child, "SELECT * FROM t, `odd name`"), QueryAnalyzed)
     for _ in range(8):
         told = child.ask(AnalyzeStatement(job_id(), (), f"SELECT * FROM `{name}`"))
-        assert (told.missing, told.sources) == (f"`{name}`", ())
+        assert (told.missing, told.inputs) == (f"`{name}`", ())
 
 
 @pytest.mark.parametrize(

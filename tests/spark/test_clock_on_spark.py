@@ -45,13 +45,17 @@ async def test_rows_come_and_go_while_nobody_writes(tmp_path: Path) -> None:
             await Client.connect(service.address) as client,
         ):
             await client.create_table("Orders In", {"id": "int", "when": "timestamp"})
-            await client.create_view(
+            await client.create_materialized_view(
                 "latest", "SELECT id FROM `Orders In` WHERE `when` > now() - INTERVAL 3 SECONDS"
             )
-            await client.create_view("passed", "SELECT id FROM `Orders In` WHERE `when` <= now()")
-            await client.create_view("how many", "SELECT count(*) AS n FROM latest")
+            await client.create_materialized_view(
+                "passed", "SELECT id FROM `Orders In` WHERE `when` <= now()"
+            )
+            await client.create_materialized_view("how many", "SELECT count(*) AS n FROM latest")
             with pytest.raises(QueryRejected, match="kept up with only where WHERE compares it"):
-                await client.create_view("seen", "SELECT id, now() AS seen FROM `Orders In`")
+                await client.create_materialized_view(
+                    "seen", "SELECT id, now() AS seen FROM `Orders In`"
+                )
             soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=2)
             long_ago = started - datetime.timedelta(days=4000)
             rows = [(1, long_ago), (2, soon), (3, None)]

@@ -118,15 +118,15 @@ def test_analysis_names_types_nullability_and_sources(engine: ChildProcess) -> N
         TableColumn("a", "double"),
         TableColumn("l", "array<string>", False),
     )
-    assert (answer.sources, answer.volatility) == (("l",), None)
+    assert (answer.inputs, answer.volatility) == (("l",), None)
     odd = analyze(engine, "SELECT x FROM `odd `` name`;")
-    assert (odd.schema.columns, odd.sources) == ((TableColumn("x", "int", False),), ("odd ` name",))
+    assert (odd.schema.columns, odd.inputs) == ((TableColumn("x", "int", False),), ("odd ` name",))
     twice = analyze(engine, "SELECT k, K AS k FROM L -- the same name twice")
-    assert (twice.schema.names, twice.sources) == (("k", "k"), ("l",))
+    assert (twice.schema.names, twice.inputs) == (("k", "k"), ("l",))
     steps = "WITH l AS (SELECT k FROM query) SELECT k, TIMESTAMP '2020-01-01 00:00:00' AS u FROM l"
     told = analyze(engine, steps)
     assert [column.type for column in told.schema.columns] == ["bigint", "timestamp"]
-    assert told.sources == ("query",)
+    assert told.inputs == ("query",)
 
 
 def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProcess) -> None:
@@ -134,14 +134,16 @@ def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProce
     text = "SELECT q.k, count(*) AS n FROM query q JOIN l ON q.k = l.k AND l.v > 1 GROUP BY q.k"
     told, unread = (analyze(each, text, translate=True) for each in (engine, blind))
     assert isinstance(told.translation.root, ProjectNode)
-    assert {each.source for each in nodes(told.translation.root) if isinstance(each, ScanNode)} == {
+    assert {
+        each.input_index for each in nodes(told.translation.root) if isinstance(each, ScanNode)
+    } == {
         0,
         1,
     }
     assert unread.translation.root is None
     assert "without a Java of our own: this test has none" in unread.translation.reason
-    assert (told.schema, told.sources) == (unread.schema, unread.sources)
-    assert told.sources == ("query", "l")
+    assert (told.schema, told.inputs) == (unread.schema, unread.inputs)
+    assert told.inputs == ("query", "l")
     for ansi in ("true", "false"):
         conf = (("spark.sql.ansi.enabled", ansi),)
         root = analyze(engine, "SELECT sum(v) AS s FROM l", conf, translate=True).translation.root
@@ -599,7 +601,7 @@ async def test_a_service_whose_spark_is_behind_a_server(
                 "carriers", {"carrier": "string", "name": "string"}, ["carrier"]
             )
             await client.insert("carriers", [{"carrier": "U", "name": "United"}])
-            await client.create_view("late", VIEW)
+            await client.create_materialized_view("late", VIEW)
             rows = [{"id": n, "carrier": "UX"[n % 3 == 0], "delay": n} for n in range(9)]
             first = await client.insert("flights", rows)
             await client.insert("carriers", [{"carrier": "X", "name": "Ex"}])

@@ -80,7 +80,7 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
     settings = draw_for_test(for_short_lives(settings))
     async with Service(settings) as service, await Client.connect(service.address) as client:
         await client.create_table("t", COLUMNS)
-        await client.create_view(
+        await client.create_materialized_view(
             "v", "SELECT note, count(*) AS n, sum(price) AS s FROM t GROUP BY note"
         )
         connect = ("--connect", service.address)
@@ -113,7 +113,7 @@ async def test_every_format_comes_in_by_the_command_line(tmp_path: Path) -> None
         await texts_of_fixed_length_compare_as_in_spark(client)
 
         # Spark reads the copied parts' own files for a view that is made now.
-        await client.create_view("w", "SELECT id, price FROM t WHERE id > 1")
+        await client.create_materialized_view("w", "SELECT id, price FROM t WHERE id > 1")
         found = await client.peek("w", order_by=["id"])
         assert found.to_pylist() == [
             {"id": row["id"], "price": row["price"]} for row in rows if row["id"] > 1
@@ -188,9 +188,13 @@ async def every_type_comes_in(client: Client, folder: Path) -> None:
 async def texts_of_fixed_length_compare_as_in_spark(client: Client) -> None:
     await client.create_table("padded", {"c": "char(4)", "x": "int"})
     await client.create_table("texts", {"s": "string"})
-    await client.create_view("same", "SELECT x, length(c) AS n FROM padded WHERE c = 'ab'")
-    await client.create_view("groups", "SELECT c, count(*) AS n FROM padded GROUP BY c")
-    await client.create_view("pairs", "SELECT x, s FROM padded JOIN texts ON c = s")
+    await client.create_materialized_view(
+        "same", "SELECT x, length(c) AS n FROM padded WHERE c = 'ab'"
+    )
+    await client.create_materialized_view(
+        "groups", "SELECT c, count(*) AS n FROM padded GROUP BY c"
+    )
+    await client.create_materialized_view("pairs", "SELECT x, s FROM padded JOIN texts ON c = s")
     rows = [{"c": "ab", "x": 1}, {"c": "ab  ", "x": 2}, {"c": "abc", "x": 3}]
     await client.insert("padded", rows)
     await client.insert("texts", [{"s": "ab"}, {"s": "ab  "}])
@@ -208,5 +212,5 @@ async def texts_of_fixed_length_compare_as_in_spark(client: Client) -> None:
     ]
     found = [b async for b in client.query("SELECT x FROM padded WHERE c IN ('ab', 'zz')")]
     assert sorted(x for batch in found for x in batch.column(0).to_pylist()) == [1, 2]
-    for wish in ({"where": [("c", "=", "ab")]}, {"key": {"c": "ab"}}):
-        assert (await client.peek("padded", **wish)).num_rows == 2
+    for given in ({"where": [("c", "=", "ab")]}, {"key": {"c": "ab"}}):
+        assert (await client.peek("padded", **given)).num_rows == 2

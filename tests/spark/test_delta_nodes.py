@@ -131,8 +131,8 @@ def plan_of(
     *nodes: Node, hidden: tuple[HiddenState, ...] = (), output: TableSchema | None = None
 ) -> DeltaPlan:
     return DeltaPlan(
-        sources=("l", "r"),
-        source_schemas=(LEFT, RIGHT),
+        inputs=("l", "r"),
+        input_schemas=(LEFT, RIGHT),
         output=output or TableSchema(()),
         sql="",
         mode="incremental",

@@ -110,12 +110,14 @@ async def test_a_large_view_goes_by_files_and_loses_nothing(tmp_path: Path) -> N
         await client.delete("t", arrow_rows(gone))
         kept = [row for row in rows if row not in gone[:1]][: ROWS // 2] + rows[ROWS // 2 + 500 :]
         names = ", ".join(COLUMNS)
-        await client.create_view("copy", f"SELECT {names} FROM t WHERE id % 4 <> 1")
+        await client.create_materialized_view("copy", f"SELECT {names} FROM t WHERE id % 4 <> 1")
         # One row a group: the collection overflows, and the query runs again, into files.
-        await client.create_view("groups", "SELECT name, id, count(*) AS n FROM t GROUP BY 1, 2")
+        await client.create_materialized_view(
+            "groups", "SELECT name, id, count(*) AS n FROM t GROUP BY 1, 2"
+        )
         for name, text in NOTHING.items():
-            await client.create_view(name, text)
-        await client.create_view("odd", ODD)
+            await client.create_materialized_view(name, text)
+        await client.create_materialized_view("odd", ODD)
         written = await client.write({})
         await client.wait_for("copy", written, deadline_ms=DEADLINE_MS)
         await client.wait_for("groups", written, deadline_ms=DEADLINE_MS)

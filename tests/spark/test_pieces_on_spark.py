@@ -59,7 +59,7 @@ async def test_a_nested_view_of_many_rows_is_computed_in_pieces(tmp_path: Path) 
     ):
         await client.create_table("t", {"k": "bigint", "x": "bigint", "text": "string"})
         await client.insert("t", rows(0, ROWS))
-        await client.create_view("v", NESTED)
+        await client.create_materialized_view("v", NESTED)
         count = ROWS
         for more in (0, 40):
             written = await client.insert("t", rows(count, more)) if more else None

@@ -159,7 +159,7 @@ async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path, whole
         ):
             await client.create_table("t", COLUMNS, ["k"])
             await client.insert("t", rows_of(dice))
-            await client.create_view("w", "SELECT s, count(*) AS n FROM t GROUP BY s")
+            await client.create_materialized_view("w", "SELECT s, count(*) AS n FROM t GROUP BY s")
             await client.delete("t", [{"k": k} for k in range(0, 40, 7)])
             floats = [float("nan"), -0.0, float("inf"), float("-inf")]
             strange = [{"k": 1000 + n, "f": f} for n, f in enumerate(floats)]

@@ -163,8 +163,8 @@ PLANS: dict[str, tuple[Node, ...]] = {
 
 def plan_of(*nodes: Node, hidden: TableSchema = HIDDEN) -> DeltaPlan:
     return DeltaPlan(
-        sources=("f", "n", "g"),
-        source_schemas=SOURCES,
+        inputs=("f", "n", "g"),
+        input_schemas=SOURCES,
         output=TableSchema(()),
         sql="",
         mode="incremental",

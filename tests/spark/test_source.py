@@ -59,7 +59,7 @@ from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import error_update
 from actors.spark.source import reading
 from actors.spark.source.data_source import FilteringReader
-from actors.spark.source.options import checks_of, passing, wish_of
+from actors.spark.source.options import checks_of, passing, read_options
 from actors.spark.source.planning import load
 from actors.spark.source.rows import TASKS_MAX, SuspectHashes, grouped
 
@@ -232,7 +232,7 @@ def test_waiting_for_a_time(world: World) -> None:
 
         async def read() -> None:
             looked.set()
-            source._loaded = await load(wish_of(source.options), SETTINGS)
+            source._loaded = await load(read_options(source.options), SETTINGS)
 
         async with (
             open_as_guest(place, SETTINGS, SystemClock()) as attached,

@@ -102,8 +102,8 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
     view."""
     async with service(tmp_path) as (client, process):
         await client.create_table("t", {"k": "int", "n": "int"})
-        await client.create_view("fine", FINE)
-        await client.create_view("killer", KILLER)
+        await client.create_materialized_view("fine", FINE)
+        await client.create_materialized_view("killer", KILLER)
         at = await client.insert("t", rows((1, 1), (2, 2)))
         assert await contents(client, "killer", at) == [(1, 1), (2, 2)]
         await what_is_nested_too_deeply_is_refused_and_the_engine_lives(client, process.pid)
@@ -139,7 +139,7 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
                 await contents(client, "killer", at)
         assert await engine_of(process.pid) == engine
 
-        await client.create_view("other", KILLER.replace("'x'", "'y'"))
+        await client.create_materialized_view("other", KILLER.replace("'x'", "'y'"))
         with pytest.raises(ViewInError, match=GUILTY):
             await contents(client, "other", await client.write({}))
         await client.drop("other")
@@ -149,7 +149,7 @@ async def test_a_view_that_kills_the_engine_is_in_error_and_all_others_go_on(
         with pytest.raises(ViewInError, match="JobTooLarge"):
             await contents(client, "killer", at)
         await client.drop("killer")
-        await client.create_view("killer", f"{KILLER} WHERE n < 100")
+        await client.create_materialized_view("killer", f"{KILLER} WHERE n < 100")
         assert (8, 1) in await contents(client, "killer", await client.write({}))
 
 
@@ -162,7 +162,7 @@ async def what_is_nested_too_deeply_is_refused_and_the_engine_lives(
         deep = f"({deep} + 1)"
     for text in (f"SELECT k, {deep} AS x FROM t", f"SELECT k, '{'x' * 2_200_000}' AS s FROM t"):
         with pytest.raises(JobTooLarge):
-            await client.create_view("deep", text)
+            await client.create_materialized_view("deep", text)
     at = await client.write({})
     assert await contents(client, "fine", at) == [(1, 1), (2, 1)]
     assert await engine_of(service_pid) == engine

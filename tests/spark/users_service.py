@@ -35,7 +35,7 @@ async def serve(folder: Path, phase: str) -> None:
     ):
         if phase == "first":
             await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-            await client.create_view(
+            await client.create_materialized_view(
                 "by_carrier", "SELECT carrier, count(*) AS n FROM flights GROUP BY carrier"
             )
         for number in range(5) if phase == "first" else ():

@@ -6,7 +6,7 @@ from typing import Any
 
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, ObjectId
-from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete, SourceImport
+from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete, ShardImport
 from actors.protocol.internal import SequencedCommand
 from actors.protocol.storage import (
     Command,
@@ -52,7 +52,7 @@ def source(
 
 def sink(id: ObjectId = "k1", as_of: int = 5, *, kind: str = "delta") -> SinkDescription:
     return SinkDescription(
-        id, id, SourceImport("s1", SCHEMA), ConnectorConfiguration(kind, b"x"), as_of
+        id, id, ShardImport("s1", SCHEMA), ConnectorConfiguration(kind, b"x"), as_of
     )
 
 

@@ -58,9 +58,15 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
         async with ActorSystem(clock=InlineClock()) as system:
             persist = await PersistClient.in_memory(settings, system.clock)
             executor = system.spawn(lambda: Fake("executor", (), stage), "executor")
-            outside = StorageConnectors(nowhere, nowhere, tmp_path)
+            connectors = StorageConnectors(nowhere, nowhere, tmp_path)
             cluster = await WorkerCluster.start(
-                system, settings, persist, executor, tmp_path, cast=stage.cast(), outside=outside
+                system,
+                settings,
+                persist,
+                executor,
+                tmp_path,
+                cast=stage.cast(),
+                connectors=connectors,
             )
             compute: Any = await cluster.connect()
             stored: Any = await cluster.connect_storage()

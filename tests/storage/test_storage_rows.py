@@ -51,9 +51,9 @@ class Half:
             self=None,
         )
         nobody: Any = SimpleNamespace(reply=lambda message: True, send=self._send)
-        outside = StorageConnectors(lambda *_: None, lambda *_: Silent(), Path(), lambda _: None)  # type: ignore[arg-type, return-value]
+        connectors = StorageConnectors(lambda *_: None, lambda *_: Silent(), Path(), lambda _: None)  # type: ignore[arg-type, return-value]
         persist: Any = None
-        self.half = StorageHalf(ctx, 0, [nobody], nobody, [nobody], persist, Settings(), outside)
+        self.half = StorageHalf(ctx, 0, [nobody], nobody, [nobody], persist, Settings(), connectors)
 
     async def _send(self, propose: ProposeCommand) -> None:
         self.proposed.append(propose)

@@ -72,11 +72,13 @@ async def whole_service(state: Path) -> None:
             return await client.insert("t", [{"k": next(numbers), "v": 1}])
 
         await client.create_table("t", {"k": "bigint", "v": "bigint"}, ["k"])
-        await client.create_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
-        await client.create_view("x", "SELECT n FROM w WHERE n > 1")
+        await client.create_materialized_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
+        await client.create_materialized_view("x", "SELECT n FROM w WHERE n > 1")
         await client.create_index("i", "w", ["v"])
         await client.create_source("numbers", {"kind": "counter", "rate": 1_000})
-        await client.create_view("beside", "SELECT k FROM t JOIN numbers ON k = counter")
+        await client.create_materialized_view(
+            "beside", "SELECT k FROM t JOIN numbers ON k = counter"
+        )
         await client.create_sink("out", "w", "parquet", {"folder": str(state / "out" / "w")})
         await client.peek("beside")
         for _ in range(2):

@@ -67,7 +67,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
         ):
             metrics.watch(service.actors)
             await client.create_table("flights", {"id": "bigint"}, ["id"])
-            await client.create_view("ids", "SELECT id FROM flights WHERE id > 0")
+            await client.create_materialized_view("ids", "SELECT id FROM flights WHERE id > 0")
             time = 0
             for number in range(3):
                 time = await client.insert("flights", [{"id": number + 1}])
@@ -77,7 +77,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
             ):
                 await anyio.lowlevel.checkpoint()
             assert (await get(url, "/"))[0].startswith(b"HTTP/1.1 404")
-            await client.create_view("more", "SELECT id FROM flights WHERE id > 1")
+            await client.create_materialized_view("more", "SELECT id FROM flights WHERE id > 1")
             await client.wait_for("more", await client.insert("flights", [{"id": 9}]))
             [dropped] = (await client.peek("penstock.objects", where=[("name", "=", "more")]))["id"]
             both = {("penstock_object_lag_milliseconds", "more"), *_of_steps(dropped.as_py())}

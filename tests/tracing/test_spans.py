@@ -72,7 +72,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
             await Client.connect(service.address) as client,
         ):
             await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-            await client.create_view("ids", "SELECT id FROM flights WHERE id > 0")
+            await client.create_materialized_view("ids", "SELECT id FROM flights WHERE id > 0")
             time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
             await client.wait_for("ids", time)
             yield client

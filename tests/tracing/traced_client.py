@@ -22,7 +22,9 @@ async def run(address: str) -> None:
     async with await Client.connect(address) as client:
         tracing.ratio = 0.0  # what prepares the stage is not to be traced
         await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-        await client.create_view("by_carrier", "SELECT carrier, count(*) n FROM flights GROUP BY 1")
+        await client.create_materialized_view(
+            "by_carrier", "SELECT carrier, count(*) n FROM flights GROUP BY 1"
+        )
         await client.create_index("by_carrier_carrier", "by_carrier", ["carrier"])
         time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
         for name in ("by_carrier", "by_carrier_carrier"):
@@ -43,7 +45,9 @@ async def run(address: str) -> None:
         assert rows.to_pylist() == [{"carrier": "AA", "n": 1}]
         whole = await client.peek("flights", time)
         assert whole.num_rows == 2
-        await client.create_view("ids", "SELECT id % 2 AS odd, sum(id) s FROM flights GROUP BY 1")
+        await client.create_materialized_view(
+            "ids", "SELECT id % 2 AS odd, sum(id) s FROM flights GROUP BY 1"
+        )
         tracing.ratio = 0.0
         await client.wait_for("ids", time, deadline_ms=WAIT_MS)
     print(time)

@@ -31,8 +31,8 @@ from actors.views.delta import DerivedPlan, derive
 PAIRS = TableSchema((TableColumn("k", "int"), TableColumn("x", "int"), TableColumn("i0_y", "int")))
 
 
-def scan(number: int, *own: str, source: int = 0) -> ScanNode:
-    return ScanNode(source, tuple((f"i{number}_{name}", name) for name in own or ("k", "x")))
+def scan(number: int, *own: str, input_index: int = 0) -> ScanNode:
+    return ScanNode(input_index, tuple((f"i{number}_{name}", name) for name in own or ("k", "x")))
 
 
 def totals(n: int, **changes: str) -> AggregationNode:
@@ -93,8 +93,8 @@ def test_an_id_is_no_name_of_a_table() -> None:
     other = DistinctNode(ScanNode(0, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
     third = DistinctNode(ScanNode(0, (("i1_x", "x"), ("i1_y", "i0_y"))), ())
     assert shape_of(one) == shape_of(other) != shape_of(third)
-    source = DistinctNode(ScanNode(1, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
-    assert shape_of(one) != shape_of(source)
+    other = DistinctNode(ScanNode(1, (("i1_x", "i0_y"), ("i1_y", "x"))), ())
+    assert shape_of(one) != shape_of(other)
 
 
 def test_literals_and_fields_are_no_ids() -> None:

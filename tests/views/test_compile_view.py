@@ -161,8 +161,8 @@ async def test_an_unknown_table_is_named() -> None:
 
 async def test_sources_are_the_catalogs_names_in_order_of_mention() -> None:
     plan = await compiled("select c.name from CARRIERS c join Flights f on c.carrier = f.carrier")
-    assert plan.sources == ("carriers", "flights")
-    assert plan.source_schemas == (TABLES["carriers"], TABLES["flights"])
+    assert plan.inputs == ("carriers", "flights")
+    assert plan.input_schemas == (TABLES["carriers"], TABLES["flights"])
 
 
 def lookups(plan: DeltaPlan) -> list[tuple[str, tuple[str, ...], tuple[Origin, ...]]]:
@@ -324,7 +324,7 @@ async def test_explain_tells_mode_reason_strata_and_lookups() -> None:
     text = explain(await compiled("select carrier, count(*) as n from flights group by carrier"))
     assert text.startswith("mode: incremental\nrefresh policy: auto\n  Project ")
     assert "  Aggregate by (k0 = i0_Carrier: string) a0 = count(*): bigint [incremental]" in text
-    assert "\nsource 0: flights(" in text
+    assert "\ninput 0: flights(" in text
     assert "stratum 0: reads d0, h0" in text
     assert "lookup h0 by (k0) from d0(Carrier)" in text
     assert "hidden 0: `k0` string, `n` bigint" in text
@@ -412,7 +412,7 @@ async def test_tables_are_those_that_the_engine_says() -> None:
     told = QueryAnalyzed("a", IDS, ("flights",), translation=QueryTranslation(None, "x"))
     engine = Asked(QueryAnalyzed("a", missing="`FLIGHTS`"), told)
     plan = await compile_view(sql, TABLES, engine)
-    assert plan.sources == ("flights",)
+    assert plan.inputs == ("flights",)
     assert [names for names, _ in engine.asked] == [["carriers"], ["carriers", "flights"]]
 
 
@@ -436,7 +436,7 @@ async def test_what_one_term_found_does_not_lead_another_further() -> None:
     """TPC-H q5: from a changed order to its customer, to all suppliers of the nation, to all that
     they sold. Suppliers' sales are looked up where a supplier, nation or region changed."""
     plan = await compile_view(tpch.QUERIES["q5"], tpch.SCHEMAS, analyze_in_memory)
-    assert plan.sources == ("customer", "orders", "lineitem", "supplier", "nation", "region")
+    assert plan.inputs == ("customer", "orders", "lineitem", "supplier", "nation", "region")
     followed: set[int] = set()
     for lookup in (each for stratum in plan.strata for each in stratum.lookups):
         reached = any(

@@ -140,8 +140,8 @@ RULES: dict[str, tuple[float, Callable[[int], str]]] = {
 
 
 def inputs_of(plan: DeltaPlan) -> set[str]:
-    sources, hidden = range(len(plan.sources)), range(len(plan.hidden))
-    return {*(f"d{i}" for i in sources), *(f"s{i}" for i in sources), *(f"h{i}" for i in hidden)}
+    inputs, hidden = range(len(plan.inputs)), range(len(plan.hidden))
+    return {*(f"d{i}" for i in inputs), *(f"s{i}" for i in inputs), *(f"h{i}" for i in hidden)}
 
 
 @pytest.mark.sampled(every=2)

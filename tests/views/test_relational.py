@@ -41,13 +41,13 @@ TABLES: dict[str, TableSchema] = view_corpus.TABLES
 
 
 def plan_of(sql: str, tables: dict[str, TableSchema] = TABLES) -> ViewPlan:
-    tree, reason, sources = read_tables(sql, tables)
+    tree, reason, inputs = read_tables(sql, tables)
     assert tree is not None, reason
-    output = analyze(sql, {name: tables[name] for name in sources})
+    output = analyze(sql, {name: tables[name] for name in inputs})
 
-    resolved = resolve(tree, sources, tables)
-    types = {text: analyze(text, tables) for text in probe_texts(resolved, sources)}
-    return ViewPlan(sources, build(resolved, sources, output, types), output)
+    resolved = resolve(tree, inputs, tables)
+    types = {text: analyze(text, tables) for text in probe_texts(resolved, inputs)}
+    return ViewPlan(inputs, build(resolved, inputs, output, types), output)
 
 
 @cache
@@ -84,9 +84,9 @@ CONTENTS = st.fixed_dictionaries({name: rows(TABLES[name]) for name in ("a", "b"
 def test_the_plan_means_the_query(name: str, contents: dict[str, list[tuple[Any, ...]]]) -> None:
     sql = view_corpus.PORTABLE[name]
     plan = portable(name)
-    tables = {name: (TABLES[name], Counter(contents[name])) for name in plan.sources}
+    tables = {name: (TABLES[name], Counter(contents[name])) for name in plan.inputs}
     expected = run_query(sql, tables, plan.output)
-    written = render(plan.root, plan.sources)
+    written = render(plan.root, plan.inputs)
     assert differences(expected, run_query(written, tables, plan.output)) == [], written
 
 
@@ -332,16 +332,16 @@ def test_what_all_branches_share_is_pulled_out(written: str, parts: list[str]) -
 
 @pytest.mark.parametrize(("sql", "reason"), view_corpus.UNSUPPORTED.items())
 def test_the_reason_names_the_construct(sql: str, reason: str) -> None:
-    tree, _, sources = read_tables(sql, TABLES)
+    tree, _, inputs = read_tables(sql, TABLES)
     with pytest.raises(UnsupportedConstruct, match=reason.replace("(", r"\(")):
-        resolve(tree, sources, TABLES)
+        resolve(tree, inputs, TABLES)
         plan_of(sql)
 
 
 def test_a_name_without_meaning_is_not_guessed() -> None:
-    tree, _, sources = read_tables("select `count(1)` as n from (select count(*) from a) q", TABLES)
+    tree, _, inputs = read_tables("select `count(1)` as n from (select count(*) from a) q", TABLES)
     with pytest.raises(UnsupportedConstruct, match="does not resolve"):
-        resolve(tree, sources, TABLES)
+        resolve(tree, inputs, TABLES)
 
 
 def test_tables_that_multiply_are_bounded() -> None:
@@ -349,9 +349,9 @@ def test_tables_that_multiply_are_bounded() -> None:
     parts += [
         f"q{n} as (select x.k from q{n - 1} x join q{n - 1} y on x.k = y.k)" for n in range(1, 9)
     ]
-    tree, _, sources = read_tables(f"with {', '.join(parts)} select k from q8", TABLES)
+    tree, _, inputs = read_tables(f"with {', '.join(parts)} select k from q8", TABLES)
     with pytest.raises(UnsupportedConstruct, match="occurrences"):
-        resolve(tree, sources, TABLES)
+        resolve(tree, inputs, TABLES)
 
 
 # TPC-H

@@ -72,8 +72,8 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
         lo = 0
         for hi in cuts:
             deltas = [
-                [(row, t, d) for t, table, row, d in history if table == source and lo <= t < hi]
-                for source in plan.sources
+                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
+                for name in plan.inputs
             ]
             await view.advance(deltas, lo, hi)
             lo = hi

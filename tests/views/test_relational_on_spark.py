@@ -102,7 +102,7 @@ async def translated(
     told = await analyzed_query(sql, TABLES, engine.analyze(), conf, translate=True)
     assert told.translation is not None
     assert told.translation.root is not None, (sql, told.translation.reason)
-    return ViewPlan(told.sources, told.translation.root, told.schema)
+    return ViewPlan(told.inputs, told.translation.root, told.schema)
 
 
 async def check_meaning(engine: EngineCaller, plans: dict[str, ViewPlan]) -> set[str]:
@@ -111,12 +111,12 @@ async def check_meaning(engine: EngineCaller, plans: dict[str, ViewPlan]) -> set
     texts = [
         f"SELECT '{name}' AS query, {side} AS side, to_json(struct(*)) AS row FROM ({text})"
         for name, made in plans.items()
-        for side, text in enumerate([TEXTS[name], render(made.root, made.sources)])
+        for side, text in enumerate([TEXTS[name], render(made.root, made.inputs)])
     ]
     names = tuple(TABLES)
     whole = DeltaPlan(
-        sources=names,
-        source_schemas=tuple(TABLES.values()),
+        inputs=names,
+        input_schemas=tuple(TABLES.values()),
         output=REPORT,
         sql=" UNION ALL ".join(texts),
         mode="opaque",

@@ -132,8 +132,8 @@ def plan_of(shape: str, bounds: tuple[TimeBound, ...]) -> DeltaPlan:
     schemas = tuple(TABLES.values())
     derived = derive(ViewPlan(tuple(TABLES), root, output), schemas)
     return DeltaPlan(
-        sources=tuple(TABLES),
-        source_schemas=schemas,
+        inputs=tuple(TABLES),
+        input_schemas=schemas,
         output=output,
         sql="",
         mode=derived.mode,
@@ -209,8 +209,8 @@ async def maintained(shape: str, bounds: str, history: Any, cuts: list[int]) -> 
         lo = 0
         for hi in cuts:
             deltas = [
-                [(row, t, d) for t, table, row, d in history if table == source and lo <= t < hi]
-                for source in plan.sources
+                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
+                for name in plan.inputs
             ]
             await view.advance(deltas, lo, hi)
             lo = hi

@@ -66,7 +66,7 @@ async def test_all_lines_are_in_the_log_in_order() -> None:
     given = lines(1000, width=1000)
     told: list[LinesPushed] = []
     async with houses() as those, leading(those) as log:
-        done = await push(log, [*given, b"\n"], [], told=told.append)
+        done = await push(log, [*given, b"\n"], [], note=told.append)
         assert done == LinesPushed(1000, log.commit_lsn)
         assert len(told) >= 1000 * 1000 // BATCH_BYTES, "more than one batch"
         assert told == sorted(told, key=lambda each: each.lines)
@@ -79,7 +79,7 @@ async def test_a_line_that_is_no_change_stops_it_behind_those_before() -> None:
     told: list[LinesPushed] = []
     async with houses(1) as those, leading(those) as log:
         with pytest.raises(InvalidUsage, match="line 4 is no change"):
-            await push(log, [*lines(3), b'{"table": 5}'], [], told=told.append)
+            await push(log, [*lines(3), b'{"table": 5}'], [], note=told.append)
         assert told == [LinesPushed(3, log.commit_lsn)]
         assert ids(those[0]) == [0, 1, 2]
 

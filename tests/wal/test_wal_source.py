@@ -439,7 +439,8 @@ async def test_in_a_service(tmp_path: Path) -> None:
 
         async with running(tmp_path) as client:
             await client.create_source("log", options, {"orders": "orders_in"})
-            await client.create_view("n", "SELECT id, count(*) AS n FROM orders_in GROUP BY id")
+            sql = "SELECT id, count(*) AS n FROM orders_in GROUP BY id"
+            await client.create_materialized_view("n", sql)
 
             async def at(lsn: int) -> bool:
                 told = (await status(client)).statistics

@@ -13,7 +13,7 @@ the arrangement for all.
 
 A new arrangement is unreadable until it is filled. Any user may `claim` the filling, one at a time:
 it inserts the shard's updates up to some sealed time, and publishes. The since that the contents
-are advanced to respects all users that come before; so all views of a source meet in one
+are advanced to respects all users that come before; so all views of an input meet in one
 arrangement after a restart, whatever their order and progress. A user whose `lo` lies beyond the
 upper reads the missing updates from the shard, and offers them.
 

@@ -171,14 +171,14 @@ def check_mode(node: TreeNode, *, ansi: bool) -> None:
         raise NotRendered(f"{node.name} in {mode} mode")
 
 
-def check_settings(node: TreeNode, told: Iterable[str] = ()) -> None:
-    """Check that an expression's settings follow from its call, or are in `told`, the fields that
+def check_settings(node: TreeNode, exempt: Iterable[str] = ()) -> None:
+    """Check that an expression's settings follow from its call, or are in `exempt`, the fields that
     the text contains in another way. Raises `NotRendered` with the name of another."""
     for field in node.fields.get("settings", ()):
         if (
             (field in _MODES and (node.name, field) not in _USUAL)
             or field in _SET_BY_SPARK
-            or field in told
+            or field in exempt
         ):
             continue
         value = node.fields.get(field)

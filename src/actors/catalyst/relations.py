@@ -105,7 +105,7 @@ class RelationalBuilder:
         zone: str,
     ) -> None:
         """`column_names`: the column names of each table, by the number in its columns' metadata;
-        in the order of the plan's sources. `zone`: the session's time zone."""
+        in the order of the plan's inputs. `zone`: the session's time zone."""
         self._functions = functions
         self._column_names = column_names
         self._places = {number: place for place, number in enumerate(column_names)}
@@ -273,9 +273,9 @@ class RelationalBuilder:
         number = numbers.pop() if len(numbers) == 1 else None
         if number is None:
             return self._values(node)
-        source = self._places[number]
-        seen = self._scans.get(source, 0)
-        self._scans[source] = seen + 1
+        place = self._places[number]
+        seen = self._scans.get(place, 0)
+        self._scans[place] = seen + 1
         # Each occurrence of a table has ids of its own.
         suffix = "" if seen == 0 else chr(ord("a") + seen) if seen < 26 else f"_{seen}"
         own = tuple(self._column_names[number])
@@ -283,11 +283,11 @@ class RelationalBuilder:
         pairs = []
         for each in attributes:
             name = each.fields["name"]
-            id_ = column_id(f"i{source}{suffix}", name, own)
+            id_ = column_id(f"i{place}{suffix}", name, own)
             columns[each.fields["exprId"]] = ColumnBinding(id_, type_of(each), is_nullable(each))
             self._types[id_] = type_of(each)
             pairs.append((id_, name))
-        return PlanBlock([ScanNode(source, tuple(pairs))], [], list(columns), columns)
+        return PlanBlock([ScanNode(place, tuple(pairs))], [], list(columns), columns)
 
     def _values(self, node: TreeNode) -> PlanBlock:
         """Return the block of VALUES, rows of literals."""

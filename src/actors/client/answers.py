@@ -231,10 +231,10 @@ def contents(answer: Any) -> ReadContents:
 class AnswerCollector:
     """Collects the answers of one read and finishes their rows."""
 
-    def __init__(self, wish: ReadSpec) -> None:
-        self._wish = wish
+    def __init__(self, spec: ReadSpec) -> None:
+        self._spec = spec
         self._finisher: RowFinisher | None = None
-        self._told = False
+        self._yielded = False
         self.ended = False
         """True if the service sends no further answer."""
         self.over = False
@@ -252,14 +252,14 @@ class AnswerCollector:
         self.ended = not said.more
         piece = from_ipc(said.arrow)
         if self._finisher is None:
-            self._finisher = self._wish.finisher(piece.column_names)
+            self._finisher = self._spec.finisher(piece.column_names)
         rows = self._finisher.add(piece)
         # A LIMIT without an order may be reached before the last answer: the rest is not waited
         # for.
         self.over = self.ended or self._finisher.complete
-        if rows is None or not (rows.num_rows or (self.over and not self._told)):
+        if rows is None or not (rows.num_rows or (self.over and not self._yielded)):
             return None
-        self._told = True
+        self._yielded = True
         return rows
 
     def rest(self) -> pa.Table | None:
@@ -268,10 +268,10 @@ class AnswerCollector:
 
 
 async def collect_answers(
-    exchange: RequestExchange, number: int, slot: RequestSlot, wish: ReadSpec
+    exchange: RequestExchange, number: int, slot: RequestSlot, spec: ReadSpec
 ) -> list[pa.Table]:
     """Return all rows of a read with their weight, finished; at least one table."""
-    gathering = AnswerCollector(wish)
+    gathering = AnswerCollector(spec)
     tables = []
     try:
         while not gathering.over:

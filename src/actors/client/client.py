@@ -2,7 +2,8 @@
 
     async with await Client.connect("127.0.0.1:6874") as client:
         await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-        await client.create_view("by_carrier", "SELECT carrier, count(*) n FROM flights GROUP BY 1")
+        sql = "SELECT carrier, count(*) n FROM flights GROUP BY 1"
+        await client.create_materialized_view("by_carrier", sql)
         time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
         print(await client.peek("by_carrier", as_of=time))
         async for change in client.subscribe("by_carrier"):
@@ -18,7 +19,8 @@ the operation surely did not happen (False: it may have happened).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+import warnings
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -46,7 +48,7 @@ from actors.client.requests import (
     ServiceLink,
 )
 from actors.client.rows import (
-    NO_WISH,
+    PLAIN_READ,
     ReadSpec,
     column_of,
     empty_batch,
@@ -206,20 +208,20 @@ class Client(ClientSources):
             schema = TableSchema(made, tuple(primary_key))
         await self._change(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
 
-    async def create_view(
+    async def create_materialized_view(
         self,
         name: str,
         sql: str,
         *,
         retain_history_ms: int | None = None,
-        conf: Mapping[str, str] | None = None,
+        spark_conf: Mapping[str, str] | None = None,
         refresh_policy: str = "auto",
         target_lag_ms: int = 0,
     ) -> None:
         """Create a maintained view of a Spark SQL query over tables and views.
 
-        The call ends when the view is in the catalog; reads wait until it is computed. `conf` holds
-        Spark SQL settings of the view. `refresh_policy`: ``auto`` (the cheaper way),
+        The call ends when the view is in the catalog; reads wait until it is computed. `spark_conf`
+        holds Spark SQL settings of the view. `refresh_policy`: ``auto`` (the cheaper way),
         ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
         ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
         possible): changes are gathered for one step until then, and a read takes the present
@@ -231,11 +233,19 @@ class Client(ClientSources):
             name,
             sql,
             retain_history_ms,
-            dict(conf or {}),
+            dict(spark_conf or {}),
             refresh_policy,
             target_lag_ms,
         )
         await self._change(request)
+
+    def create_view(
+        self, name: str, sql: str, *, conf: Mapping[str, str] | None = None, **options: Any
+    ) -> Coroutine[Any, Any, None]:
+        """Call `create_materialized_view` by its former name, which goes with the next release."""
+        text = "Client.create_view(conf=…) is now create_materialized_view(spark_conf=…)"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.create_materialized_view(name, sql, spark_conf=conf, **options)
 
     async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
         """Keep a table or view arranged by these columns, for peeks by key. Raises `UnknownObject`,
@@ -334,12 +344,12 @@ class Client(ClientSources):
         follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
-        wish = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
+        spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
-            request = wish.read(number, name, as_of, deadline_ms, make_request_context(opened))
+            request = spec.read(number, name, as_of, deadline_ms, make_request_context(opened))
             slot = await self._exchange.open(request)
-            tables = await collect_answers(self._exchange, number, slot, wish)
+            tables = await collect_answers(self._exchange, number, slot, spec)
         return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
     async def peek_batches(
@@ -359,24 +369,24 @@ class Client(ClientSources):
         least one table. Neither side holds more than a few pieces, but for an order without a
         limit, which needs all here. Leave the loop to end it sooner; take the pieces within the
         service's `stash_orphan_ms`."""
-        wish = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
-        async with contextlib.aclosing(self._pieces(name, as_of, wish, deadline_ms)) as pieces:
+        spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
+        async with contextlib.aclosing(self._pieces(name, as_of, spec, deadline_ms)) as pieces:
             async for piece in pieces:
                 yield expand(piece)
 
     async def _pieces(
-        self, name: str, as_of: Time | None, wish: ReadSpec, deadline_ms: int | None
+        self, name: str, as_of: Time | None, spec: ReadSpec, deadline_ms: int | None
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield the rows with their weight, finished; at least one table."""
         number = self._exchange.number()
         # Not `root`: its context would stay set in the caller's task from one piece to the next.
         opened = begin_root(CLIENT_REQUEST, number, name)
-        request = wish.read(number, name, as_of, deadline_ms, make_request_context(opened))
+        request = spec.read(number, name, as_of, deadline_ms, make_request_context(opened))
         failed: BaseException | None = None
         try:
             with use_context(None if opened is None else opened.traceparent):
                 slot = await self._exchange.open(request)
-            async with contextlib.aclosing(self._answers(number, slot, wish)) as pieces:
+            async with contextlib.aclosing(self._answers(number, slot, spec)) as pieces:
                 async for piece in pieces:
                     yield piece
         except BaseException as error:
@@ -387,9 +397,9 @@ class Client(ClientSources):
                 opened.end(failed)
 
     async def _answers(
-        self, number: int, slot: RequestSlot, wish: ReadSpec
+        self, number: int, slot: RequestSlot, spec: ReadSpec
     ) -> AsyncGenerator[pa.Table, None]:
-        gathering = AnswerCollector(wish)
+        gathering = AnswerCollector(spec)
         try:
             while not gathering.over:
                 rows = gathering.take(await self._exchange.next_answer(slot))
@@ -432,12 +442,15 @@ class Client(ClientSources):
                 number, sql, as_of, deadline_ms, engine, make_request_context(opened)
             )
             slot = await self._exchange.open(request)
-            told = await self._exchange.read_instead(number, slot)
-        if told is None:
-            found, names = self._answers(number, slot, NO_WISH), None
+            instead = await self._exchange.read_instead(number, slot)
+        if instead is None:
+            found, names = self._answers(number, slot, PLAIN_READ), None
         else:
-            wish = ReadSpec(None, (), told.filter, told.project, told.finishing)
-            found, names = self._pieces(told.name, told.as_of, wish, deadline_ms), told.names
+            spec = ReadSpec(None, (), instead.filter, instead.project, instead.finishing)
+            found, names = (
+                self._pieces(instead.name, instead.as_of, spec, deadline_ms),
+                instead.names,
+            )
         async with contextlib.aclosing(found) as pieces:
             async for piece in pieces:
                 yield piece if names is None else piece.rename_columns([*names, DIFF])
@@ -470,8 +483,8 @@ class Client(ClientSources):
         `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
         `ConnectionBroken`.
         """
-        wish = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
-        stream = follow(self._exchange, wish, self._settings.subscribe_inflight_bytes_max)
+        spec = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
+        stream = follow(self._exchange, spec, self._settings.subscribe_inflight_bytes_max)
         async with contextlib.aclosing(stream) as changes:
             async for change in changes:
                 yield change

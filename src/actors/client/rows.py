@@ -267,7 +267,7 @@ class ReadSpec(msgspec.Struct, frozen=True):
         )
 
 
-NO_WISH: Final = ReadSpec(None, (), (), None, None)
+PLAIN_READ: Final = ReadSpec(None, (), (), None, None)
 """A read of all rows, in no order."""
 
 

@@ -239,19 +239,19 @@ class LocalClient:
     async def receive(self) -> Response:
         """See `ClusterClient`. Waits before Hello, too."""
         response = await self._outlet.take()
-        self._told(response)
+        self._note_frontiers(response)
         return response
 
     def at_hand(self, count_max: int) -> list[Response]:
         """See `ClusterClient`."""
         found = self._outlet.at_hand(count_max)
         for response in found:
-            self._told(response)
+            self._note_frontiers(response)
         return found
 
-    def _told(self, response: Response) -> None:
+    def _note_frontiers(self, response: Response) -> None:
         if isinstance(response, Frontiers) and self._shortcut is not None:
-            self._shortcut.told(response)
+            self._shortcut.note(response)
 
     async def close(self) -> None:
         """See `ClusterClient`."""

@@ -155,11 +155,11 @@ class WorkerCluster:
         cast: ActorFactory | None = None,
         reach: Callable[[ActorAddress[Any]], ActorAddress[Any]] = lambda adapter: adapter,
         replica: str = "",
-        outside: StorageConnectors | None = None,
+        connectors: StorageConnectors | None = None,
     ) -> WorkerCluster:
         """Spawn all actors on an entered system. `cast` replaces the actors below the workers,
         `reach` wraps the adapters' addresses for the connections. `replica` is a name that no other
-        cluster of the process has had. Without `outside` there is no storage half."""
+        cluster of the process has had. Without `connectors` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
@@ -187,7 +187,7 @@ class WorkerCluster:
                 partitions,
                 replica,
                 storage_adapters,
-                outside,
+                connectors,
                 lanes,
                 storage_lanes,
             )
@@ -209,7 +209,7 @@ class WorkerCluster:
             lambda: ConnectionAcceptor(adapters, settings, None, partitions, limits), "acceptor"
         )
         storage: ActorAddress[AcceptorMessage] | None = None
-        if outside is not None:
+        if connectors is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
             storage_adapters.extend(
                 reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))

@@ -102,12 +102,12 @@ class AcknowledgementWindow:
         """Return and forget the (worker, serials) to be acknowledged now."""
         if not self._due:
             return []
-        told = [(worker, tuple(self._left[worker])) for worker in sorted(self._due)]
-        for worker, _ in told:
+        left = [(worker, tuple(self._left[worker])) for worker in sorted(self._due)]
+        for worker, _ in left:
             self._left[worker] = []
             self._left_bytes[worker] = 0
         self._due.clear()
-        return told
+        return left
 
 
 log = logging.getLogger("penstock.cluster")
@@ -317,7 +317,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             if isinstance(merged, PeekResponse):
                 self._rules.answered(merged.uuid)
             elif isinstance(merged, Frontiers):
-                self._shortcut.told(merged)
+                self._shortcut.note(merged)
             self._queue.append((merged, worker, serial))
         self._send_next()
         await self._acknowledge()

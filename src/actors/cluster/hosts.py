@@ -73,7 +73,7 @@ class LocalReplicas:
         executor: ActorAddress[ExecutorMessage],
         scratch: Path,
         reach: Reach = lambda adapter: adapter,
-        outside: StorageConnectors | None = None,
+        connectors: StorageConnectors | None = None,
         names: Sequence[str] = (),
     ) -> None:
         self._system = system
@@ -82,7 +82,7 @@ class LocalReplicas:
         self._executor = executor
         self._scratch = scratch
         self._reach = reach
-        self._outside = outside
+        self._connectors = connectors
         self._turns = HydrationLock()
         self._hosts: dict[str, ActorAddress[InspectReplica]] = {}
         self._clusters: dict[str, WorkerCluster] = {}
@@ -111,7 +111,7 @@ class LocalReplicas:
                 cast=below,
                 reach=self._reach,
                 replica=f"{name}.{self._lives}",
-                outside=self._outside,
+                connectors=self._connectors,
             )
             return cluster
 
@@ -133,7 +133,7 @@ class LocalReplicas:
     @property
     def stores(self) -> bool:
         """Return whether the replicas have storage halves."""
-        return self._outside is not None
+        return self._connectors is not None
 
     async def connect_storage(self, name: str) -> LocalClient:
         """Return a client of one replica's storage half. Raises as `connect`."""

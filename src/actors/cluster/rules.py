@@ -235,14 +235,14 @@ class CommandRules:
             limit = self._settings.dataflows_max
             _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
         elif is_empty(command.frontier):
-            told = self._dataflows.pop(command.id, None)
+            ended = self._dataflows.pop(command.id, None)
             if self.complete and command.id in self._streams:
                 self._streams.discard(command.id)
                 self._spent[command.id] = None
                 if len(self._spent) > self._settings.dataflows_max:
                     self._spent.popitem(last=False)
             # Before InitializationComplete nothing runs: a dropped id is free at once.
-            elif told is False and self.complete:
+            elif ended is False and self.complete:
                 self._ending.add(command.id)
 
     def _check_configuration(self, command: UpdateConfiguration) -> None:
@@ -310,12 +310,12 @@ def check_description(dataflow: DataflowDescription) -> None:
         raise InvalidUsage(
             f"dataflow {id} ends at {dataflow.until}, not after its as_of {dataflow.as_of}"
         )
-    schemas = tuple(source.schema for source in dataflow.imports)
+    schemas = tuple(imported.schema for imported in dataflow.imports)
     match export:
         case ViewExport():
-            _fits(id, "imports", len(export.plan.sources), len(schemas))
+            _fits(id, "imports", len(export.plan.inputs), len(schemas))
             _fits(id, "hidden shards", len(export.plan.hidden), len(export.hidden_shards))
-            for number, wanted in enumerate(export.plan.source_schemas):
+            for number, wanted in enumerate(export.plan.input_schemas):
                 _same_columns(id, f"import {number}", schemas[number], wanted)
         case IndexExport():
             _fits(id, "imports", 1, len(schemas))

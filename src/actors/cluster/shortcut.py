@@ -65,7 +65,7 @@ class PeekShortcut:
                 else:
                     index.allowed = max(index.allowed, frontier)
 
-    def told(self, frontiers: Frontiers) -> None:
+    def note(self, frontiers: Frontiers) -> None:
         """Note frontiers that all workers have reported to this connection."""
         # Workers report what they rendered for this client: the id is its own index.
         index = self._indexes.get(frontiers.id)

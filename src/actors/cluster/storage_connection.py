@@ -74,7 +74,7 @@ class _Object(msgspec.Struct):
     """One object: each worker's upper, the emitted meet, and the workers that have dropped it."""
 
     uppers: list[Frontier]
-    told: Frontier = 0
+    reported: Frontier = 0
     dropped: set[int] = msgspec.field(default_factory=set)
 
 
@@ -158,9 +158,9 @@ class StoragePartitioned:
         found = self._object(part, response.id, "an upper")
         found.uppers[part] = max(found.uppers[part], response.upper)
         meet = min(found.uppers)
-        if meet <= found.told:
+        if meet <= found.reported:
             return None
-        found.told = meet
+        found.reported = meet
         return FrontierUpper(response.id, meet)
 
     def _dropped(self, part: int, response: DroppedId) -> DroppedId | None:

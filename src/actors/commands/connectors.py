@@ -193,9 +193,9 @@ def _show(found: tuple[SourceStatus, ...], *, as_json: bool) -> None:
         if each.health.status == "dropped":
             continue
         print(f"  sealed below {_frontier(each.upper)}")
-        told = each.statistics
-        if told is not None:
-            print(f"  {_counts(told, sink=bool(each.on))}")
+        statistics = each.statistics
+        if statistics is not None:
+            print(f"  {_counts(statistics, sink=bool(each.on))}")
         for table in each.tables:
             whence = "" if table.outside in ("", table.name) else f" from {table.outside}"
             print(f"  {table.name}{whence}: {_health(table.health)}, {_frontier(table.upper)}")
@@ -220,15 +220,15 @@ def _frontier(upper: int) -> str:
     return "[]" if upper >= EMPTY else f"[{upper}]"
 
 
-def _counts(told: ObjectStatistics, *, sink: bool) -> str:
-    parts = [f"{told.messages} {'commits' if sink else 'messages'}"]
-    parts += [f"{told.rows_inserted} rows in", f"{told.rows_deleted} rows out"]
-    if told.lag_ms is not None:
-        parts.append(f"{told.lag_ms} ms behind")
-    if told.lag_bytes is not None:
-        parts.append(f"{told.lag_bytes} bytes behind")
-    if told.position_committed:
-        parts.append(f"at {told.position_committed}")
-    if told.restarts:
-        parts.append(f"{told.restarts} restarts")
+def _counts(statistics: ObjectStatistics, *, sink: bool) -> str:
+    parts = [f"{statistics.messages} {'commits' if sink else 'messages'}"]
+    parts += [f"{statistics.rows_inserted} rows in", f"{statistics.rows_deleted} rows out"]
+    if statistics.lag_ms is not None:
+        parts.append(f"{statistics.lag_ms} ms behind")
+    if statistics.lag_bytes is not None:
+        parts.append(f"{statistics.lag_bytes} bytes behind")
+    if statistics.position_committed:
+        parts.append(f"at {statistics.position_committed}")
+    if statistics.restarts:
+        parts.append(f"{statistics.restarts} restarts")
     return ", ".join(parts)

@@ -113,7 +113,7 @@ class CopyProgressLine:
         self._over = stream.isatty()
         self._clock = SystemClock()
         self._last = ""
-        self._told = float("-inf")
+        self._printed_ms = float("-inf")
         self._waiting = ""
 
     def show(self, progress: CopyFromProgress) -> None:
@@ -123,10 +123,10 @@ class CopyProgressLine:
             return
         now = self._clock.monotonic_ms()
         # A line for each report would flood a log file.
-        if not self._over and now - self._told < LINE_MS:
+        if not self._over and now - self._printed_ms < LINE_MS:
             self._waiting = line
             return
-        self._told, self._last, self._waiting = now, line, ""
+        self._printed_ms, self._last, self._waiting = now, line, ""
         start, end = ("\r\x1b[K", "") if self._over else ("", "\n")
         print(f"{start}{line}", end=end, file=self._stream, flush=True)
 

@@ -89,11 +89,11 @@ def create_view(
     given = dict(_pair(each, "--conf", "KEY=VALUE") for each in conf or ())
     with_client(
         target,
-        lambda client: client.create_view(
+        lambda client: client.create_materialized_view(
             name,
             text,
             retain_history_ms=retain_history_ms,
-            conf=given,
+            spark_conf=given,
             refresh_policy=policy,
             target_lag_ms=target_lag_ms,
         ),

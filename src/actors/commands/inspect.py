@@ -108,13 +108,13 @@ def peek(
     there is, and so does `penstock peek penstock`.
     """
     set_up_logging("warning")
-    wish: dict[str, Any] = {
+    options: dict[str, Any] = {
         "columns": [part.strip() for part in columns.split(",")] if columns else None,
         "order_by": [part for part in order_by.split(",") if part.strip()],
         "limit": limit,
         "offset": offset,
     }
-    run_loop(lambda: _peek(target, name, as_of, conditions or [], wish, as_json))
+    run_loop(lambda: _peek(target, name, as_of, conditions or [], options, as_json))
 
 
 async def _peek(
@@ -122,7 +122,7 @@ async def _peek(
     name: str,
     as_of: int | None,
     conditions: list[str],
-    wish: dict[str, Any],
+    options: dict[str, Any],
     as_json: bool,
 ) -> None:
     from actors.client.client import Client
@@ -137,7 +137,7 @@ async def _peek(
         schema = relation_of(name).schema if is_relation(name) else known.get(name.lower())
         where: list[Any] = [parse_condition(text, schema) for text in conditions]
         first = True
-        async for table in client.peek_batches(name, as_of, where=where, **wish):
+        async for table in client.peek_batches(name, as_of, where=where, **options):
             _print_rows(table, as_json, headed=first)
             first = False
 
@@ -174,8 +174,8 @@ def parse_condition(text: str, schema: TableSchema | None) -> tuple[Any, ...]:
 def relations(target: ServiceTarget) -> None:
     """Lists the relations of a running service about itself, to be read with `penstock peek`."""
     set_up_logging("warning")
-    wish: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
-    run_loop(lambda: _peek(target, "penstock.relations", None, [], wish, as_json=False))
+    options: dict[str, Any] = {"columns": ["name", "kept_by", "text"]}
+    run_loop(lambda: _peek(target, "penstock.relations", None, [], options, as_json=False))
 
 
 @service_command

@@ -116,7 +116,7 @@ def _batch(batch: ShardBatch) -> dict[str, Any]:
 
 
 def _part(part: BatchPart) -> dict[str, Any]:
-    told: dict[str, Any] = {
+    described: dict[str, Any] = {
         "key": part.key or None,
         "rows": part.rows,
         "bytes": part.bytes,
@@ -130,11 +130,11 @@ def _part(part: BatchPart) -> dict[str, Any]:
     # Parts of earlier versions have no statistics.
     columns = getattr(part, "statistics", ())
     if columns:
-        told["statistics"] = {
+        described["statistics"] = {
             one.column: {"nulls": one.nulls, "low": _plain(one.low), "high": _plain(one.high)}
             for one in columns
         }
-    return told
+    return described
 
 
 def _plain(value: object) -> object:
@@ -188,10 +188,10 @@ def _batch_lines(contents: Sequence[dict[str, Any]]) -> Iterator[str]:
                 f" times {part['time_min']} to {part['time_max']}"
                 + "".join(f", {mark}" for mark in marks)
             )
-            for column, told in part.get("statistics", {}).items():
+            for column, known in part.get("statistics", {}).items():
                 yield (
-                    f"      {column}: {_bound(told['low'])} to {_bound(told['high'])},"
-                    f" {'?' if told['nulls'] is None else told['nulls']} NULLs"
+                    f"      {column}: {_bound(known['low'])} to {_bound(known['high'])},"
+                    f" {'?' if known['nulls'] is None else known['nulls']} NULLs"
                 )
 
 

@@ -218,8 +218,8 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
 
     async def call(attached: AttachedClient, clock: ActorClock) -> str:
         found = await _found(attached, name)
-        with _progress(f"compacting {found}, rows") as told:
-            done = await attached.client.upkeep.compact(found, told)
+        with _progress(f"compacting {found}, rows") as note:
+            done = await attached.client.upkeep.compact(found, note)
         state = await attached.client.state(found)
         if done is None:
             raise InvalidUsage(
@@ -384,7 +384,7 @@ def verify_shards(
         reports = []
         read = 0
 
-        def told(part: Any) -> None:
+        def note(part: Any) -> None:
             nonlocal read
             read += 1
             show(read, read)
@@ -392,7 +392,7 @@ def verify_shards(
         with _progress("parts read") as show:
             for one in chosen:
                 try:
-                    report = await verify(client, one, told)
+                    report = await verify(client, one, note)
                 except UnknownObject:
                     continue  # dropped since it was listed
                 reports.append(report)

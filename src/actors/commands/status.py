@@ -143,7 +143,7 @@ def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str,
     parts = rows["parts_in_flight"]
     in_flight = sum(row["bytes_fetching"] + row["bytes_fetched"] for row in parts)
     left_out = sum(row.get("parts_filtered") or 0 for row in parts)
-    told = [
+    shown = [
         ("workers", f"{len(workers)}" + (f", of {replicas} replicas" if replicas > 1 else "")),
         ("connections", str(len(rows["connections"]))),
         ("subscribes", str(len(rows["subscribes"]))),
@@ -161,22 +161,22 @@ def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str,
     if rows["hydration"]:
         done = sum(row["parts_read"] or 0 for row in rows["hydration"])
         of = sum(row["parts_total"] or 0 for row in rows["hydration"])
-        told.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
+        shown.append(("hydrating", f"{len(rows['hydration'])}, {done} of {of} parts read"))
     totals: Counter[str] = Counter()
     for row in reconciled:
         # Each worker reconciles the same commands: one of them counts.
         totals[row["flag"]] += row["total"] if row["worker"] == 0 else 0
     counted = [f"{flag} {n}" for flag, n in totals.items() if n]
-    told.append(("reconciled", ", ".join(counted) or "nothing"))
+    shown.append(("reconciled", ", ".join(counted) or "nothing"))
     errors = rows["errors"]
-    told.append(("errors", str(len(errors)) if errors else "none"))
+    shown.append(("errors", str(len(errors)) if errors else "none"))
     for error in errors[:ERRORS_SHOWN_MAX]:
         seconds = max(0, sight.time - error["since_ms"]) // 1000
         what = f"{error['state']} for {seconds} s"
-        told.append((f"  {error['object']}", f"{what}: {' '.join(error['text'].split())}"))
+        shown.append((f"  {error['object']}", f"{what}: {' '.join(error['text'].split())}"))
     if len(errors) > ERRORS_SHOWN_MAX:
-        told.append(("", f"and {len(errors) - ERRORS_SHOWN_MAX} more: penstock.errors"))
-    return told
+        shown.append(("", f"and {len(errors) - ERRORS_SHOWN_MAX} more: penstock.errors"))
+    return shown
 
 
 def _states(states: Iterator[str]) -> str:
@@ -246,8 +246,8 @@ async def watch(connect: ClientFactory, seconds: float, console: Console) -> Non
 
 
 def _print(console: Console, sight: StatusSample, before: StatusSample | None, note: str) -> None:
-    told = [note] if note else [*lines(sight, before), ""]
-    print(*told, sep="\n", file=console.file, flush=True)
+    shown = [note] if note else [*lines(sight, before), ""]
+    print(*shown, sep="\n", file=console.file, flush=True)
 
 
 async def _until_stopped(scope: anyio.CancelScope) -> None:

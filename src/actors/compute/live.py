@@ -26,25 +26,25 @@ from actors.kernel import STOP, Actor, ActorAddress, ActorContext
 from actors.persist import PartFilter
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId
-from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
 from actors.protocol.internal import (
     CompactionAllowed,
     DataflowReport,
     DataflowScheduled,
     DataflowStatus,
+    InputStarted,
     InstallUpdates,
     ListenFailed,
-    SourceStarted,
-    StartSources,
+    StartInputs,
     UpdatesInstalled,
     WritesAllowed,
 )
 from actors.settings import Settings
-from actors.views.source_uses import source_filter
+from actors.views.input_uses import input_filter
 
 # -- A worker's listen and fetch tasks: one incarnation of a dataflow at a time --------------------
-# Every worker has a fetch task for each source; the listen task of a source runs on the worker
-# chosen by (dataflow, source). Tasks of an earlier incarnation stop before those of the next start.
+# Every worker has a fetch task for each input; the listen task of an input runs on the worker
+# chosen by (dataflow, input). Tasks of an earlier incarnation stop before those of the next start.
 
 
 class InputTasks:
@@ -53,7 +53,7 @@ class InputTasks:
     def __init__(self, site: WorkerSite) -> None:
         self._site = site
 
-    def start(self, live: LiveRendering, start: StartSources, dataflow: ActorAddress[Any]) -> None:
+    def start(self, live: LiveRendering, start: StartInputs, dataflow: ActorAddress[Any]) -> None:
         """Stop the earlier tasks beside the actor, then start those of this incarnation."""
         live.tasks_serial += 1
         tasks, live.tasks = live.tasks, []
@@ -77,39 +77,41 @@ class InputTasks:
         if live is None or live.dropping or live.tasks_serial != message.serial:
             return
         if isinstance(message, TasksStopped):
-            for source, described in enumerate(live.description.imports):
-                self._spawn(live, message, source, described)
+            for index, described in enumerate(live.description.imports):
+                self._spawn(live, message, index, described)
         elif live.dataflow is not None:
-            # A task never ends by itself: this one has crashed, and its source freezes.
+            # A task never ends by itself: this one has crashed, and its input freezes.
             error = ActorDead(f"{message.path} failed; see the log")
-            live.dataflow.reply(ListenFailed(live.id, message.incarnation, message.source, error))
+            live.dataflow.reply(
+                ListenFailed(live.id, message.incarnation, message.input_index, error)
+            )
 
     def _spawn(
-        self, live: LiveRendering, message: TasksStopped, source: int, described: SourceImport
+        self, live: LiveRendering, message: TasksStopped, index: int, described: ShardImport
     ) -> None:
         site, cast, dataflow = self._site, self._site.cast, message.dataflow
         id, incarnation = message.start.dataflow, message.start.incarnation
-        tail = f"{live.number}-{message.serial}-{source}"
+        tail = f"{live.number}-{message.serial}-{index}"
         fetch = site.ctx.spawn(
-            partial(cast.fetch, described.schema, id, incarnation, source, dataflow),
+            partial(cast.fetch, described.schema, id, incarnation, index, dataflow),
             f"fetch-{tail}",
             policy=STOP,
         )
         listen: ActorAddress[Any] | None = None
-        if chosen_worker(f"{id}/{source}", site.count) == site.index:
+        if chosen_worker(f"{id}/{index}", site.count) == site.index:
             export = live.description.export
-            wanted = source_filter(export.plan, source) if isinstance(export, ViewExport) else None
+            wanted = input_filter(export.plan, index) if isinstance(export, ViewExport) else None
             listen = site.ctx.spawn(
-                partial(cast.listen, described, id, incarnation, source, dataflow, wanted),
+                partial(cast.listen, described, id, incarnation, index, dataflow, wanted),
                 f"listen-{tail}",
                 policy=STOP,
             )
         for task in (fetch, listen):
             if task is not None:
                 live.tasks.append(task)
-                ended = TaskEnded(live.number, message.serial, incarnation, source, task.path)
+                ended = TaskEnded(live.number, message.serial, incarnation, index, task.path)
                 site.ctx.watch(task, ended)
-        dataflow.reply(SourceStarted(id, incarnation, site.index, source, fetch, listen))
+        dataflow.reply(InputStarted(id, incarnation, site.index, index, fetch, listen))
 
 
 class ActorFactory(msgspec.Struct, frozen=True, gc=False):
@@ -118,11 +120,11 @@ class ActorFactory(msgspec.Struct, frozen=True, gc=False):
     dataflow: Callable[[DataflowDescription, tuple[ActorAddress[Any], ...], Path], Actor[Any]]
     """Takes (description, workers, scratch). The dataflow is read-only until `WritesAllowed`."""
     listen: Callable[
-        [SourceImport, ObjectId, int, int, ActorAddress[Any], PartFilter | None], Actor[Any]
+        [ShardImport, ObjectId, int, int, ActorAddress[Any], PartFilter | None], Actor[Any]
     ]
-    """Takes (source, dataflow, incarnation, source number, consumer, rows wanted)."""
+    """Takes (import, dataflow, incarnation, input number, consumer, rows wanted)."""
     fetch: Callable[[TableSchema, ObjectId, int, int, ActorAddress[Any]], Actor[Any]]
-    """Takes (schema, dataflow, incarnation, source number, consumer)."""
+    """Takes (schema, dataflow, incarnation, input number, consumer)."""
     shared: Callable[[], list[SharedStatistics]] = list
     """Returns the arrangements that dataflows share now."""
 
@@ -181,7 +183,7 @@ class TasksStopped(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     serial: int
-    start: StartSources
+    start: StartInputs
     dataflow: ActorAddress[Any]
 
 
@@ -191,7 +193,7 @@ class TaskEnded(msgspec.Struct, frozen=True, gc=False):
     number: int
     serial: int
     incarnation: int
-    source: int
+    input_index: int
     path: str
 
 

@@ -40,7 +40,7 @@ from actors.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
-from actors.protocol.internal import DataflowStatus, SourceStatistics
+from actors.protocol.internal import DataflowStatus, InputStatistics
 from actors.protocol.relations import PREFIX, SystemRelation, worker_relation
 
 Row: TypeAlias = tuple[Any, ...]
@@ -84,8 +84,8 @@ def answer(
     relation: SystemRelation, rows: Iterable[Row], peek: Peek, piece_bytes: int
 ) -> Iterator[ResultPiece]:
     """Yield the rows that the peek selects. Raise `InvalidUsage`."""
-    wish = PeekSpec(relation.schema, peek)
-    return wish.answer(LogTableContents(table_of(relation, rows)), None, piece_bytes)
+    spec = PeekSpec(relation.schema, peek)
+    return spec.answer(LogTableContents(table_of(relation, rows)), None, piece_bytes)
 
 
 # -- logs ------------------------------------------------------------------------------------------
@@ -187,15 +187,15 @@ class WorkerLogs:
         self.steps = StepLog(rows_max)
         self.reconciliation = ReconciliationLog()
 
-    def rows(self, name: str, sources: Sequence[SourceStatistics] = ()) -> Iterator[Row]:
-        """Return the rows of a relation; `sources` are the dataflows' answers for
+    def rows(self, name: str, inputs: Sequence[InputStatistics] = ()) -> Iterator[Row]:
+        """Return the rows of a relation; `inputs` are the dataflows' answers for
         `parts_in_flight`.
 
         Raise `UnknownObject` if the workers do not keep the relation.
         """
-        return ((self._replica, *row) for row in self._rows(worker_relation(name), sources))
+        return ((self._replica, *row) for row in self._rows(worker_relation(name), inputs))
 
-    def _rows(self, relation: SystemRelation, sources: Sequence[SourceStatistics]) -> Iterator[Row]:
+    def _rows(self, relation: SystemRelation, inputs: Sequence[InputStatistics]) -> Iterator[Row]:
         """Return the rows without the replica's name."""
         worker = self._state.index
         match relation.name.removeprefix(PREFIX):
@@ -210,7 +210,7 @@ class WorkerLogs:
             case "steps":
                 return self.steps.rows(worker)
             case "parts_in_flight":
-                return (_source_row(worker, each) for each in sources)
+                return (_input_row(worker, each) for each in inputs)
             case "hydration":
                 return self._hydration(worker)
             case _:
@@ -342,11 +342,11 @@ def _dataflow_row(
         state,
         text,
         steps,
-        ", ".join(source.shard for source in description.imports),
+        ", ".join(imported.shard for imported in description.imports),
     )
 
 
-def _source_row(worker: int, each: SourceStatistics) -> Row:
+def _input_row(worker: int, each: InputStatistics) -> Row:
     values = msgspec.structs.astuple(each)
-    dataflow, source, shard, described, *sizes = values
-    return (worker, dataflow, source, shard, frontier_or_null(described), *sizes)
+    dataflow, index, shard, described, *sizes = values
+    return (worker, dataflow, index, shard, frontier_or_null(described), *sizes)

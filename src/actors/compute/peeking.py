@@ -47,10 +47,10 @@ from actors.protocol.compute import (
     PeekError,
     PeekRows,
     PeekStashed,
+    ShardImport,
     ShardTarget,
-    SourceImport,
 )
-from actors.protocol.internal import InspectSources, SourceStatistics
+from actors.protocol.internal import InputStatistics, InspectInputs
 from actors.protocol.relations import worker_relation
 from actors.spans import span_below
 from actors.telemetry import BYTES, WORKER_PEEK
@@ -64,9 +64,9 @@ from actors.telemetry import BYTES, WORKER_PEEK
 class ShardPeekRead:
     """Selected updates of a shard, at the peek's time. All methods block."""
 
-    def __init__(self, schema: TableSchema, time: Time, wish: PeekSpec, place: Path) -> None:
+    def __init__(self, schema: TableSchema, time: Time, spec: PeekSpec, place: Path) -> None:
         self._time = time
-        self._wish = wish
+        self._spec = spec
         self._gathered = GatheredUpdates(schema, place)
         self.weight = 0
         """Sum of the weights of the kept rows."""
@@ -86,9 +86,9 @@ class ShardPeekRead:
             # Error updates pass any filter, since an error is the answer.
             errors = updates.filter(pc.is_valid(updates[ERROR]))
             updates = updates.filter(pc.is_null(updates[ERROR])).drop_columns([ERROR])
-        if self._wish.keys is not None:
-            updates = select_keys(updates, self._wish.keys)
-        updates = self._wish.filter.passing(updates)
+        if self._spec.keys is not None:
+            updates = select_keys(updates, self._spec.keys)
+        updates = self._spec.filter.passing(updates)
         if errors is not None and errors.num_rows:
             updates = pa.concat_tables([updates, errors], promote_options="default")
         return updates
@@ -117,7 +117,7 @@ async def shard_answer(
     persist: PersistClient,
     clock: ActorClock,
     stash: PeekStash,
-    source: SourceImport,
+    imported: ShardImport,
     peek: Peek,
     limits: tuple[int, int],
     reader_id: str,
@@ -132,29 +132,29 @@ async def shard_answer(
 
     Raise as `peeks.index_answer` does, and persist's errors.
     """
-    wish = PeekSpec(source.schema, peek)
-    gathered = ShardPeekRead(source.schema, peek.time, wish, place)
+    spec = PeekSpec(imported.schema, peek)
+    gathered = ShardPeekRead(imported.schema, peek.time, spec, place)
     bytes_max, piece_bytes = limits
     try:
-        reader = await persist.open_reader(source.shard, reader_id)
+        reader = await persist.open_reader(imported.shard, reader_id)
         try:
             # Before the snapshot, which may wait long: until then the lease blocks compaction.
             await reader.downgrade(peek.time)
             parts, _ = await reader.snapshot(
-                peek.time, PartFilter.of(source.schema, peek.filter, wish.keys)
+                peek.time, PartFilter.of(imported.schema, peek.filter, spec.keys)
             )
             enough = _enough(peek, parts)
             for part in parts:
                 if enough is not None and gathered.weight >= enough:
                     break
-                updates = await persist.fetch(part, source.schema)
+                updates = await persist.fetch(part, imported.schema)
                 await clock.run_blocking(lambda: gathered.add(updates))  # noqa: B023
                 reader.release([part.key])
         finally:
             with anyio.CancelScope(shield=True):
                 await reader.close()
         contents = await clock.run_blocking(gathered.contents)
-        return await stash.answer(wish.answer(contents, None, piece_bytes), bytes_max)
+        return await stash.answer(spec.answer(contents, None, piece_bytes), bytes_max)
     finally:
         with anyio.CancelScope(shield=True):
             await clock.run_blocking(gathered.close)
@@ -163,7 +163,7 @@ async def shard_answer(
 log = logging.getLogger("penstock.worker")
 
 INSPECT_TIMEOUT_MS: Final = 1_000
-"""Time within which a dataflow must report its sources, or be left out."""
+"""Time within which a dataflow must report its inputs, or be left out."""
 AT_ONCE_MAX: Final = 64
 """Number of peeks in one turn of a worker that run on the loop; each takes far below a
 millisecond."""
@@ -231,13 +231,13 @@ class PeekRunner:
         inline_max = effect.inline_max or site.settings.inline_bytes_max
         inline_max = min(inline_max, effect.bytes_max // site.count)
         if isinstance(peek.target, ShardTarget):
-            source, name = peek.target.source, f"peek-{site.index}-{ticket}-{peek.uuid}"
+            imported, name = peek.target.imported, f"peek-{site.index}-{ticket}-{peek.uuid}"
             limits, place = (effect.bytes_max, inline_max), site.scratch / name
             self._run(
                 effect,
                 nonce,
                 lambda: shard_answer(
-                    self._persist, clock, stash, source, peek, limits, name, place
+                    self._persist, clock, stash, imported, peek, limits, name, place
                 ),
             )
             return None
@@ -261,23 +261,23 @@ class PeekRunner:
 
     async def _log_answer(self, peek: Peek, bytes_max: int, inline_max: int) -> PeekResult:
         relation = worker_relation(peek.target.id)
-        sources: list[SourceStatistics] = []
+        inputs: list[InputStatistics] = []
         if relation.name == PARTS_IN_FLIGHT:
-            sources = await self._sources()
-        made = answer(relation, self._logs.rows(relation.name, sources), peek, inline_max)
+            inputs = await self._inputs()
+        made = answer(relation, self._logs.rows(relation.name, inputs), peek, inline_max)
         return await self.stash.answer(made, bytes_max)
 
-    async def _sources(self) -> list[SourceStatistics]:
-        """Return the dataflows' reports of their sources, without those that do not answer."""
-        found: list[SourceStatistics] = []
+    async def _inputs(self) -> list[InputStatistics]:
+        """Return the dataflows' reports of their inputs, without those that do not answer."""
+        found: list[InputStatistics] = []
         for live in list(self._site.live.values()):
             if self._site.index != 0 or live.dataflow is None or live.dropping:
                 continue
             with suppress(ResourceClosed, ConnectionBroken, ActorDead, DeadlineExceeded):
-                told: tuple[SourceStatistics, ...] = await live.dataflow.ask(
-                    InspectSources, INSPECT_TIMEOUT_MS
+                answers: tuple[InputStatistics, ...] = await live.dataflow.ask(
+                    InspectInputs, INSPECT_TIMEOUT_MS
                 )
-                found += told
+                found += answers
         return found
 
     def _run(

@@ -557,9 +557,9 @@ def index_answer(arrangement: Arrangement, peek: Peek, piece_bytes: int) -> Iter
     Raise `ViewInError`, `CorruptData`, `InvalidUsage`, `ReadBelowSince` and `ResourceClosed` (the
     arrangement was replaced meanwhile).
     """
-    wish = PeekSpec(arrangement.schema, peek)
+    spec = PeekSpec(arrangement.schema, peek)
     view = arrangement.view(peek.time + 1)
-    yield from wish.answer(view, wish.narrowed(arrangement.key), piece_bytes)
+    yield from spec.answer(view, spec.narrowed(arrangement.key), piece_bytes)
 
 
 def selected(batches: Iterator[pa.RecordBatch], keys: pa.Table | None) -> Iterator[pa.RecordBatch]:

@@ -178,14 +178,14 @@ class ComputeState:
         rendered = self.by_number(number)
         if rendered is None:
             return []
-        told: list[DataflowScheduled | CompactionAllowed | WritesAllowed] = []
+        messages: list[DataflowScheduled | CompactionAllowed | WritesAllowed] = []
         if self.writes_allowed:
-            told.append(WritesAllowed())
+            messages.append(WritesAllowed())
         if rendered.allowed > rendered.description.as_of:
-            told.append(CompactionAllowed(rendered.allowed))
+            messages.append(CompactionAllowed(rendered.allowed))
         if rendered.scheduled:
-            told.append(DataflowScheduled())
-        return told
+            messages.append(DataflowScheduled())
+        return messages
 
     def by_number(self, number: int) -> RenderedDataflow | None:
         """Return the dataflow that runs under a render number."""
@@ -375,8 +375,8 @@ class ComputeState:
         if frontier <= rendered.allowed:
             return []
         rendered.allowed = frontier
-        told: list[Effect] = [TellDataflow(rendered.number, CompactionAllowed(frontier))]
-        return told + self.reads.compact(rendered)
+        effects: list[Effect] = [TellDataflow(rendered.number, CompactionAllowed(frontier))]
+        return effects + self.reads.compact(rendered)
 
     def _drop(self, rendered: RenderedDataflow, *, silently: bool) -> list[Effect]:
         id, number = rendered.id, rendered.number

@@ -310,8 +310,8 @@ class _Driver:
 
     def _progress(self) -> None:
         counts, known = self._sink.statistics(), max(self._known, self._lower)
-        told = self._work.id, self._number, self._lower, counts, known
-        self._tell(SinkProgress(*told, self._meters.statistics()))
+        far = self._work.id, self._number, self._lower, counts, known
+        self._tell(SinkProgress(*far, self._meters.statistics()))
 
     # -- choosing a batch -------------------------------------------------------------------------
 

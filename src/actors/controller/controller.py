@@ -19,8 +19,8 @@ from typing import Any, TypeAlias, assert_never
 
 from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog.catalog import (
+    CONNECTOR_KINDS,
     INDEX,
-    OUTSIDE,
     TABLE,
     VIEW,
     CatalogObject,
@@ -197,9 +197,9 @@ class Controller(Actor[ControllerMessage]):
         settings: Settings,
         scratch: Path,
         maintenance: ActorAddress[Any] | None = None,
-        outside: ConnectorMakers | None = None,
+        connectors: ConnectorMakers | None = None,
     ) -> None:
-        """Take the environment. `outside` makes sources and sinks; None: the service has none."""
+        """Take the environment. `connectors` makes sources and sinks; None: there are none."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -209,11 +209,11 @@ class Controller(Actor[ControllerMessage]):
         self._maintenance = maintenance
         self._sessions: dict[str, ConnectedClient] = {}
         self._executor = executor
-        self._outside = outside
+        self._connectors = connectors
 
     async def on_start(self) -> None:
         boot, settings = self._boot, self._settings
-        desk = ControllerState(
+        state = ControllerState(
             self.ctx,
             settings,
             self._persist,
@@ -222,32 +222,32 @@ class Controller(Actor[ControllerMessage]):
             boot.seqno,
             ObjectFrontiers(boot.tables_upper),
         )
-        desk.statistics = self._supply.statistics
-        if self._outside is not None:
-            desk.outside = StorageStore(self._store, self._outside)
-        self._desk = desk
-        self._statements = StatementQueue(desk)
-        self._reads = PendingReads(desk)
-        self._subscribes = RunningSubscribes(desk)
-        self._queries = RunningQueries(desk, self._executor, self._scratch / "queries")
-        self._copies = RunningCopies(desk)
-        copies = self._copies_from = CopiesFrom(desk, self._target)
+        state.statistics = self._supply.statistics
+        if self._connectors is not None:
+            state.connector_store = StorageStore(self._store, self._connectors)
+        self._state = state
+        self._statements = StatementQueue(state)
+        self._reads = PendingReads(state)
+        self._subscribes = RunningSubscribes(state)
+        self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
+        self._copies = RunningCopies(state)
+        copies = self._copies_from = CopiesFrom(state, self._target)
         self._parts = (self._subscribes, self._copies, copies, self._reads, self._queries)
-        desk.maintenance = self._maintenance
+        state.maintenance = self._maintenance
         given = self._persist, settings, self._scratch, self.ctx.self, self._maintenance
-        desk.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
+        state.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
         self._statements.open_times()
-        self._instance = desk.instance = ComputeInstance(
+        self._instance = state.instance = ComputeInstance(
             self.ctx,
             self._supply,
             settings,
             self._initial_commands(),
-            lambda names: replica_set.store_names(desk.persist, settings, names),
+            lambda names: replica_set.store_names(state.persist, settings, names),
         )
         link = self._instance.storage()
-        self._sources = ConnectorObjects(desk, link, self._copies_from, boot.leftovers)
+        self._sources = ConnectorObjects(state, link, self._copies_from, boot.leftovers)
         self._relations = SystemRelations(
-            desk,
+            state,
             self._reads,
             self._subscribes,
             self._queries,
@@ -256,14 +256,14 @@ class Controller(Actor[ControllerMessage]):
             self._executor,
             self._sources,
         )
-        self._ticks = TableTicks(desk)
+        self._ticks = TableTicks(state)
         self._ticks.begin()
-        self._holds = HoldMoves(desk)
+        self._holds = HoldMoves(state)
         self._holds.begin()
 
     def _initial_commands(self) -> list[Command]:
         """Return the history of a fresh replica: all objects, each from where its output ends."""
-        boot, desk, settings = self._boot, self._desk, self._settings
+        boot, state, settings = self._boot, self._state, self._settings
         commands: list[Command] = [
             CreateInstance(settings.workers, expiration_ms=settings.expiration_ms),
             UpdateConfiguration(result_bytes_max=settings.result_bytes_max),
@@ -271,18 +271,18 @@ class Controller(Actor[ControllerMessage]):
         schedules: list[Command] = []
         for entry in boot.catalog.objects:
             if entry.shard is not None:
-                state = boot.states[entry.shard]
+                stored = boot.states[entry.shard]
                 retain = entry.retain_history_ms or settings.retain_history_ms
-                desk.retain.track(entry.shard, retain, state.holds.get(RETAIN, state.since))
+                state.retain.track(entry.shard, retain, stored.holds.get(RETAIN, stored.since))
             if entry.kind == TABLE:
                 continue
             upper = 0 if entry.shard is None else boot.states[entry.shard].upper
-            if entry.kind in OUTSIDE:
-                desk.frontiers.track(entry, upper)
+            if entry.kind in CONNECTOR_KINDS:
+                state.frontiers.track(entry, upper)
                 continue
             as_of = restart_as_of(boot, entry)
             # An index is rebuilt in memory, and so readable from its new as_of only.
-            desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+            state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(ScheduleDataflow(entry.id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
@@ -300,10 +300,10 @@ class Controller(Actor[ControllerMessage]):
                 for part in self._parts:
                     part.session_closed(session_path)
             case TablesAdvanced(upper):
-                if self._desk.frontiers.advance_tables(upper):
+                if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
             case ReplicaResponse(half="storage"):
-                self._outside_responded(message)
+                self._connectors_responded(message)
             case TablesTicked():
                 self._ticks.tick_ended(message)
             case ClockDue():
@@ -344,7 +344,7 @@ class Controller(Actor[ControllerMessage]):
             case CopyTurn():
                 self._copies_from.turn(message)
             case StatusRead():
-                message.session.reply(report(self._desk, message))
+                message.session.reply(report(self._state, message))
             case RelationRead():
                 self._relations.answered(message)
             case QueryPiece() | QueryEnded() | QueryLate():
@@ -407,7 +407,7 @@ class Controller(Actor[ControllerMessage]):
             case CopyFromFiles():
                 self._copies_from.copy(session, request)
             case ReadStatus(number):
-                read_sinces(self._desk, session, number)
+                read_sinces(self._state, session, number)
             case ExplainView():
                 self._explain(session, request)
             case ListActors(number):
@@ -448,16 +448,16 @@ class Controller(Actor[ControllerMessage]):
 
     def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
         changes = tuple(
-            (self._target(self._desk.catalog.find(change.table)), change)
+            (self._target(self._state.catalog.find(change.table)), change)
             for change in request.changes
         )
-        assert self._desk.writer is not None
+        assert self._state.writer is not None
         try:
             planned, trace = PlannedWrite(changes), TRACEPARENT.get()
             enqueue = EnqueueWrite(session, request.request, planned, traceparent=trace)
             # The controller never waits to send: a full writer is reported to the client as
             # `ResourceBusy`.
-            self._desk.writer.send_nowait(enqueue)
+            self._state.writer.send_nowait(enqueue)
         except WouldBlock:
             raise ResourceBusy("too many writes wait already: try again later") from None
 
@@ -470,10 +470,10 @@ class Controller(Actor[ControllerMessage]):
         return TableTarget(entry.id, entry.name, entry.shard, entry.schema)
 
     def _explain(self, session: ActorAddress[Any], request: ExplainView) -> None:
-        entry = self._desk.catalog.find(request.name)
+        entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        live = live_text(self._desk.frontiers.status(entry.id))
+        live = live_text(self._state.frontiers.status(entry.id))
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -494,21 +494,21 @@ class Controller(Actor[ControllerMessage]):
 
     def _merged(self, merged: MergedResponses) -> None:
         for index, upper in merged.fell:
-            self._desk.frontiers.fell(index, upper)
+            self._state.frontiers.fell(index, upper)
         self._reads.unread(merged.unread)
-        for response in merged.told:
+        for response in merged.responses:
             self._responded(response)
 
     def _responded(self, response: Response) -> None:
         match response:
             case Frontiers(id=id_):
-                self._sealed(id_ if self._desk.frontiers.report(response) else None)
+                self._sealed(id_ if self._state.frontiers.report(response) else None)
             case PeekResponse():
                 self._reads.answered(response)
             case SubscribeResponse():
                 self._subscribes.responded(response)
             case DataflowStatus():
-                self._desk.frontiers.note(response)
+                self._state.frontiers.note(response)
                 self._relations.note(response)
                 self._copies.noted(response)
             case CopyToResponse():
@@ -518,7 +518,7 @@ class Controller(Actor[ControllerMessage]):
             case _:
                 assert_never(response)
 
-    def _outside_responded(self, message: ReplicaResponse) -> None:
+    def _connectors_responded(self, message: ReplicaResponse) -> None:
         moved = self._sources.responded(message)
         self._sealed(moved)
         if moved is not None:
@@ -531,7 +531,7 @@ class Controller(Actor[ControllerMessage]):
         if id_ is None:
             return
         self._reads.advanced(id_)
-        entry = self._desk.catalog.get(id_)
+        entry = self._state.catalog.get(id_)
         if entry is not None and entry.shards and self._maintenance is not None:
             self._maintenance.reply(ShardsAppended(entry.shards))
 
@@ -539,8 +539,8 @@ class Controller(Actor[ControllerMessage]):
 
     def _move_holds(self) -> None:
         if measuring():
-            for entry in self._desk.catalog.objects:
-                measure(LAG_MS, lag_ms(self._desk, entry), entry.name)
+            for entry in self._state.catalog.objects:
+                measure(LAG_MS, lag_ms(self._state, entry), entry.name)
         self._statements.drop_zombie_holds()
         # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()
@@ -548,7 +548,7 @@ class Controller(Actor[ControllerMessage]):
 
     def describe(self) -> str:
         return (
-            f"{len(self._desk.catalog.objects)} objects, {len(self._sessions)} sessions, "
+            f"{len(self._state.catalog.objects)} objects, {len(self._sessions)} sessions, "
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
             f"{len(self._subscribes)} subscribes, "
             f"{len(self._copies) + len(self._copies_from)} copies; "

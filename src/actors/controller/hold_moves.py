@@ -38,34 +38,34 @@ class HoldsMoved(msgspec.Struct, frozen=True, gc=False):
 class HoldMoves:
     """Moves holds, one batch at a time."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._moving = False
 
     def begin(self) -> None:
         """Start the timer of the next round."""
-        self._desk.ctx.after(self._desk.settings.hold_downgrade_ms, HoldsDue())
+        self._state.ctx.after(self._state.settings.hold_downgrade_ms, HoldsDue())
 
     def move(self, others: Iterable[Move]) -> None:
         """Move all holds that lag, and `others`."""
         self.begin()
         if self._moving:
             return
-        desk = self._desk
+        state = self._state
         moves = list(others)
-        for entry in desk.catalog.objects:
+        for entry in state.catalog.objects:
             if entry.kind == INDEX:
                 moves += self._compact_index(entry)
             elif entry.shard is not None:
-                since = desk.retain.move(entry.shard, desk.frontiers.upper(entry))
+                since = state.retain.move(entry.shard, state.frontiers.upper(entry))
                 if since is not None:
                     moves.append((entry.shard, RETAIN, since))
         if not moves:
             return
         self._moving = True
         wanted = tuple(moves)
-        desk.ctx.effect(
-            lambda: desk.persist.set_holds(list(wanted)),
+        state.ctx.effect(
+            lambda: state.persist.set_holds(list(wanted)),
             done=lambda _: HoldsMoved(wanted),
             failed=lambda error: HoldsMoved(wanted, to_penstock_error(error)),
         )
@@ -73,16 +73,16 @@ class HoldMoves:
     def _compact_index(self, entry: CatalogObject) -> list[Move]:
         """Compact an index to a little history. Return the move of its hold to where it would start
         over."""
-        desk = self._desk
-        upper = desk.frontiers.upper(entry)
-        since = upper - max(1, desk.settings.index_history_ms)
-        now = desk.frontiers.readable_from(entry.id)
-        shard = desk.catalog.by_id(entry.depends[0]).shard
-        if is_empty(upper) or since - now < desk.settings.hold_downgrade_ms or shard is None:
+        state = self._state
+        upper = state.frontiers.upper(entry)
+        since = upper - max(1, state.settings.index_history_ms)
+        now = state.frontiers.readable_from(entry.id)
+        shard = state.catalog.by_id(entry.depends[0]).shard
+        if is_empty(upper) or since - now < state.settings.hold_downgrade_ms or shard is None:
             return []
         # Reads below the new since choose the shard from now on (`Reads._target`).
-        desk.frontiers.compacted(entry.id, since)
-        desk.command(AllowCompaction(entry.id, since))
+        state.frontiers.compacted(entry.id, since)
+        state.command(AllowCompaction(entry.id, since))
         return [(shard, dataflow_holder(entry.id), since)]
 
     def moved(self, message: HoldsMoved) -> None:
@@ -97,4 +97,4 @@ class HoldMoves:
             return
         for shard, holder, since in message.moves:
             if holder == RETAIN:
-                self._desk.retain.moved(shard, since)
+                self._state.retain.moved(shard, since)

@@ -60,13 +60,13 @@ class ControllerState:
         self.maintenance: ActorAddress[Any] | None = None
         self.statistics: Inspect | None = None
         """Returns the statistics of the replicas' workers; None if they cannot be reached."""
-        self.outside = StorageStore(store, NoConnectors())
-        self.created_outside: Callable[[CatalogObject], None] = lambda entry: None
+        self.connector_store = StorageStore(store, NoConnectors())
+        self.connector_created: Callable[[CatalogObject], None] = lambda entry: None
         self.health: Callable[[CatalogObject], ObjectHealth] = lambda entry: ObjectHealth(
             "starting"
         )
         """Returns the health of a source, a source's table, or a sink."""
-        self.dropped_outside: Callable[[CatalogObject], None] = lambda entry: None
+        self.connector_dropped: Callable[[CatalogObject], None] = lambda entry: None
         """Called when a source, a source's table, or a sink has been dropped."""
         self._transient = 0
 
@@ -168,6 +168,6 @@ def to_penstock_error(error: Exception) -> PenstockError:
     """Return the error itself, or an indeterminate `PenstockError` for a fault of this program."""
     if isinstance(error, PenstockError):
         return error
-    told = PenstockError(f"internal fault: {type(error).__name__}: {error}")
-    told.determinate = False
-    return told
+    fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    fault.determinate = False
+    return fault

@@ -107,7 +107,7 @@ def holds_at(
     """Return the holds of a view at `lo`: on its imports, its hidden state and its own output."""
     # A restart reads everything at the time before `lo`.
     since = max(0, min(lo, EMPTY - 1) - 1)
-    shards = [source.shard for source in description.imports]
+    shards = [imported.shard for imported in description.imports]
     shards += shards_of(export)
     return [(shard, hold_name(description.id), since) for shard in dict.fromkeys(shards)]
 

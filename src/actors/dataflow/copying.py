@@ -110,7 +110,7 @@ class CopyTask(Actor[_Message]):
                 self._show("copied" if isinstance(result, CopyDone) else "failed", text=text)
                 self._worker.reply(CopyFinished(self._description.id, result))
             case _:
-                pass  # a copy has no sources and no readers
+                pass  # a copy has no inputs and no readers
 
     def _start(self) -> None:
         if self._running is not None or not (self._scheduled and self._writable):
@@ -241,8 +241,8 @@ async def _fill(
     far: Callable[[CopyPosition], Any],
 ) -> None:
     """Read all parts and write their rows."""
-    source, as_of = description.imports[0], description.as_of
-    reader = await persist.open_reader(source.shard, f"copy-{description.id}")
+    imported, as_of = description.imports[0], description.as_of
+    reader = await persist.open_reader(imported.shard, f"copy-{description.id}")
     gathered: GatheredUpdates | None = None
     try:
         parts, _ = await reader.snapshot(as_of)
@@ -250,12 +250,12 @@ async def _fill(
         await _check_errors(persist, description, parts)
         # Without retractions rows are written as they are read; else they must be summed first.
         if any(part.retracts for part in parts):
-            gathered = GatheredUpdates(source.schema, scratch / "gathered")
+            gathered = GatheredUpdates(imported.schema, scratch / "gathered")
         take = files.add if gathered is None else gathered.add
         bytes_total = sum(part.bytes for part in parts)
         bytes_read = 0
         for number, part in enumerate(parts):
-            updates = await persist.fetch(part, source.schema)
+            updates = await persist.fetch(part, imported.schema)
             for rows in sliced(updates):
                 await work(partial(_take, rows, as_of, take))
                 await place.settle()

@@ -1,6 +1,6 @@
 """The dataflow actor: performs the machine's effects and feeds it the resulting events.
 
-Each dataflow has one actor. It sends commands to the listen and fetch tasks of its sources, jobs to
+Each dataflow has one actor. It sends commands to the listen and fetch tasks of its inputs, jobs to
 the executor, and reports to the workers. Long work runs beside it as effects, at most one stage at
 a time; a stage's result is a message.
 """
@@ -59,16 +59,16 @@ from actors.protocol.internal import (
     FetchMessage,
     FetchPart,
     GrantDescriptions,
-    InspectSources,
+    InputStarted,
+    InspectInputs,
     ListenFailed,
     ListenMessage,
     PartFetched,
     PartsDescribed,
     ReleaseLeases,
-    SourceStarted,
+    StartInputs,
     StartListen,
-    StartSources,
-    StopSources,
+    StopInputs,
     UpdatesInstalled,
     WritesAllowed,
 )
@@ -98,8 +98,8 @@ class FrontierReports:
     def memory(self) -> list[MemoryUse]:
         """Return the memory of changes, for a `MemoryLedger`: waiting ones, and those of the
         current step."""
-        sources, step = self._machine.sources, self._machine.step
-        waiting = [held for source in sources for held in source.held]
+        inputs, step = self._machine.inputs, self._machine.step
+        waiting = [held for input_ in inputs for held in input_.held]
         taken = [] if step is None else [table for tables in step.deltas for table in tables]
         rows = sum(held.rows.num_rows for held in waiting) + sum(t.num_rows for t in taken)
         size = sum(held.bytes for held in waiting) + sum(table.nbytes for table in taken)
@@ -118,8 +118,8 @@ class FrontierReports:
     def report(self) -> None:
         """Report the frontiers, if they have moved."""
         machine, last = self._machine, self._last
-        known = min((source.progress for source in machine.sources), default=0)
-        if not machine.source_count:
+        known = min((input_.progress for input_ in machine.inputs), default=0)
+        if not machine.input_count:
             known = EMPTY
         report = DataflowProgress(
             last.dataflow,
@@ -187,32 +187,32 @@ def following(view: ViewStages, step: DataflowStep) -> Stage:
 class TaskAddresses:
     """Addresses of the tasks, as workers report them."""
 
-    def __init__(self, sources: int, workers: int) -> None:
-        self._sources = sources
+    def __init__(self, inputs: int, workers: int) -> None:
+        self._inputs = inputs
         self._workers = workers
         self._listens: dict[int, ActorAddress[ListenMessage]] = {}
         self._fetches: dict[int, dict[int, ActorAddress[FetchMessage]]] = {}
-        self._turns = [0] * sources
-        """Counters for each source, since sources that are asked alternately must not share one."""
+        self._turns = [0] * inputs
+        """Counters for each input, since inputs that are asked alternately must not share one."""
 
     def clear(self) -> None:
         """Forget the tasks of the earlier incarnation."""
         self._listens.clear()
         self._fetches.clear()
 
-    def started(self, message: SourceStarted) -> bool:
+    def started(self, message: InputStarted) -> bool:
         """Note a worker's task; return whether all tasks run."""
-        self._fetches.setdefault(message.source, {})[message.worker] = message.fetch
+        self._fetches.setdefault(message.input_index, {})[message.worker] = message.fetch
         if message.listen is not None:
-            self._listens[message.source] = message.listen
+            self._listens[message.input_index] = message.listen
         return all(
-            source in self._listens and len(self._fetches.get(source, ())) == self._workers
-            for source in range(self._sources)
+            index in self._listens and len(self._fetches.get(index, ())) == self._workers
+            for index in range(self._inputs)
         )
 
-    async def tell(self, source: int, message: ListenMessage) -> None:
-        """Send a message to the source's listen task."""
-        listen = self._listens.get(source)
+    async def tell(self, input_index: int, message: ListenMessage) -> None:
+        """Send a message to the input's listen task."""
+        listen = self._listens.get(input_index)
         if listen is None:
             return
         try:
@@ -220,11 +220,12 @@ class TaskAddresses:
         except (ResourceClosed, ConnectionBroken):
             return  # no error: a new incarnation has its own tasks, and a shutdown needs none
 
-    async def ask(self, source: int, piece: PartInterval) -> None:
-        """Ask the source's fetch tasks in turn. Raise `ResourceClosed` or `ConnectionBroken`."""
-        self._turns[source] += 1
-        fetches = self._fetches[source]
-        await fetches[self._turns[source] % len(fetches)].send(FetchPart(piece.time, piece.part))
+    async def ask(self, input_index: int, piece: PartInterval) -> None:
+        """Ask the input's fetch tasks in turn. Raise `ResourceClosed` or `ConnectionBroken`."""
+        self._turns[input_index] += 1
+        fetches = self._fetches[input_index]
+        turn = self._turns[input_index] % len(fetches)
+        await fetches[turn].send(FetchPart(piece.time, piece.part))
 
 
 T = TypeVar("T")
@@ -270,7 +271,7 @@ class DataflowActor(Actor[_Message]):
         self._writable = not read_only
         export = description.export
         self._machine = DataflowMachine(
-            sources=len(description.imports),
+            inputs=len(description.imports),
             durable=isinstance(export, ViewExport),
             opaque=isinstance(export, ViewExport) and not export.plan.strata,
             temporal=isinstance(export, ViewExport) and export.plan.temporal,
@@ -372,8 +373,8 @@ class DataflowActor(Actor[_Message]):
                     await self._feed(message)
             case PartFetched() | FetchFailed() | ListenFailed() | m.RetryDue() | m.StepDue():
                 await self._feed(message)
-            case SourceStarted():
-                await self._source_started(message)
+            case InputStarted():
+                await self._input_started(message)
             case UpdatesInstalled(incarnation=incarnation, worker=worker):
                 await self._acknowledged(incarnation, worker, message.upper)
             case BatchEmitted(incarnation=incarnation):
@@ -381,8 +382,8 @@ class DataflowActor(Actor[_Message]):
             case DataflowScheduled():
                 self._traces.scheduled()
                 await self._feed(m.SuspensionEnded())
-            case InspectSources(reply):
-                named = zip(self._machine.sources, self._description.imports, strict=False)
+            case InspectInputs(reply):
+                named = zip(self._machine.inputs, self._description.imports, strict=False)
                 reply.set(tuple(s.statistics(self._description.id, i.shard) for s, i in named))
             case JobProgress():
                 # At rest only rehearsals run, which are not the dataflow's progress.
@@ -410,7 +411,7 @@ class DataflowActor(Actor[_Message]):
         try:
             effects = self._machine.handle(event)
         except LocalProtocolError as error:
-            # A task broke the protocol, so its source cannot be trusted: freeze the incarnation.
+            # A task broke the protocol, so its input cannot be trusted: freeze the incarnation.
             log.warning("%s: %s", self.ctx.path, error)
             broken = ListenFailed(self._description.id, self._machine.incarnation, 0, error)
             effects = self._machine.handle(broken)
@@ -453,11 +454,11 @@ class DataflowActor(Actor[_Message]):
                 self._measures.tell(self._description.id)
         await self._feed(event)
 
-    async def _source_started(self, message: SourceStarted) -> None:
+    async def _input_started(self, message: InputStarted) -> None:
         if message.incarnation != self._machine.incarnation:
             return
         if self._tasks.started(message):
-            await self._feed(m.SourcesReady(message.incarnation))
+            await self._feed(m.InputsReady(message.incarnation))
 
     async def _acknowledged(self, incarnation: int, worker: int, upper: Frontier) -> None:
         """Note that a worker has installed or passed on the step's updates, or the snapshot."""
@@ -483,16 +484,16 @@ class DataflowActor(Actor[_Message]):
                 self._restore(effect)
             case m.StartTasks(incarnation=incarnation):
                 self._tasks.clear()
-                self._tell_workers(StartSources(self._description.id, incarnation))
+                self._tell_workers(StartInputs(self._description.id, incarnation))
             case m.StartListening():
                 start = StartListen(effect.as_of, effect.snapshot, self._description.until)
-                await self._tasks.tell(effect.source, start)
-            case m.RequestPart(source=source, piece=piece):
-                await self._ask(source, piece)
-            case m.ReleaseParts(source=source, keys=keys):
-                await self._tasks.tell(source, ReleaseLeases(keys))
-            case m.GrantCredit(source=source, bytes=size):
-                await self._tasks.tell(source, GrantDescriptions(size))
+                await self._tasks.tell(effect.input_index, start)
+            case m.RequestPart(input_index=input_index, piece=piece):
+                await self._ask(input_index, piece)
+            case m.ReleaseParts(input_index=input_index, keys=keys):
+                await self._tasks.tell(input_index, ReleaseLeases(keys))
+            case m.GrantCredit(input_index=input_index, bytes=size):
+                await self._tasks.tell(input_index, GrantDescriptions(size))
             case m.ComputeStep(step=step):
                 self._compute(step)
             case m.CommitStep():
@@ -519,7 +520,7 @@ class DataflowActor(Actor[_Message]):
             case m.FinishDataflow(lo=lo):
                 if isinstance(self._description.export, SubscribeExport) and lo < EMPTY:
                     self._emit(SubscribeBatch(lo, EMPTY))
-                self._tell_workers(StopSources(self._description.id, self._machine.incarnation))
+                self._tell_workers(StopInputs(self._description.id, self._machine.incarnation))
                 self._show("dropped", "complete: nothing more will come")
 
     def _run_stage(
@@ -679,13 +680,13 @@ class DataflowActor(Actor[_Message]):
             # In reserved room: the worker may wait for room here, so a wait could deadlock.
             worker.reply(message)
 
-    async def _ask(self, source: int, piece: PartInterval) -> None:
+    async def _ask(self, input_index: int, piece: PartInterval) -> None:
         try:
-            with use_context(self._traces.of(source, piece)):
-                await self._tasks.ask(source, piece)
+            with use_context(self._traces.of(input_index, piece)):
+                await self._tasks.ask(input_index, piece)
         except (ResourceClosed, ConnectionBroken) as error:
             name, incarnation = self._description.id, self._machine.incarnation
-            lost = FetchFailed(name, incarnation, source, piece.time, piece.part.key, error)
+            lost = FetchFailed(name, incarnation, input_index, piece.time, piece.part.key, error)
             self.ctx.self.reply(lost)
 
     def _emit(self, batch: SubscribeBatch) -> None:

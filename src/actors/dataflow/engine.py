@@ -101,7 +101,7 @@ class EngineClient:
         self._preparing = Lock()
         self.frequent: LikelyRun | None = None
         """Runs whose rehearsal the engine recommended last; the rehearsing caller clears it."""
-        self._told = False
+        self._maybe_known = False
         """True if the engine may know the plan, prepared or not."""
 
     def job_id(self, incarnation: int, number: int, what: str) -> str:
@@ -122,7 +122,7 @@ class EngineClient:
             if job is None:
                 return
             # Set before the answer: a canceled or lost check may leave the plan in the engine.
-            self._told = True
+            self._maybe_known = True
             answer = await self._ask(job)
             if not isinstance(answer, PlanPrepared):
                 raise LocalProtocolError(f"{job.job_id} was answered with {type(answer).__name__}")
@@ -244,7 +244,7 @@ class EngineClient:
 
     def forget(self) -> None:
         """Drop the prepared plan, without waiting."""
-        if self._told:
+        if self._maybe_known:
             job = ForgetPlan(f"{self.dataflow}/forget", self.dataflow)
             with suppress(WouldBlock, ResourceClosed, ConnectionBroken):
                 self._executor.send_nowait(SubmitJob(job, ReplySlot[Answer]()))

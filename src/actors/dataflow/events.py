@@ -1,6 +1,6 @@
 """Events that the dataflow machine handles, effects that it returns, and its step. Pure.
 
-Events of the sources (`PartsDescribed`, `PartFetched`, `FetchFailed`, `ListenFailed`) are the
+Events of the inputs (`PartsDescribed`, `PartFetched`, `FetchFailed`, `ListenFailed`) are the
 protocol's own messages. An event that names an incarnation or a step's number applies to that one
 only.
 """
@@ -8,7 +8,8 @@ only.
 from __future__ import annotations
 
 import enum
-from typing import Final, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +31,7 @@ class DataflowStep(msgspec.Struct, frozen=True, gc=False):
     times: tuple[Time, ...]
     """Distinct times at which the inputs changed, ascending; empty if only the upper moves."""
     deltas: tuple[tuple[pa.Table, ...], ...]
-    """Updates below `hi`, for each source."""
+    """Updates below `hi`, for each input."""
     in_error: bool
     """True if the collection holds a definite error before this step."""
     snapshot: bool = False
@@ -57,9 +58,9 @@ class SuspensionEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class StateRestored(msgspec.Struct, frozen=True, gc=False):
-    """The durable state was read: steps continue from `lo`, and sources read from `as_of`.
+    """The durable state was read: steps continue from `lo`, and inputs are read from `as_of`.
 
-    Snapshots (of the sources marked in `snapshots`) are the rows of the first step.
+    Snapshots (of the inputs marked in `snapshots`) are the rows of the first step.
     """
 
     incarnation: int
@@ -69,7 +70,7 @@ class StateRestored(msgspec.Struct, frozen=True, gc=False):
     in_error: bool = False
 
 
-class SourcesReady(msgspec.Struct, frozen=True, gc=False):
+class InputsReady(msgspec.Struct, frozen=True, gc=False):
     """The listen and fetch tasks of this incarnation run."""
 
     incarnation: int
@@ -157,7 +158,7 @@ class DropRequested(msgspec.Struct, frozen=True, gc=False):
 Event: TypeAlias = (
     SuspensionEnded
     | StateRestored
-    | SourcesReady
+    | InputsReady
     | PartsDescribed
     | PartFetched
     | FetchFailed
@@ -186,15 +187,15 @@ class RestoreState(msgspec.Struct, frozen=True, gc=False):
 
 
 class StartTasks(msgspec.Struct, frozen=True, gc=False):
-    """Start this incarnation's listen and fetch tasks; answered by `SourcesReady`."""
+    """Start this incarnation's listen and fetch tasks; answered by `InputsReady`."""
 
     incarnation: int
 
 
 class StartListening(msgspec.Struct, frozen=True, gc=False):
-    """Start listening to a source."""
+    """Start listening to an input."""
 
-    source: int
+    input_index: int
     as_of: Time
     snapshot: bool
 
@@ -202,21 +203,21 @@ class StartListening(msgspec.Struct, frozen=True, gc=False):
 class RequestPart(msgspec.Struct, frozen=True, gc=False):
     """Fetch a part."""
 
-    source: int
+    input_index: int
     piece: PartInterval
 
 
 class ReleaseParts(msgspec.Struct, frozen=True, gc=False):
     """Release the leases of parts that are no longer needed."""
 
-    source: int
+    input_index: int
     keys: tuple[str, ...]
 
 
 class GrantCredit(msgspec.Struct, frozen=True, gc=False):
-    """Grant credit of `bytes` to a source: all parts of one description were consumed."""
+    """Grant credit of `bytes` to an input: all parts of one description were consumed."""
 
-    source: int
+    input_index: int
     bytes: int
 
 
@@ -309,8 +310,8 @@ Effect: TypeAlias = (
 )
 
 
-# -- States of a dataflow, and the table of events that each of them accepts -----------------------
-# `machine` has the handlers, by name, and explains the states.
+# -- States of a dataflow, and the form of the table of its transitions ----------------------------
+# `machine` explains the states, and has the table.
 
 
 class DataflowPhase(enum.Enum):
@@ -339,27 +340,32 @@ CARRYING: Final = (
 )
 LIVE: Final = (DataflowPhase.HYDRATING, *REST, *CARRYING)
 
-TRANSITIONS: Final[dict[type[Event], tuple[tuple[DataflowPhase, ...], str]]] = {
-    # event: (states that accept it, handler)
-    SuspensionEnded: ((DataflowPhase.SUSPENDED,), "_scheduled"),
-    StateRestored: ((DataflowPhase.HYDRATING,), "_restored"),
-    SourcesReady: ((DataflowPhase.HYDRATING,), "_sources_ready"),
-    PartsDescribed: ((*REST, *CARRYING), "_described"),
-    PartFetched: ((*REST, *CARRYING), "_fetched"),
-    FetchFailed: (LIVE, "_source_failed"),
-    ListenFailed: (LIVE, "_source_failed"),
-    StepComputed: ((DataflowPhase.RUNNING,), "_computed"),
-    FailedDefinitely: ((DataflowPhase.RUNNING,), "_failed_definitely"),
-    StepCommitted: ((DataflowPhase.COMMITTING,), "_committed"),
-    UpperMismatched: ((DataflowPhase.STANDING_BY, DataflowPhase.COMMITTING), "_mismatched"),
-    StandbyExpired: ((DataflowPhase.STANDING_BY,), "_begin"),
-    ReplicaFollowed: ((DataflowPhase.FOLLOWING,), "_followed"),
-    StepInstalled: ((DataflowPhase.INSTALLING,), "_installed"),
-    StageFailed: (LIVE, "_failed"),
-    RetryDue: ((*LIVE, DataflowPhase.FROZEN), "_retry_due"),
-    StepDue: (REST, "_step_due"),
-    DropRequested: (
-        tuple(state for state in DataflowPhase if state is not DataflowPhase.DROPPED),
-        "_dropped",
-    ),
-}
+
+class StateTransition(msgspec.Struct, frozen=True, gc=False):
+    """Handler of an event in a state, and the states in which it may leave the machine."""
+
+    handler: Callable[[Any, Any], list[Effect]]
+    """Takes the machine and the event."""
+    targets: frozenset[DataflowPhase]
+
+
+TransitionTable: TypeAlias = dict[tuple[DataflowPhase, type[msgspec.Struct]], StateTransition]
+"""The transition of each state and event; a pair that is absent is not accepted."""
+
+E = TypeVar("E", bound=msgspec.Struct)
+
+
+def moves(
+    states: Iterable[DataflowPhase], *targets: DataflowPhase, stays: bool = False
+) -> dict[DataflowPhase, frozenset[DataflowPhase]]:
+    """Return the same targets for each of `states`, and the state itself if it may stay."""
+    return {state: frozenset((*targets, state) if stays else targets) for state in states}
+
+
+def on_event(
+    event: type[E],
+    handler: Callable[[Any, E], list[Effect]],
+    targets: Mapping[DataflowPhase, frozenset[DataflowPhase]],
+) -> TransitionTable:
+    """Return the transitions of one event; `targets` has the states that accept it."""
+    return {(state, event): StateTransition(handler, found) for state, found in targets.items()}

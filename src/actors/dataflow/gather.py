@@ -1,4 +1,4 @@
-"""Tracks the described and fetched parts of each source, for the machine. Pure.
+"""Tracks the described and fetched parts of each input, for the machine. Pure.
 
 Theory of operation. A listen task describes parts; nothing is fetched until the budget has room for
 it, so a slow dataflow accumulates descriptions, not bytes. A described part becomes a
@@ -7,7 +7,7 @@ it, so a slow dataflow accumulates descriptions, not bytes. A described part bec
 
 Invariants:
 
-- a time is sealed for a source when the source has been described beyond it and no waiting or
+- a time is sealed for an input when the input has been described beyond it and no waiting or
   outstanding piece may hold an earlier time; results are matched by (time, key) and counted per
   time, so their order does not matter;
 - held rows lie in the piece's interval; rows beyond a step's `hi` stay held for the next step;
@@ -33,9 +33,9 @@ from actors.protocol.internal import (
     DescribedPart,
     FetchFailed,
     FilteredParts,
+    InputStatistics,
     PartFetched,
     PartsDescribed,
-    SourceStatistics,
 )
 
 
@@ -70,18 +70,18 @@ class SnapshotProgress(msgspec.Struct):
     bytes_total: int = 0
 
     def add(self, other: SnapshotProgress) -> None:
-        """Add another source's progress."""
+        """Add another input's progress."""
         self.parts_read += other.parts_read
         self.parts_total += other.parts_total
         self.bytes_read += other.bytes_read
         self.bytes_total += other.bytes_total
 
 
-def total_reading(sources: Iterable[DataflowInput]) -> SnapshotProgress:
-    """Return how far the snapshots of all sources have been read."""
+def total_reading(inputs: Iterable[DataflowInput]) -> SnapshotProgress:
+    """Return how far the snapshots of all inputs have been read."""
     whole = SnapshotProgress()
-    for source in sources:
-        whole.add(source.reading)
+    for input_ in inputs:
+        whole.add(input_.reading)
     return whole
 
 
@@ -91,7 +91,7 @@ class _Group(msgspec.Struct):
 
 
 class DataflowInput:
-    """Described, outstanding and held parts of one source."""
+    """Described, outstanding and held parts of one input."""
 
     def __init__(self, index: int, as_of: Time, *, snapshot: bool) -> None:
         self.index = index
@@ -120,7 +120,7 @@ class DataflowInput:
         snapshot = described.snapshot
         if described.upper < self.progress or (described.lower > self.progress and not snapshot):
             raise LocalProtocolError(
-                f"source {self.index} is described to {format_frontier(self.progress)}; a"
+                f"input {self.index} is described to {format_frontier(self.progress)}; a"
                 f" description of [{described.lower}, {described.upper}) does not continue it"
             )
         self._described += 1
@@ -190,7 +190,7 @@ class DataflowInput:
         asked = self.outstanding.get((message.time, message.key))
         if not asked:
             raise LocalProtocolError(
-                f"source {self.index}: part {message.key!r} was fetched at"
+                f"input {self.index}: part {message.key!r} was fetched at"
                 f" {format_frontier(message.time)} but not asked for"
             )
         piece = asked.popleft()
@@ -248,9 +248,9 @@ class DataflowInput:
                 self.hold(between(each.rows, hi, EMPTY))
         return _joined(taken)
 
-    def statistics(self, dataflow: ObjectId, shard: ShardId) -> SourceStatistics:
-        """Return the source's progress, and its waiting, outstanding and held parts."""
-        return SourceStatistics(
+    def statistics(self, dataflow: ObjectId, shard: ShardId) -> InputStatistics:
+        """Return the input's progress, and its waiting, outstanding and held parts."""
+        return InputStatistics(
             dataflow,
             self.index,
             shard,
@@ -300,17 +300,17 @@ def _of_interest(updates: pa.Table, piece: PartInterval, as_of: Time) -> pa.Tabl
 
 
 def ask_parts(
-    sources: Sequence[DataflowInput], before: Frontier, fetches_max: int
+    inputs: Sequence[DataflowInput], before: Frontier, fetches_max: int
 ) -> list[tuple[DataflowInput, PartInterval]]:
     """Return pieces with times below `before` to fetch now, at most `fetches_max` outstanding in
     all."""
     found: list[tuple[DataflowInput, PartInterval]] = []
-    out = sum(count for source in sources for count in source.counts.values())
-    for source in sources:
+    out = sum(count for input_ in inputs for count in input_.counts.values())
+    for input_ in inputs:
         while out < fetches_max:
-            piece = source.ask(before)
+            piece = input_.ask(before)
             if piece is None:
                 break
             out += 1
-            found.append((source, piece))
+            found.append((input_, piece))
     return found

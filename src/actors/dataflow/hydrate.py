@@ -50,7 +50,7 @@ from actors.plan.input_names import InputKind
 from actors.plan.jobs import FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
-from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
 from actors.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
 
 # -- Checkpoints of the hydration of an additive view: contents computed chunk by chunk ------------
@@ -107,17 +107,17 @@ def _linear(node: Node) -> bool:
             return False
 
 
-def split_into_chunks(sources: Sequence[JobRows], bytes_max: int) -> list[list[JobRows]]:
-    """Return the contents cut into chunks, one `JobRows` for each source.
+def split_into_chunks(inputs: Sequence[JobRows], bytes_max: int) -> list[list[JobRows]]:
+    """Return the contents cut into chunks, one `JobRows` for each input.
 
-    A chunk holds files of one source, up to `bytes_max` bytes but at least one file; the last chunk
+    A chunk holds files of one input, up to `bytes_max` bytes but at least one file; the last chunk
     holds the rows that are in no file. Blocks to read the files' sizes.
     """
     nothing = [
-        msgspec.structs.replace(rows, files=(), arrow=None, arrow_file=None) for rows in sources
+        msgspec.structs.replace(rows, files=(), arrow=None, arrow_file=None) for rows in inputs
     ]
     made: list[list[JobRows]] = []
-    for index, rows in enumerate(sources):
+    for index, rows in enumerate(inputs):
         taken: list[str] = []
         size = 0
         for file in (*rows.files, None):
@@ -130,7 +130,7 @@ def split_into_chunks(sources: Sequence[JobRows], bytes_max: int) -> list[list[J
             if file is not None:
                 taken.append(file)
                 size += bytes_
-    rest = [msgspec.structs.replace(rows, files=()) for rows in sources]
+    rest = [msgspec.structs.replace(rows, files=()) for rows in inputs]
     if not made or any(rows.arrow is not None or rows.arrow_file is not None for rows in rest):
         made.append(rest)
     return made
@@ -222,7 +222,7 @@ async def first_parts(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    imports: Sequence[SourceImport],
+    imports: Sequence[ShardImport],
     as_of: Time,
     name: tuple[int, int],
 ) -> FirstContents:
@@ -231,13 +231,13 @@ async def first_parts(
     Raise as `recompute` does; then no part is left but those of noted chunks.
     """
     async with AsyncExitStack() as stack:
-        sources = await open_contents(stack, engine, persist, imports, as_of, name)
+        inputs = await open_contents(stack, engine, persist, imports, as_of, name)
         if is_additive(export.plan):
             bytes_max = engine.settings.hydration_chunk_bytes
-            chunks = await engine.clock.run_blocking(lambda: split_into_chunks(sources, bytes_max))
+            chunks = await engine.clock.run_blocking(lambda: split_into_chunks(inputs, bytes_max))
             if HYDRATION_CHUNK.crossed(len(chunks) > 1):
                 return await _chunk_by_chunk(engine, persist, export, chunks, as_of, name)
-        return FirstContents(await _computed(engine, persist, export, sources, as_of, name))
+        return FirstContents(await _computed(engine, persist, export, inputs, as_of, name))
 
 
 async def _chunk_by_chunk(
@@ -274,12 +274,12 @@ async def _computed(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    sources: Sequence[JobRows],
+    inputs: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
-    job = whole_job(engine, export.plan, sources, as_of, name, into_files=True)
+    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True)
     made = await engine.run_into_files(job)
     files = made.files if isinstance(made, MadeFiles) else ()
     parts: list[list[BatchPart]] = [[] for _ in shards_of(export)]
@@ -371,7 +371,7 @@ class ResumedHydration(msgspec.Struct, frozen=True):
     touched: StateLookups | None
     output_errors: tuple[str, ...]
     """Errors that the output holds at ``lo - 1``."""
-    source_errors: tuple[dict[str, int], ...]
+    input_errors: tuple[dict[str, int], ...]
     """Sums of the error updates at ``lo - 1``, for each import."""
     state_rows: int = 0
     """Approximate number of rows of the imports."""
@@ -399,7 +399,7 @@ async def restore(
     """
     name = (incarnation, 0)
     upper, as_of = await _start_of(persist, description, export)
-    shards = [source.shard for source in description.imports]
+    shards = [imported.shard for imported in description.imports]
     # Reserves the arrangements at the future `lo`, so that other views' compaction does not pass it
     # while this view is computed. They are filled later (`filling`): a view is readable before it
     # can be stepped.
@@ -455,7 +455,7 @@ async def _start_of(
     """
     # Read before the upper: another replica moves the upper before its holds, so a since beyond the
     # upper is a true gap.
-    sinces = [(await persist.state(source.shard)).since for source in description.imports]
+    sinces = [(await persist.state(imported.shard)).since for imported in description.imports]
     upper = await persist.upper(export.shard)
     since = max(sinces, default=0)
     if is_empty(upper):
@@ -515,9 +515,9 @@ async def _resume(
     plan = export.plan
     reader_id = engine.job_id(*name, "resume")
     output_errors = await errors_of(persist, export.shard, plan.output, upper - 1, reader_id)
-    source_errors = [
-        await _error_sums(persist, source.shard, source.schema, upper - 1, reader_id)
-        for source in description.imports
+    input_errors = [
+        await _error_sums(persist, imported.shard, imported.schema, upper - 1, reader_id)
+        for imported in description.imports
     ]
     for index, (shard, state) in enumerate(zip(export.hidden_shards, plan.hidden, strict=True)):
         parts = scanned(persist, shard, state.schema, upper - 1, reader_id)
@@ -528,12 +528,12 @@ async def _resume(
                 )
     await engine.clock.run_blocking(touched.merge)
     rows = await _rows(persist, description, upper)
-    return ResumedHydration(upper, touched, output_errors, tuple(source_errors), rows)
+    return ResumedHydration(upper, touched, output_errors, tuple(input_errors), rows)
 
 
 async def _rows(persist: PersistClient, description: DataflowDescription, before: Time) -> int:
     """Return about how many rows the imports have before a time: the number of stored updates."""
-    states = [await persist.state(source.shard) for source in description.imports]
+    states = [await persist.state(imported.shard) for imported in description.imports]
     return sum(b.rows for state in states for b in state.batches if b.lower < before)
 
 

@@ -3,10 +3,10 @@
 Theory of operation. A dataflow moves its lower frontier `lo` forward in steps ``[lo, hi)``:
 
 1. *suspended* until it is scheduled; then *hydrating*: the shell restores the durable state (or
-   computes it at the `as_of`) and starts this incarnation's sources;
+   computes it at the `as_of`) and starts this incarnation's inputs;
 2. *gathering* (*errored* while the collection holds a definite error): `hi` is picked from what
-   every source has described and the budget allows, and its parts are asked for. When every time
-   below `hi` is sealed for every source the step is cut;
+   every input has described and the budget allows, and its parts are asked for. When every time
+   below `hi` is sealed for every input the step is cut;
 3. *running*: the shell computes the step's result; meanwhile parts of the next step are fetched,
    as far as the budget has room. A definite failure over several distinct times halves the
    interval; at a single time it becomes the step's result, an error;
@@ -23,24 +23,25 @@ change nothing. A step without updates skips 3: only the frontier moves. The out
 dataflow changes with the clock: its step has its last time among its times, may change at any, and
 is halved by its interval.
 
-A source that fails *freezes* the dataflow at what is missing: the steps before it are still made,
+An input that fails *freezes* the dataflow at what is missing: the steps before it are still made,
 no step beyond it is cut, and after a delay a new incarnation starts. An indefinite failure repeats
 its stage after a delay. *dropped* is final.
 
-Invariants (`invariants`): `lo` never goes back within an incarnation, `reported` and `write` (the
-output is known to be durable below it) never at all; a step covers ``lo <= time < hi`` with ``hi >
-lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`, all
-others stay held. Unless it is followed, an opaque view's step has at most one distinct time, and no
-healthy step holds an error of an input.
+Invariants (`check_machine`): `lo` never goes back within an incarnation, `reported` and `write`
+(the output is known to be durable below it) never at all; a step covers ``lo <= time < hi`` with
+``hi > lo``; at most one step exists, and only in states that carry one; rows taken lie below `hi`,
+all others stay held. Unless it is followed, an opaque view's step has at most one distinct time,
+and no healthy step holds an error of an input.
 
-`TRANSITIONS` lists the events that each state accepts. Any other event, or one of another
-incarnation or step, is stale: it is ignored and counted in `ignored`.
+`DataflowMachine.TRANSITIONS` has the events that each state accepts, and the states that each may
+lead to. Any other event, or one of another incarnation or step, is stale: it is ignored and counted
+in `ignored`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import pyarrow as pa
@@ -48,8 +49,8 @@ import pyarrow.compute as pc
 
 from actors.dataflow.events import (
     CARRYING,
+    LIVE,
     REST,
-    TRANSITIONS,
     CancelWork,
     CommitStep,
     ComputeStep,
@@ -62,6 +63,7 @@ from actors.dataflow.events import (
     FinishDataflow,
     FollowReplica,
     GrantCredit,
+    InputsReady,
     InstallStep,
     PaceStep,
     PublishStatus,
@@ -72,7 +74,6 @@ from actors.dataflow.events import (
     RestoreState,
     RetryDue,
     RetryLater,
-    SourcesReady,
     StageFailed,
     StandBy,
     StandbyExpired,
@@ -80,9 +81,14 @@ from actors.dataflow.events import (
     StartTasks,
     StateRestored,
     StepCommitted,
+    StepComputed,
     StepDue,
     StepInstalled,
+    SuspensionEnded,
+    TransitionTable,
     UpperMismatched,
+    moves,
+    on_event,
 )
 from actors.dataflow.gather import (
     DataflowInput,
@@ -97,7 +103,7 @@ from actors.progress import EMPTY, Frontier, Time, is_empty
 from actors.protocol.internal import FetchFailed, ListenFailed, PartFetched, PartsDescribed
 from actors.threshold_probes import STEP_BUDGET, STEP_ROWS
 
-# -- Chooses where a step ends, and takes its rows from the sources. Pure --------------------------
+# -- Chooses where a step ends, and takes its rows from the inputs. Pure ---------------------------
 # `pick_hi` looks at described parts, before any is fetched; `limit_hi_by_times` and
 # `limit_hi_by_bytes` look at fetched rows. Rows that were taken can be put back, so a step can be
 # cut shorter until it is durable.
@@ -105,7 +111,7 @@ from actors.threshold_probes import STEP_BUDGET, STEP_ROWS
 
 def pick_hi(
     lo: Time,
-    sources: Sequence[DataflowInput],
+    inputs: Sequence[DataflowInput],
     budget: int,
     until: Frontier | None,
     *,
@@ -113,21 +119,21 @@ def pick_hi(
 ) -> Frontier | None:
     """Return the `hi` of the next step; None if nothing is described beyond `lo`.
 
-    The step reaches as far as every source has been described, but not so far that the parts to
+    The step reaches as far as every input has been described, but not so far that the parts to
     fetch (with the rows already held) exceed `budget` bytes; it takes at least one batch, if
     `forced`.
     """
-    reach = min((source.progress for source in sources), default=EMPTY)
+    reach = min((input_.progress for input_ in inputs), default=EMPTY)
     if until is not None:
         reach = min(reach, until)
     if reach <= lo:
         return None
     pieces = sorted(
-        (p for source in sources for p in source.waiting if p.lower < reach),
+        (p for input_ in inputs for p in input_.waiting if p.lower < reach),
         key=lambda piece: piece.lower,
     )
     candidates = sorted({p.upper for p in pieces if lo < p.upper < reach} | {reach})
-    total = sum(source.held_bytes + source.outstanding_bytes() for source in sources)
+    total = sum(input_.held_bytes + input_.outstanding_bytes() for input_ in inputs)
     # One batch even if it exceeds the budget: else it could never be taken.
     best = candidates[0] if forced else None
     position = 0
@@ -197,18 +203,42 @@ def limit_hi_by_bytes(
     return None
 
 
-def put_back(sources: Sequence[DataflowInput], deltas: Iterable[Iterable[pa.Table]]) -> None:
-    """Hold the rows that were taken from the sources again."""
-    for source, tables in zip(sources, deltas, strict=True):
-        source.hold(*tables)
+def put_back(inputs: Sequence[DataflowInput], deltas: Iterable[Iterable[pa.Table]]) -> None:
+    """Hold the rows that were taken from the inputs again."""
+    for input_, tables in zip(inputs, deltas, strict=True):
+        input_.hold(*tables)
 
 
-def take_rows(sources: Sequence[DataflowInput], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
-    """Take the held rows below `hi` out of each source, and return them."""
-    return tuple(tuple(source.take(hi)) for source in sources)
+def take_rows(inputs: Sequence[DataflowInput], hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
+    """Take the held rows below `hi` out of each input, and return them."""
+    return tuple(tuple(input_.take(hi)) for input_ in inputs)
 
 
 _DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong, too
+
+
+# -- Targets that several transitions share --------------------------------------------------------
+
+_COMPUTED: Final = (DataflowPhase.COMMITTING, DataflowPhase.INSTALLING)
+_NEXT: Final = (
+    *REST,
+    DataflowPhase.STANDING_BY,
+    DataflowPhase.RUNNING,
+    *_COMPUTED,
+    DataflowPhase.DROPPED,
+)
+"""Where a dataflow that follows no other replica goes on: at rest, in the next step, or nowhere."""
+_GOES_ON: Final = moves(
+    REST,
+    *(*CARRYING, DataflowPhase.HYDRATING, DataflowPhase.FROZEN, DataflowPhase.DROPPED),
+    stays=True,
+)
+"""Targets of an event at rest after which the dataflow goes on (`DataflowMachine._go_on`)."""
+_INPUT_FAILS: Final = (
+    _GOES_ON
+    | moves(CARRYING, DataflowPhase.FROZEN, stays=True)
+    | moves([DataflowPhase.HYDRATING], DataflowPhase.FROZEN)
+)
 
 
 class DataflowMachine:
@@ -217,7 +247,7 @@ class DataflowMachine:
     def __init__(
         self,
         *,
-        sources: int,
+        inputs: int,
         durable: bool,
         opaque: bool = False,
         temporal: bool = False,
@@ -236,7 +266,7 @@ class DataflowMachine:
         self.budget_bytes = budget_bytes
         self.budget_bytes_max = budget_bytes
         self.fetches_max = fetches_max
-        self.source_count = sources
+        self.input_count = inputs
         self.state = DataflowPhase.SUSPENDED
         self.incarnation = 0
         self.number = 0
@@ -247,7 +277,7 @@ class DataflowMachine:
         self.write: Frontier = 0
         self.reported: Frontier | None = None
         self.in_error = False
-        self.sources: tuple[DataflowInput, ...] = ()
+        self.inputs: tuple[DataflowInput, ...] = ()
         self.step: DataflowStep | None = None
         self.ignored = 0
         self._step_bytes = 0
@@ -262,17 +292,18 @@ class DataflowMachine:
         """True unless the next step of a paced dataflow must wait."""
         self._frozen: PenstockError | None = None
         self._whole: Frontier = EMPTY
-        """Every time below is described and its parts can be fetched: beyond it a source has
+        """Every time below is described and its parts can be fetched: beyond it an input has
         failed."""
 
     def handle(self, event: Event) -> list[Effect]:
         """Apply an event, and return its effects. Raise `LocalProtocolError` for a broken
         description."""
-        states, handler = TRANSITIONS[type(event)]
-        if self.state not in states or not self._current(event):
+        transition = self.TRANSITIONS.get((self.state, type(event)))
+        if transition is None or not self._current(event):
             self.ignored += 1
             return []
-        effects: list[Effect] = getattr(self, handler)(event)
+        effects = transition.handler(self, event)
+        assert self.state in transition.targets, (type(event).__name__, self.state)
         return effects
 
     def _current(self, event: Event) -> bool:
@@ -289,7 +320,7 @@ class DataflowMachine:
         """Start a new incarnation, and forget all state that is not durable."""
         self.state = DataflowPhase.HYDRATING
         self.incarnation += 1
-        self.sources = ()
+        self.inputs = ()
         self.step = None
         self.hi = None
         self._restored_from = None
@@ -307,17 +338,17 @@ class DataflowMachine:
         self.lo = event.lo
         self.in_error = event.in_error
         self._snapshot_due = any(event.snapshots)
-        self.sources = tuple(
+        self.inputs = tuple(
             DataflowInput(index, event.as_of, snapshot=snapshot)
             for index, snapshot in enumerate(event.snapshots)
         )
         effects = self._report(None) if self.durable else []
-        if self.sources and self.lo < EMPTY:
+        if self.inputs and self.lo < EMPTY:
             return [*effects, StartTasks(self.incarnation)]
         self.state = self._resting()
         return [*effects, *self._go_on()]
 
-    def _sources_ready(self, _: SourcesReady) -> list[Effect]:
+    def _inputs_ready(self, _: InputsReady) -> list[Effect]:
         restored = self._restored_from
         if restored is None:
             return []
@@ -331,21 +362,21 @@ class DataflowMachine:
     # -- gathering ---------------------------------------------------------------------------------
 
     def _described(self, event: PartsDescribed) -> list[Effect]:
-        source = self.sources[event.source]
-        return [*self._done_with(source, source.describe(event)), *self._go_on()]
+        input_ = self.inputs[event.input_index]
+        return [*self._done_with(input_, input_.describe(event)), *self._go_on()]
 
-    def _done_with(self, source: DataflowInput, pieces: list[PartInterval]) -> list[Effect]:
+    def _done_with(self, input_: DataflowInput, pieces: list[PartInterval]) -> list[Effect]:
         effects: list[Effect] = []
         if pieces:
-            effects.append(ReleaseParts(source.index, tuple(piece.part.key for piece in pieces)))
-        effects += [GrantCredit(source.index, size) for size in source.answers(pieces)]
+            effects.append(ReleaseParts(input_.index, tuple(piece.part.key for piece in pieces)))
+        effects += [GrantCredit(input_.index, size) for size in input_.answers(pieces)]
         return effects
 
     def _fetched(self, event: PartFetched) -> list[Effect]:
-        source = self.sources[event.source]
-        piece, rows = source.fetched(event)
-        source.hold(rows)
-        return [*self._done_with(source, [piece]), *self._go_on()]
+        input_ = self.inputs[event.input_index]
+        piece, rows = input_.fetched(event)
+        input_.hold(rows)
+        return [*self._done_with(input_, [piece]), *self._go_on()]
 
     def _go_on(self) -> list[Effect]:
         """Freeze, finish, ask for parts, or cut the next step."""
@@ -366,20 +397,20 @@ class DataflowMachine:
             return waiting
         if self.hi is None or self.hi > self._whole:
             until = min(end, self._whole)
-            self.hi = pick_hi(self.lo, self.sources, self.budget_bytes, until)
+            self.hi = pick_hi(self.lo, self.inputs, self.budget_bytes, until)
             if self._snapshot_due and self.hi is not None:
                 # The first step is the whole snapshot and nothing else.
-                reach = self._source_as_of() + 1
-                there = reach <= self._whole and all(s.progress >= reach for s in self.sources)
+                reach = self._input_as_of() + 1
+                there = reach <= self._whole and all(s.progress >= reach for s in self.inputs)
                 self.hi = reach if there else None
         if self.hi is None and self._frozen is not None:
-            # Another source is not described beyond `lo`, so no step fits before the failure.
+            # Another input is not described beyond `lo`, so no step fits before the failure.
             return self._freeze(self._frozen)
         if self.hi is None:
-            return self._ask(self._source_as_of() + 1) if self._snapshot_due else []
+            return self._ask(self._input_as_of() + 1) if self._snapshot_due else []
         if self._following and self._left_behind(self.hi):
             return [CancelWork(), *self._restart()]
-        if all(source.sealed(self.hi) for source in self.sources):
+        if all(input_.sealed(self.hi) for input_ in self.inputs):
             return self._cut(self.hi)
         return self._ask(self.hi)
 
@@ -390,13 +421,13 @@ class DataflowMachine:
         """
         if self._frozen is not None or self._following or self._snapshot_due:
             return None
-        reach = min([end, *(source.progress for source in self.sources)])
+        reach = min([end, *(input_.progress for input_ in self.inputs)])
         if reach <= self.lo:
             return []
         # The parts described so far fill the budget, so waiting would not make the step larger.
-        if pick_hi(self.lo, self.sources, self.budget_bytes, end, forced=False) != reach:
+        if pick_hi(self.lo, self.inputs, self.budget_bytes, end, forced=False) != reach:
             return None
-        if not self.temporal and not any(each.has_rows_below(reach) for each in self.sources):
+        if not self.temporal and not any(each.has_rows_below(reach) for each in self.inputs):
             return None
         return self._ask(reach)
 
@@ -404,14 +435,14 @@ class DataflowMachine:
         self._due = True
         return self._go_on()
 
-    def _source_as_of(self) -> Time:
-        """Return the time that this incarnation's sources read from."""
+    def _input_as_of(self) -> Time:
+        """Return the time that this incarnation's inputs are read from."""
         return self._restored_from.as_of if self._restored_from is not None else self.as_of
 
     def _ask(self, before: Frontier) -> list[Effect]:
         """Ask for parts below `before` (a step's `hi` was picked within the budget)."""
-        asked = ask_parts(self.sources, before, self.fetches_max)
-        return [RequestPart(source.index, piece) for source, piece in asked]
+        asked = ask_parts(self.inputs, before, self.fetches_max)
+        return [RequestPart(input_.index, piece) for input_, piece in asked]
 
     def _ask_ahead(self) -> list[Effect]:
         """Ask for parts of the next step while one is being made, as far as the budget has room."""
@@ -420,7 +451,7 @@ class DataflowMachine:
             return []
         # The rows of the current step are still in memory.
         room = self.budget_bytes - self._step_bytes
-        before = pick_hi(step.hi, self.sources, room, self.until, forced=False)
+        before = pick_hi(step.hi, self.inputs, room, self.until, forced=False)
         return [] if before is None else self._ask(before)
 
     # -- a step ------------------------------------------------------------------------------------
@@ -441,7 +472,7 @@ class DataflowMachine:
                 shorter = limit_hi_by_bytes(flat, times, self.budget_bytes)
             if shorter is not None:
                 hi = shorter
-                put_back(self.sources, deltas)
+                put_back(self.inputs, deltas)
                 deltas = self._take(hi)
         self._set_step(hi, times, deltas)
         assert self.step is not None
@@ -481,9 +512,9 @@ class DataflowMachine:
 
     def _take(self, hi: Frontier) -> tuple[tuple[pa.Table, ...], ...]:
         """Take a step's rows, and note their size."""
-        held = sum(source.held_bytes for source in self.sources)
-        deltas = take_rows(self.sources, hi)
-        self._step_bytes = held - sum(source.held_bytes for source in self.sources)
+        held = sum(input_.held_bytes for input_ in self.inputs)
+        deltas = take_rows(self.inputs, hi)
+        self._step_bytes = held - sum(input_.held_bytes for input_ in self.inputs)
         return deltas
 
     def _computed(self, _: Event | None) -> list[Effect]:
@@ -506,7 +537,7 @@ class DataflowMachine:
         """Compute the first half of the step's times instead; put the other rows back."""
         half = step.lo + (step.hi - step.lo) // 2
         hi = half if self.temporal else step.times[len(step.times) // 2]
-        put_back(self.sources, step.deltas)
+        put_back(self.inputs, step.deltas)
         self._set_step(hi, step.times, self._take(hi))
         assert self.step is not None
         return [ComputeStep(self.step)]
@@ -531,7 +562,7 @@ class DataflowMachine:
             # There is no append to follow: only the durable state shows how to continue.
             return [CancelWork(), *self._restart()]
         # The followed step ends at that upper: its rows are taken once all below it are held.
-        put_back(self.sources, step.deltas)
+        put_back(self.inputs, step.deltas)
         self.step = None
         self.hi = event.upper
         self._following = True
@@ -541,10 +572,10 @@ class DataflowMachine:
     def _left_behind(self, hi: Frontier) -> bool:
         """Return whether the rows up to `hi` exceed the memory allowed; then the durable state is
         read."""
-        if any(source.progress < hi for source in self.sources):
+        if any(input_.progress < hi for input_ in self.inputs):
             return False
         room = 2 * self.budget_bytes_max
-        return pick_hi(self.lo, self.sources, room, hi, forced=False) != hi
+        return pick_hi(self.lo, self.inputs, room, hi, forced=False) != hi
 
     def _follow(self) -> list[Effect]:
         assert self.step is not None
@@ -591,18 +622,18 @@ class DataflowMachine:
 
     # -- failures ----------------------------------------------------------------------------------
 
-    def _source_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
-        """Note a source's failure; the steps before the missing part are still made."""
+    def _input_failed(self, event: FetchFailed | ListenFailed) -> list[Effect]:
+        """Note an input's failure; the steps before the missing part are still made."""
         error = self._frozen = self._frozen or event.error
-        if not self.sources:
+        if not self.inputs:
             return self._freeze(error)
         if isinstance(event.error, _DISTRUSTED):
-            # The source described wrongly, so the current step may be wrong: freeze at once.
+            # The input was described wrongly, so the current step may be wrong: freeze at once.
             self._whole = 0
             durable = self.state in (DataflowPhase.COMMITTING, DataflowPhase.INSTALLING)
             return [] if durable else self._freeze(error)
-        source = self.sources[event.source]
-        whole = source.lose(event).lower if isinstance(event, FetchFailed) else source.progress
+        input_ = self.inputs[event.input_index]
+        whole = input_.lose(event).lower if isinstance(event, FetchFailed) else input_.progress
         self._whole = min(self._whole, whole)
         if self.state in CARRYING:
             return []
@@ -655,12 +686,12 @@ class DataflowMachine:
     def _dropped(self, _: DropRequested) -> list[Effect]:
         self.state = DataflowPhase.DROPPED
         self.step = None
-        self.sources = ()
+        self.inputs = ()
         return [CancelWork()]
 
     def reading(self) -> SnapshotProgress | None:
         """Return the progress of this incarnation's snapshots; None if none is due."""
-        return total_reading(self.sources) if self._snapshot_due else None
+        return total_reading(self.inputs) if self._snapshot_due else None
 
     def waiting_for(self) -> str:
         """Return what the dataflow waits for, as text for people."""
@@ -669,10 +700,75 @@ class DataflowMachine:
         if self.state not in REST:
             return str(self.state.value)
         parts = [
-            f"source {s.index} described to {s.progress}, {sum(s.counts.values())} fetches out"
-            for s in self.sources
+            f"input {s.index} described to {s.progress}, {sum(s.counts.values())} fetches out"
+            for s in self.inputs
         ]
         return f"{self.state.value} from {self.lo}: " + "; ".join(parts)
+
+    TRANSITIONS: ClassVar[TransitionTable] = (
+        on_event(
+            SuspensionEnded, _scheduled, moves([DataflowPhase.SUSPENDED], DataflowPhase.HYDRATING)
+        )
+        # Without inputs no task is started: the one step is cut at once.
+        | on_event(StateRestored, _restored, moves([DataflowPhase.HYDRATING], *_NEXT, stays=True))
+        | on_event(InputsReady, _inputs_ready, moves([DataflowPhase.HYDRATING], *REST, stays=True))
+        | on_event(PartsDescribed, _described, _GOES_ON | moves(CARRYING, stays=True))
+        | on_event(PartFetched, _fetched, _GOES_ON | moves(CARRYING, stays=True))
+        | on_event(FetchFailed, _input_failed, _INPUT_FAILS)
+        | on_event(ListenFailed, _input_failed, _INPUT_FAILS)
+        | on_event(StepComputed, _computed, moves([DataflowPhase.RUNNING], *_COMPUTED))
+        | on_event(
+            FailedDefinitely,
+            _failed_definitely,
+            moves([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
+        )
+        | on_event(
+            StepCommitted, _committed, moves([DataflowPhase.COMMITTING], DataflowPhase.INSTALLING)
+        )
+        | on_event(
+            UpperMismatched,
+            _mismatched,
+            moves(
+                [DataflowPhase.STANDING_BY, DataflowPhase.COMMITTING],
+                *(*REST, DataflowPhase.HYDRATING, DataflowPhase.FOLLOWING, DataflowPhase.FROZEN),
+            ),
+        )
+        | on_event(
+            StandbyExpired,
+            _begin,
+            moves(
+                [DataflowPhase.STANDING_BY],
+                *(DataflowPhase.RUNNING, DataflowPhase.COMMITTING),
+                stays=True,
+            ),
+        )
+        | on_event(
+            ReplicaFollowed, _followed, moves([DataflowPhase.FOLLOWING], DataflowPhase.INSTALLING)
+        )
+        # What is described by then may make the next step at once.
+        | on_event(
+            StepInstalled,
+            _installed,
+            moves([DataflowPhase.INSTALLING], *_NEXT, DataflowPhase.FROZEN, stays=True),
+        )
+        | on_event(
+            StageFailed,
+            _failed,
+            moves(LIVE, stays=True) | moves([DataflowPhase.RUNNING], *_COMPUTED, stays=True),
+        )
+        | on_event(
+            RetryDue,
+            _retry_due,
+            moves([*LIVE, DataflowPhase.FROZEN], DataflowPhase.HYDRATING, stays=True),
+        )
+        | on_event(StepDue, _step_due, _GOES_ON)
+        | on_event(
+            DropRequested,
+            _dropped,
+            moves(set(DataflowPhase) - {DataflowPhase.DROPPED}, DataflowPhase.DROPPED),
+        )
+    )
+    """The transitions; any other event is ignored. `handle` checks the states that they lead to."""
 
 
 # -- Checks the invariants of a dataflow's machine; tests call it after every event. Pure ----------
@@ -691,5 +787,5 @@ def check_machine(machine: DataflowMachine) -> None:
             len(machine.step.times) <= 1 or machine.step.followed
         )
     assert machine.reported is None or machine.reported >= machine.as_of
-    for source in machine.sources:
-        source.validate()
+    for input_ in machine.inputs:
+        input_.validate()

@@ -45,7 +45,7 @@ from actors.protocol.compute import (
     CopyToExport,
     DataflowDescription,
     IndexExport,
-    SourceImport,
+    ShardImport,
     StashPart,
     SubscribeBatch,
     SubscribeExport,
@@ -127,7 +127,7 @@ class RowStash:
 async def snapshot(
     persist: PersistClient,
     clock: ActorClock,
-    source: SourceImport,
+    imported: ShardImport,
     as_of: Time,
     reader_id: str,
     place: Path,
@@ -138,20 +138,20 @@ async def snapshot(
 
     `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull`, `StorageError`.
     """
-    reader = await persist.open_reader(source.shard, reader_id)
+    reader = await persist.open_reader(imported.shard, reader_id)
     try:
         parts, _ = await reader.snapshot(as_of)
 
         async def read() -> AsyncGenerator[pa.Table, None]:
             for part in parts:
-                yield await persist.fetch(part, source.schema)
+                yield await persist.fetch(part, imported.schema)
                 reader.release([part.key])
 
         large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
         # Without retractions no sum is needed. Equal rows may then come in several pieces.
         if large and not any(part.retracts for part in parts):
-            return await _as_read(read(), clock, source.schema, as_of, stashing)
-        return await _summed(read(), clock, source.schema, as_of, place, stashing)
+            return await _as_read(read(), clock, imported.schema, as_of, stashing)
+        return await _summed(read(), clock, imported.schema, as_of, place, stashing)
     finally:
         with anyio.CancelScope(shield=True):
             await reader.close()
@@ -290,8 +290,8 @@ class PassThrough:
 
         Raise `StoreFull`, `StorageError`, `ReadBelowSince`.
         """
-        source = self._description.imports[0]
-        since = (await self._persist.state(source.shard)).since
+        imported = self._description.imports[0]
+        since = (await self._persist.state(imported.shard)).since
         first = self._description.as_of
         if isinstance(self._export, IndexExport):
             as_of = max(first, lo - 1, since)
@@ -303,15 +303,15 @@ class PassThrough:
             # subscribe here.
             return self._ended(lo, ReadBelowSince(text))
         name = f"{self._description.id}/{incarnation}"
-        await self._persist.wait_upper(source.shard, as_of)
-        held = await errors_of(self._persist, source.shard, source.schema, as_of, name)
+        await self._persist.wait_upper(imported.shard, as_of)
+        held = await errors_of(self._persist, imported.shard, imported.schema, as_of, name)
         if held:
             return self._ended(lo, ViewInError(held[0]))
         restored = StateRestored(incarnation, as_of + 1, as_of, (False,))
         if lo == 0 and self._export.snapshot:
             place = self._scratch / f"snapshot-{incarnation}"
             found = await snapshot(
-                self._persist, self._clock, source, as_of, name, place, self._stashing
+                self._persist, self._clock, imported, as_of, name, place, self._stashing
             )
             return SubscribeOpening(
                 restored, SubscribeBatch(0, as_of + 1, found.arrow, parts=found.parts)

@@ -47,7 +47,7 @@ ALIKE: Final = 4
 LEAP_MAX: Final = 1_000
 """Largest step, as a multiple of the largest measured one, whose cost may be the same."""
 SLOW_ROW_MS: Final = 0.05
-"""What a row of a step may take that is larger still: Spark makes 20,000 a second and more."""
+"""Time that a row of a still larger step may take: Spark makes 20,000 a second and more."""
 DECAY: Final = 0.9
 """Factor on a measurement's weight for each later one."""
 

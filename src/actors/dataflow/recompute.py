@@ -22,7 +22,7 @@ from actors.plan.jobs import ComputeDifference, JobRows
 from actors.plan.schema import TIME, TableSchema
 from actors.plan.updates import advance, concat, consolidate, negate, set_column
 from actors.progress import ShardId, Time
-from actors.protocol.compute import SourceImport, ViewExport
+from actors.protocol.compute import ShardImport, ViewExport
 from actors.settings import Settings
 
 # -- Suspends the computation of a view that is too large for the engine ---------------------------
@@ -77,7 +77,7 @@ async def recompute(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    imports: Sequence[SourceImport],
+    imports: Sequence[ShardImport],
     as_of: Time,
     upper: Time,
     name: tuple[int, int],
@@ -93,12 +93,12 @@ async def recompute(
     errors.
     """
     async with AsyncExitStack() as stack:
-        sources = await open_contents(stack, engine, persist, imports, as_of, name)
+        inputs = await open_contents(stack, engine, persist, imports, as_of, name)
         if not export.plan.strata:
-            return await _difference(engine, persist, export, sources, as_of, upper, name, stack)
+            return await _difference(engine, persist, export, inputs, as_of, upper, name, stack)
         # By the view's own strata: later steps then retract rows with the same bits, and the hidden
         # state is rebuilt too.
-        deltas = await whole_step(engine, export.plan, sources, as_of, name)
+        deltas = await whole_step(engine, export.plan, inputs, as_of, name)
     reader_id = engine.job_id(*name, "old")
     output = await _less_old(
         engine, persist, export.shard, export.plan.output, deltas.output, upper, as_of, reader_id
@@ -137,7 +137,7 @@ async def open_contents(
     stack: AsyncExitStack,
     engine: EngineClient,
     persist: PersistClient,
-    imports: Sequence[SourceImport],
+    imports: Sequence[ShardImport],
     as_of: Time,
     name: tuple[int, int],
 ) -> list[JobRows]:
@@ -145,23 +145,23 @@ async def open_contents(
 
     Raise `DefiniteError` if one of them holds an error there.
     """
-    sources: list[JobRows] = []
-    for index, source in enumerate(imports):
-        reader_id = engine.job_id(*name, f"source{index}")
+    inputs: list[JobRows] = []
+    for index, imported in enumerate(imports):
+        reader_id = engine.job_id(*name, f"input{index}")
         given = await stack.enter_async_context(
-            contents(persist, engine, source.shard, source.schema, as_of, reader_id)
+            contents(persist, engine, imported.shard, imported.schema, as_of, reader_id)
         )
         if given.errors:
             raise DefiniteError(given.errors[0])
-        sources.append(given.rows)
-    return sources
+        inputs.append(given.rows)
+    return inputs
 
 
 async def _difference(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
-    sources: Sequence[JobRows],
+    inputs: Sequence[JobRows],
     as_of: Time,
     upper: Time,
     name: tuple[int, int],
@@ -179,7 +179,7 @@ async def _difference(
         ComputeDifference(
             job_id=engine.job_id(*name, "whole"),
             sql=plan.sql,
-            tables=tuple(zip(plan.sources, sources, strict=True)),
+            tables=tuple(zip(plan.inputs, inputs, strict=True)),
             output=plan.output,
             time=as_of,
             old=old,

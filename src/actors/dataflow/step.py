@@ -148,10 +148,10 @@ def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
     found: dict[tuple[int, int, tuple[str, ...]], None] = {}
     optimistic = plan.optimistic
     covered = {
-        InputKind.COVERED.text(n): InputKind.CHANGES.text(each.source)
+        InputKind.COVERED.text(n): InputKind.CHANGES.text(each.input_index)
         for n, each in enumerate(plan.covered)
     }
-    origins = [InputKind.CHANGES.text(source) for source in range(len(plan.sources))]
+    origins = [InputKind.CHANGES.text(index) for index in range(len(plan.inputs))]
     clocks = [InputKind.DUE.text(k) for k, state in enumerate(plan.hidden) if state.due]
     together = [[*origins, *clocks]] if len(origins) <= CHANGED_TOGETHER_MAX else []
     for changes in together or [[each] for each in (*origins, *clocks)]:
@@ -239,11 +239,12 @@ async def _found(
     if kind is not InputKind.NEARBY:
         return number if kind is InputKind.STATE else None, lookups.rows(name)
     near = plan.nearby[number]
-    rows = lookups.rows(InputKind.STATE.text(near.source))
-    changes = lookups.rows(InputKind.CHANGES.text(near.source))
+    rows = lookups.rows(InputKind.STATE.text(near.input_index))
+    changes = lookups.rows(InputKind.CHANGES.text(near.input_index))
     if rows is None or changes is None:
-        return near.source, None
-    return near.source, await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
+        return near.input_index, None
+    found = await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
+    return near.input_index, found
 
 
 async def _made(
@@ -269,13 +270,13 @@ async def _made(
             if input_name == INTERVAL:
                 inputs[INTERVAL] = interval_rows(lo, hi)
                 continue
-            source, rows = await _found(engine, plan, lookups, input_name)
+            input_index, rows = await _found(engine, plan, lookups, input_name)
             if rows is None or not rows.num_rows:
                 continue
-            if source is not None and TOUCHED_ROWS.crossed(
+            if input_index is not None and TOUCHED_ROWS.crossed(
                 rows.num_rows > engine.settings.lookup_rows_max
             ):
-                given = whole_state(source)
+                given = whole_state(input_index)
                 inputs[input_name] = await stack.enter_async_context(given)
                 continue
             schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
@@ -310,7 +311,7 @@ async def delta_step(
     """Run the strata over the deltas ``lo <= time < hi`` and the state that they touch.
 
     Args:
-        deltas: The used columns and rows of the imports' changes (`views.source_uses`).
+        deltas: The used columns and rows of the imports' changes (`views.input_uses`).
         name: (incarnation, number).
         whole_state: Returns an import's whole state as files for Spark to scan; used if more
             than `lookup_rows_max` rows are touched.
@@ -449,7 +450,7 @@ async def _step_once(
 def whole_job(
     engine: EngineClient,
     plan: DeltaPlan,
-    sources: Sequence[JobRows],
+    contents: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
     *,
@@ -457,19 +458,19 @@ def whole_job(
 ) -> StepJob:
     """Return the job that computes the view from scratch at `as_of`, in one run.
 
-    Contents are passed as deltas, and every state is empty. With `into_files` a large answer comes
-    as files.
+    The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
+    answer comes as files.
     """
     last = len(plan.strata) - 1
     # Without earlier rows all changes are up to the edges, and strata that seldom make a row make
     # none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
     parsed = ((each, *InputName.parse(each)) for each in names)
-    inputs = {each: sources[n] for each, kind, n in parsed if kind is InputKind.CHANGES}
+    inputs = {each: contents[n] for each, kind, n in parsed if kind is InputKind.CHANGES}
     for number, covered in enumerate(plan.covered):
         covered_name = InputKind.COVERED.text(number)
         if covered_name in names:
-            inputs[covered_name] = sources[covered.source]
+            inputs[covered_name] = contents[covered.input_index]
     if INTERVAL in names:
         inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")
@@ -481,11 +482,11 @@ def whole_job(
 async def whole_step(
     engine: EngineClient,
     plan: DeltaPlan,
-    sources: Sequence[JobRows],
+    contents: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
 ) -> StepDeltas:
     """Compute the view from scratch, cut into output and hidden states."""
-    made = await engine.run(whole_job(engine, plan, sources, as_of, name))
+    made = await engine.run(whole_job(engine, plan, contents, as_of, name))
     output, hidden = await engine.clock.run_blocking(lambda: split_deltas(plan, made.rows))
     return StepDeltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

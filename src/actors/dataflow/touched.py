@@ -37,9 +37,9 @@ from actors.plan.nearby import ComparedRange, covered_changes, rows_in_range
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import between, concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.protocol.compute import SourceImport
+from actors.protocol.compute import ShardImport
 from actors.threshold_probes import DUE_BUCKETS, FILLING_GAP, HIDDEN_ROWS, MET_PAIRS
-from actors.views.source_uses import source_uses
+from actors.views.input_uses import input_uses
 
 # Counts the pairs that changed rows make with the rows that they match: the cost of their join
 # A key that many rows have, and that changes at many times of a step, multiplies both: a few
@@ -83,15 +83,15 @@ class ImportArrangements:
     ) -> None:
         """Open the handles at `lo`, unfilled (`filling` fills them).
 
-        `shards` are those of the plan's sources, in order.
+        `shards` are those of the plan's inputs, in order.
         """
         self.lo = lo
-        self.uses = source_uses(plan)
+        self.uses = input_uses(plan)
         self.handles: dict[tuple[str, tuple[str, ...]], ArrangementHandle] = {}
         """Handles by (``s{n}``, key); the key is empty if any arrangement can serve."""
         for target, key in _wanted(plan, InputKind.STATE):
-            source = InputName.parse(target).number
-            shard, use = shards[source], self.uses[source]
+            index = InputName.parse(target).number
+            shard, use = shards[index], self.uses[index]
             try:
                 handle = arrangements.open(shard, key, use.schema, lo, use.state)
             except InvalidUsage:
@@ -320,7 +320,7 @@ class StepLookups:
         if kind is InputKind.COVERED and name not in self._rows:
             covered = self._touched.covered[number]
             edges_name = InputKind.HIDDEN.text(covered.edges)
-            changes = self._rows[InputKind.CHANGES.text(covered.source)]
+            changes = self._rows[InputKind.CHANGES.text(covered.input_index)]
             edges = self._rows.get(edges_name)
             if edges is None:
                 # The edges are not looked up yet: until then all changes count.
@@ -458,16 +458,16 @@ def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
 async def make_ready(
     engine: EngineClient,
     persist: PersistClient,
-    imports: ImportArrangements,
-    sources: Sequence[SourceImport],
+    arrangements: ImportArrangements,
+    imports: Sequence[ShardImport],
     reader_id: str,
 ) -> None:
     """Return once all updates before the view's `lo` can be read. Callers may run concurrently.
 
     Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
     """
-    for (target, _), handle in imports.handles.items():
-        schema = sources[InputName.parse(target).number].schema
+    for (target, _), handle in arrangements.handles.items():
+        schema = imports[InputName.parse(target).number].schema
         while not handle.ready:
             if handle.upper:
                 await _close_gap(engine, persist, handle, schema, reader_id)
@@ -503,7 +503,7 @@ async def _fill(
         # Read after the reader is open: its lease keeps the since from passing the updates to read.
         since = (await persist.state(handle.shard)).since
         await engine.clock.run_blocking(partial(filling.start, since))
-        # Filled to the shard's upper, so that every other view of the source finds its `lo` in it.
+        # Filled to the shard's upper, so that every other view of the input finds its `lo` in it.
         upper = max(handle.lo, await persist.upper(handle.shard))
         parts, _ = await reader.snapshot(upper - 1)
         for part in parts:

@@ -1,7 +1,7 @@
 """Finds the traces that a dataflow's steps belong to.
 
 Theory of operation. A listen task's description carries the context of its span if changes of a
-sampled trace are in it; the context is noted by source and interval. A step takes the contexts of
+sampled trace are in it; the context is noted by input and interval. A step takes the contexts of
 its own interval: the first is its parent; the others, and the appends that they came from, are its
 links. The step's span is open from its cut until it is installed, over several stages. Parts are
 fetched, and stages run, in the context that they belong to.
@@ -38,7 +38,7 @@ class StepTraces:
         self._persist = persist
         self._description = description
         self._notes: deque[tuple[int, Time, Frontier, str]] = deque(maxlen=NOTES_MAX)
-        """(source, lower, upper, context) of each description."""
+        """(input, lower, upper, context) of each description."""
         self._step: tuple[int, int] | None = None
         self._opened: OpenSpan | None = None
         self._scheduled: str | None = None
@@ -75,12 +75,12 @@ class StepTraces:
         """Note the context of a description."""
         traceparent = TRACEPARENT.get()
         if traceparent is not None and message.parts:
-            self._notes.append((message.source, message.lower, message.upper, traceparent))
+            self._notes.append((message.input_index, message.lower, message.upper, traceparent))
 
-    def of(self, source: int, piece: PartInterval) -> str | None:
+    def of(self, input_index: int, piece: PartInterval) -> str | None:
         """Return the context in which a part is to be fetched."""
         for noted, lower, upper, traceparent in self._notes:
-            if noted == source and piece.lower < upper and lower < piece.upper:
+            if noted == input_index and piece.lower < upper and lower < piece.upper:
                 return traceparent
         return None
 
@@ -100,8 +100,8 @@ class StepTraces:
         described = self._description
         appends = [
             context
-            for source in described.imports
-            for context in self._persist.trail.between(source.shard, step.lo, step.hi)
+            for imported in described.imports
+            for context in self._persist.trail.between(imported.shard, step.lo, step.hi)
         ]
         self._opened = begin(
             STEP,

@@ -49,7 +49,7 @@ from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.threshold_probes import COLD_STEPS, QUIET_STEPS
-from actors.views.source_uses import source_uses
+from actors.views.input_uses import input_uses
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -96,12 +96,12 @@ class ViewStages:
         self._touched: StateLookups | None = None
         self._plain_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
         """The current step and its plain updates, which are used twice."""
-        self._uses = source_uses(export.plan)
+        self._uses = input_uses(export.plan)
         self._used_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
         self._suspension = RecomputeSuspension(engine.settings)
         self._rehearsal = anyio.Lock()
         self._output_errors: tuple[str, ...] = ()
-        self._source_errors: tuple[dict[str, int], ...] = ()
+        self._input_errors: tuple[dict[str, int], ...] = ()
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
@@ -138,7 +138,7 @@ class ViewStages:
         text = find_held(resumed.output_errors)
         if text and not self._suspension.begun:
             self._suspension.begin(text, self._engine.clock.monotonic_ms())
-        self._source_errors = resumed.source_errors
+        self._input_errors = resumed.input_errors
         return resumed
 
     async def warm(self, incarnation: int) -> None:
@@ -178,14 +178,14 @@ class ViewStages:
         if touched is None or touched.imports.ready:
             return
         reader_id = self._engine.job_id(incarnation, 0, "fill")
-        sources = self._description.imports
-        await make_ready(self._engine, self._persist, touched.imports, sources, reader_id)
+        imports = self._description.imports
+        await make_ready(self._engine, self._persist, touched.imports, imports, reader_id)
 
     async def compute(self, step: DataflowStep) -> StepOutcome:
         """Return the step's deltas. Raise `DefiniteError`, and the stores' and the engine's
         errors."""
         time = step.times[-1]
-        held = errors_after(self._source_errors, step, time)
+        held = errors_after(self._input_errors, step, time)
         if held:
             raise DefiniteError(held[0])
         if step.in_error or not self._export.plan.strata:
@@ -291,10 +291,10 @@ class ViewStages:
         return StepOutcome(deltas, rows_read=touched.rows_read - read_before)
 
     @asynccontextmanager
-    async def _whole_state(self, step: DataflowStep, source: int) -> AsyncIterator[JobRows]:
+    async def _whole_state(self, step: DataflowStep, input_index: int) -> AsyncIterator[JobRows]:
         """Yield an import's contents below the step's `lo`, for a step that touches much of it."""
-        imported = self._description.imports[source]
-        reader_id = self._engine.job_id(step.incarnation, step.number, f"state{source}")
+        imported = self._description.imports[input_index]
+        reader_id = self._engine.job_id(step.incarnation, step.number, f"state{input_index}")
         as_of = step.lo - 1
         async with contents(
             self._persist, self._engine, imported.shard, imported.schema, as_of, reader_id
@@ -302,13 +302,13 @@ class ViewStages:
             yield found.rows
 
     async def _plain(self, step: DataflowStep) -> list[pa.Table]:
-        """Return the plain updates of the step, for each source."""
+        """Return the plain updates of the step, for each input."""
         known, found = self._plain_of
         if known is step:
             return found
 
         def together() -> list[pa.Table]:
-            schemas = self._export.plan.source_schemas
+            schemas = self._export.plan.input_schemas
             return [
                 concat([split_errors(table)[0] for table in tables], schema.arrow_updates())
                 for tables, schema in zip(step.deltas, schemas, strict=True)
@@ -321,7 +321,7 @@ class ViewStages:
 
     async def _used(self, step: DataflowStep) -> list[pa.Table]:
         """Return the rows and columns of the step's plain updates that the view uses, for each
-        source."""
+        input."""
         known, found = self._used_of
         if known is step:
             return found
@@ -358,9 +358,9 @@ class ViewStages:
 
     async def install(self, step: DataflowStep, outcome: StepOutcome) -> None:
         """Apply the step to the state in memory, up to its `hi`."""
-        self._source_errors = tuple(
+        self._input_errors = tuple(
             {text: diff for text, diff in merged.items() if diff}
-            for merged in _error_sums_after(self._source_errors, step, step.hi)
+            for merged in _error_sums_after(self._input_errors, step, step.hi)
         )
         sums = dict.fromkeys(self._output_errors, 1)
         for change in outcome.errors:
@@ -449,7 +449,7 @@ class ViewStages:
 def _error_sums_after(
     before: tuple[dict[str, int], ...], step: DataflowStep, until: Frontier
 ) -> list[dict[str, int]]:
-    """Return each source's error sums after the step's error updates below `until`."""
+    """Return each input's error sums after the step's error updates below `until`."""
     after = []
     for sums, tables in zip(before, step.deltas, strict=True):
         added = [errors for table in tables if (errors := split_errors(table)[1]) is not None]
@@ -464,7 +464,7 @@ def _error_sums_after(
 def errors_after(
     before: tuple[dict[str, int], ...], step: DataflowStep, time: Time
 ) -> tuple[str, ...]:
-    """Return the errors that any source holds at `time`, a time of the step."""
+    """Return the errors that any input holds at `time`, a time of the step."""
     sums = _error_sums_after(before, step, time + 1)
     return tuple(sorted({text for merged in sums for text in errors_held(merged)}))
 

@@ -147,7 +147,7 @@ async def _set_up(client: Client, feed: DemoFeed, opening: flights.FlightTransac
         )
     await feed.begin(client, opening)
     for view in VIEWS:
-        await client.create_view(view.name, view.sql)
+        await client.create_materialized_view(view.name, view.sql)
     await _wait(client, feed.log.times[-1])
 
 

@@ -400,8 +400,8 @@ class ActorCell(Generic[M]):
         """Apply the policy to a crash; return whether the actor is restarted."""
         self.crashes += 1
         await self._stop_children()
-        told = [kind.__name__ for kind in self._story or ()]
-        story = f"{self.path} failed after {told}: {type(error).__name__}: {error}"
+        kinds = [kind.__name__ for kind in self._story or ()]
+        story = f"{self.path} failed after {kinds}: {type(error).__name__}: {error}"
         log.error(story, exc_info=error)
         # Also before a restart: the new actor knows nothing of the answers that the old one owed.
         self.mailbox.fail_asks(f"{type(error).__name__}: {error}")

@@ -79,10 +79,10 @@ WITH op AS MATERIALIZED (
 ), made AS (
   INSERT INTO {table} SELECT key, first, data FROM todo
   WHERE NOT gone AND expected IS NULL
-), told AS MATERIALIZED (
+), notified AS MATERIALIZED (
   SELECT pg_notify(%(channel)s, %(client)s || key) FROM todo
 )
-SELECT good.yes, (SELECT count(*) FROM told) FROM good"""
+SELECT good.yes, (SELECT count(*) FROM notified) FROM good"""
 _NO_LZ4: Final = (psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported)
 """PostgreSQL 13 does not know lz4; other builds may lack it."""
 _CLIENT_LETTERS: Final = 16
@@ -279,8 +279,8 @@ class PostgresConsensus:
                         await self._until_heard(connection, heard)
                         if self._closed:
                             return
-                        told, heard[:] = heard[:], []
-                        for payload in told:
+                        payloads, heard[:] = heard[:], []
+                        for payload in payloads:
                             if not payload.startswith(self._client):
                                 yield payload[_CLIENT_LETTERS:]
                 except FAILURES:

@@ -277,7 +277,7 @@ log = logging.getLogger("penstock.persist")
 
 
 class PartPruner:
-    """The filter and the audit of one source."""
+    """The filter and the audit of one input."""
 
     def __init__(self, wanted: PartFilter, audit: FilterAudit) -> None:
         self._wanted = wanted
@@ -287,7 +287,7 @@ class PartPruner:
     def __str__(self) -> str:
         return str(self._wanted)
 
-    def told(self) -> FilteredParts:
+    def counts(self) -> FilteredParts:
         """Return the counts of skipped parts, their bytes, and audits so far."""
         return FilteredParts(self._parts, self._bytes, self._audited)
 
@@ -333,8 +333,8 @@ class PartPruner:
                 )
 
 
-def sieve(wanted: PartFilter, settings: Settings) -> PartPruner:
-    """Return a sieve with the settings' audit."""
+def part_pruner(wanted: PartFilter, settings: Settings) -> PartPruner:
+    """Return a pruner with the settings' audit."""
     return PartPruner(
         wanted, FilterAudit(settings.filter_audit_one_in, settings.filter_audit_bytes_max)
     )

@@ -81,13 +81,13 @@ def objects_of(head: VersionedData | None) -> tuple[NamedShards, ...]:
 
 def owners(objects: Sequence[NamedShards]) -> dict[ShardId, str]:
     """Map each shard to its owner: ``view by_carrier``, ``view by_carrier, hidden``."""
-    told: dict[ShardId, str] = {}
+    owned_by: dict[ShardId, str] = {}
     for found in objects:
         if found.shard is not None:
-            told[found.shard] = f"{found.kind} {found.name}"
+            owned_by[found.shard] = f"{found.kind} {found.name}"
         for shard in found.hidden_shards:
-            told[shard] = f"{found.kind} {found.name}, hidden"
-    return told
+            owned_by[shard] = f"{found.kind} {found.name}, hidden"
+    return owned_by
 
 
 def shard_of(objects: Sequence[NamedShards], name: str) -> ShardId:
@@ -135,9 +135,9 @@ def batch_name(batch: ShardBatch) -> str:
 
 
 async def verify(
-    client: PersistClient, shard: ShardId, told: Callable[[BatchPart], None] = lambda part: None
+    client: PersistClient, shard: ShardId, note: Callable[[BatchPart], None] = lambda part: None
 ) -> VerifiedShard:
-    """Verify a shard; `told` is called with each part that was read. Raises `UnknownObject`
+    """Verify a shard; `note` is called with each part that was read. Raises `UnknownObject`
     (dropped meanwhile), `StorageError` only for documents that could not be read."""
     seen: set[tuple[str, int]] = set()
     lists: set[str] = set()
@@ -170,7 +170,7 @@ async def verify(
             read += part.bytes
             name = part.key or f"inline {number}"
             faults += [ShardFault(shard, batch_name(batch), name, text) for text in wrong]
-            told(part)
+            note(part)
         # Every part of one state was read: the shard is covered.
         if not moved:
             break

@@ -507,7 +507,7 @@ class HiddenState(msgspec.Struct, frozen=True, omit_defaults=True):
 class EagerSums(msgspec.Struct, frozen=True):
     """Sums of an import that are taken below a join, by its key (`views.rule_eager`)."""
 
-    source: int
+    input_index: int = msgspec.field(name="source")
     columns: tuple[str, ...]
     """Key columns, by the table's own names."""
     rows_for_each: int
@@ -527,9 +527,9 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     subtracted.
     """
 
-    sources: tuple[str, ...]
+    inputs: tuple[str, ...] = msgspec.field(name="sources")
     """Names of the imports, as `sql` writes them."""
-    source_schemas: tuple[TableSchema, ...]
+    input_schemas: tuple[TableSchema, ...] = msgspec.field(name="source_schemas")
     output: TableSchema
     sql: str
     """The view's own text: hydration of opaque views, recomputation, the oracle."""
@@ -584,18 +584,18 @@ class DeltaPlan(msgspec.Struct, frozen=True):
             case InputKind.HIDDEN | InputKind.DUE:
                 schemas = tuple(state.schema for state in self.hidden)
             case InputKind.CHANGES | InputKind.STATE:
-                schemas = self.source_schemas
+                schemas = self.input_schemas
             case InputKind.NEARBY:
-                schemas = tuple(self.source_schemas[near.source] for near in self.nearby)
+                schemas = tuple(self.input_schemas[near.input_index] for near in self.nearby)
             case InputKind.COVERED:
-                schemas = tuple(self.source_schemas[each.source] for each in self.covered)
+                schemas = tuple(self.input_schemas[each.input_index] for each in self.covered)
         return schemas[found.number] if found.number < len(schemas) else None
 
     def input_names(self) -> list[str]:
         """Return the names of all inputs but strata's outputs."""
-        of_sources = InputKind.CHANGES, InputKind.STATE
+        of_imports = InputKind.CHANGES, InputKind.STATE
         of_hidden = InputKind.HIDDEN, InputKind.DUE
-        found = [kind.text(i) for i in range(len(self.source_schemas)) for kind in of_sources]
+        found = [kind.text(i) for i in range(len(self.input_schemas)) for kind in of_imports]
         found += [kind.text(k) for k in range(len(self.hidden)) for kind in of_hidden]
         found += [InputKind.NEARBY.text(k) for k in range(len(self.nearby))]
         found += [InputKind.COVERED.text(k) for k in range(len(self.covered))]

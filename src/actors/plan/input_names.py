@@ -22,9 +22,9 @@ class InputKind(StrEnum):
     """The kinds of inputs of a delta plan, by their letters."""
 
     CHANGES = "d"
-    """The changes of a source in the step's interval; the number is the source's."""
+    """The changes of an import in the step's interval; the number is the import's."""
     STATE = "s"
-    """The rows of a source before the step that its changes can touch; numbered as sources are."""
+    """The rows of an import before the step that its changes can touch; numbered as imports are."""
     HIDDEN = "h"
     """The touched rows of a hidden state before the step; the number is the hidden state's."""
     RESULT = "r"
@@ -32,9 +32,9 @@ class InputKind(StrEnum):
     DUE = "c"
     """The rows of a hidden state that come due in the step; numbered as hidden states are."""
     NEARBY = "n"
-    """The rows of a source's state that are near changes; a place in `DeltaPlan.nearby`."""
+    """The rows of an import's state that are near changes; a place in `DeltaPlan.nearby`."""
     COVERED = "k"
-    """The changes of a source up to the edges of their groups; a place in `DeltaPlan.covered`."""
+    """The changes of an import up to the edges of their groups; a place in `DeltaPlan.covered`."""
     INTERVAL = "i"
     """The one row with the step's interval; the number is 0."""
 

@@ -131,7 +131,7 @@ class RehearseSteps(msgspec.Struct, frozen=True, gc=False, tag="Rehearse"):
 class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference"):
     """Plain Spark: the query over whole contents, minus old contents.
 
-    `tables` are the contents of each source up to a time (weights summed, rows repeated by
+    `tables` are the contents of each input up to a time (weights summed, rows repeated by
     their weight). The answer holds (columns, ``__time`` = `time`, ``__diff``): what must be
     appended to turn `old` into the query's result. Without `old` it is the result itself.
     """
@@ -245,8 +245,8 @@ class VolatileCall(msgspec.Struct, frozen=True, gc=False):
 
 
 class QueryTranslation(msgspec.Struct, frozen=True, gc=False):
-    """A query's relational plan as Spark's own analysis gives it; `source` numbers are places in
-    `QueryAnalyzed.sources`."""
+    """A query's relational plan as Spark's own analysis gives it; its scans have places in
+    `QueryAnalyzed.inputs`."""
 
     root: ProjectNode | None
     """A projection onto the output's columns, by name; None: no rule knows the query."""
@@ -259,7 +259,7 @@ class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
 
     job_id: str
     schema: TableSchema = TableSchema(())
-    sources: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = msgspec.field(default=(), name="sources")
     """Names of the job's tables that it reads, in the order in which its plan names them."""
     volatility: VolatileCall | None = None
     """None if its answer is a function of its tables, but for the choices that Spark's aggregates

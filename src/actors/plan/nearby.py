@@ -135,13 +135,13 @@ class SortColumn(msgspec.Struct, frozen=True):
 
 
 class NearbyRows(msgspec.Struct, frozen=True):
-    """The input ``n{k}`` of a step: the rows ``s{source}`` that are near the changes ``d{source}``.
+    """The input ``n{k}`` of a step: the rows ``s{n}`` that are near the changes ``d{n}``.
 
     `keys` and `order` are columns of the table. ``range`` and ``gap`` are in the units of the one
     column of `order`: numbers, days of a date, microseconds of a timestamp.
     """
 
-    source: int
+    input_index: int = msgspec.field(name="source")
     keys: tuple[str, ...]
     order: tuple[SortColumn, ...]
     reach: Reach
@@ -311,13 +311,13 @@ def _numbers(column: pa.ChunkedArray) -> _Numbers:
 
 
 class CoveredChanges(msgspec.Struct, frozen=True):
-    """The input ``k{n}`` of a step: the changes ``d{source}`` that stand no further than the edge
+    """The input ``k{n}`` of a step: the changes ``d{n}`` that stand no further than the edge
     of their group, which is in ``h{edges}``, and all changes of groups without one.
 
     `keys` and `order` are columns of the table, the `edge_columns` those of the state for them.
     """
 
-    source: int
+    input_index: int = msgspec.field(name="source")
     edges: int
     keys: tuple[str, ...]
     order: tuple[SortColumn, ...]

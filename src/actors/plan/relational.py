@@ -37,12 +37,12 @@ class GroupKey(msgspec.Struct, frozen=True):
 # Nodes name columns by ids that are unique in a plan. So a rule may move a predicate or a
 # projection past a join without renaming, and two visits of one table stay apart.
 class ScanNode(msgspec.Struct, frozen=True, tag="Scan"):
-    """One occurrence of import number `source`: (column id, the table's own name) each.
+    """One occurrence of import number `input_index`: (column id, the table's own name) each.
 
     `columns` may be empty: rows without columns.
     """
 
-    source: int
+    input_index: int = msgspec.field(name="source")
     columns: tuple[tuple[str, str], ...]
 
 
@@ -316,8 +316,8 @@ class ViewPlan(msgspec.Struct, frozen=True):
     """A view's query, resolved. `root` is a `ProjectNode` onto the output's columns, by name, each
     cast to its type."""
 
-    sources: tuple[str, ...]
-    """Names of the imported objects, as the query writes them; Scan.source indexes this."""
+    inputs: tuple[str, ...]
+    """Names of the imported objects, as the query writes them, by `ScanNode.input_index`."""
     root: ProjectNode
     output: TableSchema
 

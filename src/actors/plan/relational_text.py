@@ -71,14 +71,14 @@ def words_of(text: str | None) -> frozenset[str]:
     return frozenset(_WORD.findall(QUOTED.sub(" ", text))) if text else frozenset()
 
 
-def render(plan: Plan, sources: tuple[str, ...]) -> str:
+def render(plan: Plan, inputs: tuple[str, ...]) -> str:
     """Return the plan as one SELECT over the named tables."""
-    return _Writer(sources).write(plan)
+    return _Writer(inputs).write(plan)
 
 
 class _Writer:
-    def __init__(self, sources: tuple[str, ...]) -> None:
-        self._sources = sources
+    def __init__(self, inputs: tuple[str, ...]) -> None:
+        self._inputs = inputs
         self._derived = 0
 
     def write(self, plan: Plan) -> str:
@@ -86,7 +86,7 @@ class _Writer:
         match plan:
             case ScanNode():
                 columns = [f"{quote(own)} AS {_name(made)}" for made, own in plan.columns]
-                return _select(columns, quote(self._sources[plan.source]))
+                return _select(columns, quote(self._inputs[plan.input_index]))
             case ValuesNode():
                 names = ", ".join(_all(plan))
                 return _select(_all(plan), f"{plan.table} AS v({names})") if names else _ONE_ROW
@@ -140,8 +140,8 @@ class _Writer:
         self._derived += 1
         return f"({inner}) r{self._derived}"
 
-    def _over(self, plan: Plan, source: Plan, clauses: str) -> str:
-        return _select(_all(plan), self._table(source) + clauses)
+    def _over(self, plan: Plan, below: Plan, clauses: str) -> str:
+        return _select(_all(plan), self._table(below) + clauses)
 
     def _expansion(self, plan: ExpandNode) -> str:
         """Return a union over one table expression."""
@@ -163,19 +163,19 @@ class _Writer:
         return self._over(plan, plan.left, f" WHERE {word} ({inner})")
 
     def _aggregate(self, plan: AggregationNode) -> str:
-        source = self._table(plan.input)
+        table = self._table(plan.input)
         expressions = [key.expression for key in plan.keys]
         if not all(re.fullmatch(r"\w+", each) and not each.isdigit() for each in expressions):
             # Grouped by name: an expression could be a number, which would be a position.
             made = [*_names(columns_of(plan.input)), *(_made(key) for key in plan.keys)]
             self._derived += 1
-            source = f"({_select(made, source)}) r{self._derived}"
+            table = f"({_select(made, table)}) r{self._derived}"
             expressions = [key.name for key in plan.keys]
         pairs = zip(plan.keys, expressions, strict=True)
         columns = [f"{expression} AS {key.name}" for key, expression in pairs]
         columns += [f"{call_text(call)} AS {call.name}" for call in plan.calls]
         grouped = f" GROUP BY {', '.join(expressions)}" if expressions else ""
-        return _select(columns, source + grouped)
+        return _select(columns, table + grouped)
 
 
 def call_text(call: AggregateCall) -> str:

@@ -73,7 +73,9 @@ def pruned(plan: Plan, needed: frozenset[str]) -> Plan:
     """Return the plan with no more columns than `needed` and its own work ask for."""
     match plan:
         case ScanNode():
-            return ScanNode(plan.source, tuple(each for each in plan.columns if each[0] in needed))
+            return ScanNode(
+                plan.input_index, tuple(each for each in plan.columns if each[0] in needed)
+            )
         case FilterNode():
             return FilterNode(pruned(plan.input, needed | words_of(plan.predicate)), plan.predicate)
         case TemporalFilter():

@@ -49,7 +49,7 @@ class UpdateConfiguration(msgspec.Struct, frozen=True, gc=False, tag=True):
     maintenance_ms: int | None = None
 
 
-class SourceImport(msgspec.Struct, frozen=True, gc=False):
+class ShardImport(msgspec.Struct, frozen=True, gc=False):
     """A shard that a dataflow reads; `tables_upper`: its upper is the tables' shared one."""
 
     shard: ShardId
@@ -105,11 +105,11 @@ Export: TypeAlias = ViewExport | IndexExport | SubscribeExport | CopyToExport
 
 
 class DataflowDescription(msgspec.Struct, frozen=True, gc=False):
-    """Imports → export. `imports` are in the order of the plan's sources."""
+    """Imports → export. `imports` are in the order of the plan's inputs."""
 
     id: ObjectId
     name: str
-    imports: tuple[SourceImport, ...]
+    imports: tuple[ShardImport, ...]
     export: Export
     as_of: Time
     until: Frontier | None = None
@@ -150,7 +150,7 @@ class ShardTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Peek a shard; one worker reads it, the others answer empty."""
 
     id: ObjectId
-    source: SourceImport
+    imported: ShardImport = msgspec.field(name="source")
 
 
 class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -1,4 +1,4 @@
-"""Messages between the actors of one replica: sources, dataflows and workers.
+"""Messages between the actors of one replica: inputs, dataflows and workers.
 
 They stay inside the process and pass by reference; Arrow tables in them are immutable.
 Directions: commands go down (worker → dataflow → listen and fetch tasks), data and progress
@@ -104,7 +104,7 @@ class PartsDescribed(msgspec.Struct, frozen=True, gc=False, tag="Described"):
 
     dataflow: ObjectId
     incarnation: int
-    source: int
+    input_index: int
     parts: tuple[DescribedPart, ...]
     lower: Time
     upper: Frontier
@@ -114,11 +114,11 @@ class PartsDescribed(msgspec.Struct, frozen=True, gc=False, tag="Described"):
 
 
 class ListenFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """The listen task's last message: the source freezes."""
+    """The listen task's last message: the input freezes."""
 
     dataflow: ObjectId
     incarnation: int
-    source: int
+    input_index: int
     error: PenstockError
 
 
@@ -134,18 +134,18 @@ class PartFetched(msgspec.Struct, frozen=True, gc=False, tag="Fetched"):
 
     dataflow: ObjectId
     incarnation: int
-    source: int
+    input_index: int
     time: Frontier
     key: str
     updates: pa.Table
 
 
 class FetchFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """A part could not be read: the time never completes, the source freezes."""
+    """A part could not be read: the time never completes, the input freezes."""
 
     dataflow: ObjectId
     incarnation: int
-    source: int
+    input_index: int
     time: Frontier
     key: str
     error: PenstockError
@@ -154,29 +154,29 @@ class FetchFailed(msgspec.Struct, frozen=True, gc=False, tag=True):
 # -- workers and dataflows ---------------------------------------------------------------------
 
 
-class StartSources(msgspec.Struct, frozen=True, gc=False, tag=True):
+class StartInputs(msgspec.Struct, frozen=True, gc=False, tag="StartSources"):
     """Dataflow → each worker: start the tasks of this incarnation; answered by one
-    `SourceStarted` a source. The worker with ``hash(dataflow, source) % N`` starts the listen
+    `InputStarted` an input. The worker with ``hash(dataflow, input) % N`` starts the listen
     task, every worker a fetch task. Tasks of an earlier incarnation are stopped first."""
 
     dataflow: ObjectId
     incarnation: int
 
 
-class StopSources(msgspec.Struct, frozen=True, gc=False, tag=True):
+class StopInputs(msgspec.Struct, frozen=True, gc=False, tag="StopSources"):
     """Dataflow → each worker: the dataflow has ended and reads no more: stop its tasks."""
 
     dataflow: ObjectId
     incarnation: int
 
 
-class SourceStarted(msgspec.Struct, frozen=True, gc=False, tag=True):
+class InputStarted(msgspec.Struct, frozen=True, gc=False, tag="SourceStarted"):
     """Worker → dataflow. `fetch` is an Address; `listen` too, on one worker only."""
 
     dataflow: ObjectId
     incarnation: int
     worker: int
-    source: int
+    input_index: int
     fetch: Any
     listen: Any = None
 
@@ -273,11 +273,11 @@ class BatchEmitted(msgspec.Struct, frozen=True, gc=False, tag="Emitted"):
     upper: Frontier
 
 
-class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Pending input of one source of a dataflow; sizes in bytes."""
+class InputStatistics(msgspec.Struct, frozen=True, gc=False, tag="SourceStatistics"):
+    """Parts and rows of one input of a dataflow that wait for a step; sizes in bytes."""
 
     dataflow: ObjectId
-    source: int
+    input_index: int
     shard: ShardId
     described: Frontier
     """Frontier to which its parts are known."""
@@ -297,10 +297,10 @@ class SourceStatistics(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Parts among them that were read to verify it."""
 
 
-class InspectSources(msgspec.Struct, frozen=True, gc=False):
-    """Worker 0 → dataflow: asks for `SourceStatistics` of all its sources."""
+class InspectInputs(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0 → dataflow: asks for `InputStatistics` of all its inputs."""
 
-    reply: ReplySlot[tuple[SourceStatistics, ...]]
+    reply: ReplySlot[tuple[InputStatistics, ...]]
 
 
 class CopyFinished(msgspec.Struct, frozen=True, gc=False, tag="Copied"):
@@ -314,20 +314,20 @@ DataflowMessage: TypeAlias = (
     DataflowScheduled
     | CompactionAllowed
     | WritesAllowed
-    | SourceStarted
+    | InputStarted
     | PartsDescribed
     | ListenFailed
     | PartFetched
     | FetchFailed
     | UpdatesInstalled
     | BatchEmitted
-    | InspectSources
+    | InspectInputs
 )
 """Messages to a dataflow, without the results of its own effects."""
 
 DataflowReport: TypeAlias = (
-    StartSources
-    | StopSources
+    StartInputs
+    | StopInputs
     | InstallUpdates
     | EmitBatch
     | DataflowProgress

@@ -153,7 +153,7 @@ _BY_WORKERS: Final = (
     _relation(
         "parts_in_flight",
         "workers",
-        "What each source of each dataflow has before it, on worker 0.",
+        "What each input of each dataflow has before it, on worker 0.",
         _REPLICA,
         _WORKER,
         _ID,

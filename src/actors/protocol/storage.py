@@ -23,7 +23,7 @@ from actors.protocol.compute import (
     ConnectionRefused,
     Hello,
     InitializationComplete,
-    SourceImport,
+    ShardImport,
 )
 
 # -- descriptions ----------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
 
     id: ObjectId
     name: str
-    input: SourceImport
+    input: ShardImport
     configuration: ConnectorConfiguration
     as_of: Time
     retry: RetryDelays = RetryDelays()

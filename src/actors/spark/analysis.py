@@ -48,8 +48,8 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
         if job.translate and (volatility is None or volatility.temporal):
             given = {number: job.tables[number] for number in used}
             translation = bridge.translate(found, given, nodes_max)
-    sources = tuple(job.tables[number][0] for number in used)
-    return QueryAnalyzed(job.job_id, schema, sources, volatility, translation)
+    inputs = tuple(job.tables[number][0] for number in used)
+    return QueryAnalyzed(job.job_id, schema, inputs, volatility, translation)
 
 
 def missing_table(error: AnalysisException) -> str:

@@ -126,7 +126,7 @@ class ClassicBridge(SessionBridge):
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
         self._front: CatalystFront | None = None
         self._served: Any = self.jvm.PythonRDD
-        self._told: Any = None
+        self._task_properties: Any = None
 
     def activate(self) -> None:
         """See `SessionBridge.activate`."""
@@ -167,13 +167,13 @@ class ClassicBridge(SessionBridge):
         """Return the numbers of the tables (made by `numbered`) that an analysed frame reads, in
         the order of its plan. Raises `QueryRejected` when it reads anything else."""
         plan = found._jdf.queryExecution().analyzed()
-        told: str = self.java("PlanInspector").tables(plan, TABLE_METADATA)
-        if told.startswith("!"):
+        numbers: str = self.java("PlanInspector").tables(plan, TABLE_METADATA)
+        if numbers.startswith("!"):
             raise QueryRejected(
-                f"the query reads what is none of the service's tables: {told[1:]}; "
+                f"the query reads what is none of the service's tables: {numbers[1:]}; "
                 "take it in as a source first"
             )
-        return tuple(map(int, filter(None, told.split(","))))
+        return tuple(map(int, filter(None, numbers.split(","))))
 
     def volatility(self, text: str, found: DataFrame) -> VolatileCall | None:
         """Return the call that makes the answer of a user's text, whose frame is `found`, no
@@ -283,7 +283,7 @@ class ClassicBridge(SessionBridge):
         before = scala.getLocalProperties()
         # Other threads run plans of this session, too: each job has properties of its own.
         mine = before.clone()
-        mine.putAll(self._told_to_tasks())
+        mine.putAll(self._properties_of_tasks())
         if pool is not None:
             mine.setProperty("spark.scheduler.pool", pool)
         scala.setLocalProperties(mine)
@@ -294,17 +294,17 @@ class ClassicBridge(SessionBridge):
         finally:
             scala.setLocalProperties(before)
 
-    def _told_to_tasks(self) -> Any:
+    def _properties_of_tasks(self) -> Any:
         """Return the properties that Spark's own execution of a query passes to tasks."""
-        if self._told is None:
-            told = self.jvm.java.util.Properties()
+        if self._task_properties is None:
+            properties = self.jvm.java.util.Properties()
             for name, value in self.session.conf.getAll.items():
                 if name.startswith("spark."):
-                    told.setProperty(name, value)
+                    properties.setProperty(name, value)
             for name in CALL_SITE:
-                told.setProperty(name, "penstock")
-            self._told = told
-        return self._told
+                properties.setProperty(name, "penstock")
+            self._task_properties = properties
+        return self._task_properties
 
     @contextmanager
     def views(self, frames: Mapping[str, DataFrame]) -> Iterator[None]:

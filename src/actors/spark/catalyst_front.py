@@ -58,7 +58,7 @@ class CatalystFront:
         self, found: DataFrame, tables: Mapping[int, tuple[str, TableSchema]], nodes_max: int
     ) -> QueryTranslation:
         """Return a query's relational plan, or the reason why there is none. `tables`: by number,
-        in the order of the plan's sources. A plan of more than `nodes_max` nodes is refused."""
+        in the order of the plan's inputs. A plan of more than `nodes_max` nodes is refused."""
         try:
             rewritten = self._rewritten(found)
             root = self._built(rewritten, found, tables, nodes_max)

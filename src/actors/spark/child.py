@@ -251,7 +251,7 @@ class EngineChild:
         self._lock = threading.Lock()
         self._telling = threading.Lock()
         """Held while a job's progress is sent: the job is not over meanwhile."""
-        self._desk = JobDispatcher()
+        self._jobs = JobDispatcher()
         self._wake = threading.Event()
         self._serial = 0
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -292,7 +292,7 @@ class EngineChild:
         ticket = JobTicket(job, f"{job.job_id}#{self._serial}", prepared)
         with self._lock:
             self._tickets[job.job_id] = ticket
-        self._desk.put(ticket)
+        self._jobs.put(ticket)
 
     def _mark_canceled(self, job_id: str) -> None:
         with self._lock:
@@ -306,7 +306,7 @@ class EngineChild:
             slot = self._engine.slot()
             box: queue.SimpleQueue[JobTicket] = queue.SimpleQueue()
             while True:
-                ticket = self._desk.take(box)
+                ticket = self._jobs.take(box)
                 answer = self._answer(slot, ticket, pool)
                 with self._telling, self._lock:
                     del self._tickets[ticket.job.job_id]
@@ -337,7 +337,7 @@ class EngineChild:
 
     def _tell(self) -> None:
         """Send the progress of jobs that take long, whenever it has changed."""
-        told: dict[str, tuple[int, int]] = {}
+        sent: dict[str, tuple[int, int]] = {}
         try:
             while True:
                 threading.Event().wait(PROGRESS_SECONDS)
@@ -345,16 +345,16 @@ class EngineChild:
                     groups = {ticket.group: job_id for job_id, ticket in self._tickets.items()}
                 # Only groups that the last round saw, too: their jobs have taken a while.
                 for group, job_id in groups.items():
-                    found = self._engine.progress(group) if group in told else None
-                    if found is not None and found != told[group]:
+                    found = self._engine.progress(group) if group in sent else None
+                    if found is not None and found != sent[group]:
                         # Under the lock that `_work` takes to end a job: no progress follows the
                         # job's answer.
                         with self._telling:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
                                 self._wire.send(JobProgress(job_id, *found))
-                    told[group] = found or told.get(group, (0, 0))
-                told = {group: far for group, far in told.items() if group in groups}
+                    sent[group] = found or sent.get(group, (0, 0))
+                sent = {group: far for group, far in sent.items() if group in groups}
         except OSError:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except Exception as error:  # noqa: BLE001 - no job depends on it

@@ -177,8 +177,8 @@ class GroupRendering(ABC):
             f"max({TIME}) AS __last",
         ]
         partition = f"PARTITION BY {', '.join(map(quote, node.keys))}" if node.keys else ""
-        told = self._summed(node, whole, weights, timed=False)
-        return f"SELECT *, max(__last) OVER ({partition}) AS {TIME} {from_rows(told)}"
+        summed = self._summed(node, whole, weights, timed=False)
+        return f"SELECT *, max(__last) OVER ({partition}) AS {TIME} {from_rows(summed)}"
 
     def _weighed_at_times(
         self, node: RecomputeGroups | RecomputeRows, touched: str, whole: str
@@ -290,13 +290,12 @@ class GroupRendering(ABC):
         padding = f"SELECT {', '.join([*nulls, TIME, DIFF])}, 1 AS __padded {from_rows(sides)}"
         rows = f"SELECT {', '.join([*values, TIME, DIFF])}, 0 AS __padded {from_rows(repeated)}"
         both = f"SELECT {self._hint()}* {from_rows(f'{rows}{UNION}{padding}')}"
-        told = (
+        marked = (
             f"SELECT *, min(__padded) OVER (PARTITION BY {TIME}, {DIFF}) AS __alone "
             f"{from_rows(both)}"
         )
-        return (
-            f"SELECT {', '.join([*values, TIME, DIFF])} {from_rows(told)} WHERE __padded = __alone"
-        )
+        columns = ", ".join([*values, TIME, DIFF])
+        return f"SELECT {columns} {from_rows(marked)} WHERE __padded = __alone"
 
     def _reduce(self, node: ReduceGroups) -> str:
         below = [f"{key.expression}\n AS {quote(key.name)}" for key in node.keys]

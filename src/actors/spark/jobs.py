@@ -78,10 +78,10 @@ def take_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
     started = time.perf_counter()
     bridge = slot.sessions.get((), small=False)
     wanted = job.read.arrow()
-    told = pa.schema([(field.name, _as_told(field, job.format)) for field in wanted])
-    struct = StructType(list(spark_struct(told).fields))
+    taken = pa.schema([(field.name, _type_as_taken(field, job.format)) for field in wanted])
+    struct = StructType(list(spark_struct(taken).fields))
     found = _frame(bridge, job.paths, job.format, job.options, struct)
-    found = found.select(*(_meant(name, told, wanted, job.options) for name in job.keep))
+    found = found.select(*(_meant(name, taken, wanted, job.options) for name in job.keep))
     columns = {column.name: column for column in job.read.columns}
     shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
     slot.check()
@@ -108,7 +108,7 @@ def take_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
 
 
-def _as_told(field: pa.Field, kind: str) -> pa.DataType:
+def _type_as_taken(field: pa.Field, kind: str) -> pa.DataType:
     """Return the type that Spark's reader takes from the files, where it cannot take the column's
     own: binary of CSV is text in base64, as JSON has it; keys of a map of JSON are text. Raises
     `InvalidUsage` for keys that cannot be converted from their text."""
@@ -132,11 +132,11 @@ def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
 
 
 def _meant(
-    name: str, told: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
+    name: str, taken: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
 ) -> Column:
     """Return a column, converted from the type that was read to its own."""
     column = functions.col(quote(name))
-    if told.field(name).type == wanted.field(name).type:
+    if taken.field(name).type == wanted.field(name).type:
         return column
     if pa.types.is_binary(wanted.field(name).type):
         strict = dict(options).get("mode", "").upper() == "FAILFAST"

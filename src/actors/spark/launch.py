@@ -161,10 +161,10 @@ class EngineProcess:
             self.kill()
             status = await self._process.wait()
             self.why = f"exit status {status}{': ' * (status in _WHY)}{_WHY.get(status, '')}"
-            told = _TELLING.findall(await self._log_tail(LOG_READ_BYTES))
-            if told:
-                self.why += f" ({told[-1].strip()})"
-            self.killed_outside = status == -signal.SIGKILL or _JVM_KILLED in told
+            reasons = _TELLING.findall(await self._log_tail(LOG_READ_BYTES))
+            if reasons:
+                self.why += f" ({reasons[-1].strip()})"
+            self.killed_outside = status == -signal.SIGKILL or _JVM_KILLED in reasons
             await self._clock.run_blocking(lambda: shutil.rmtree(spare, ignore_errors=True))
 
     async def _log_tail(self, bytes_max: int = LOG_TAIL_BYTES) -> str:

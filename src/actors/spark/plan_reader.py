@@ -68,7 +68,7 @@ class PlanReader:
                     self._sessions = self._opened()
                 bridge = self._sessions.get(job.conf, small=True)
                 assert isinstance(bridge, ClassicBridge)
-                told = analyze(bridge, job, nodes_max)
+                analyzed = analyze(bridge, job, nodes_max)
             except EngineUnavailable as error:
                 # Kept as the reason for all later queries: it is not tried again.
                 self._no_java = str(error)
@@ -77,7 +77,7 @@ class PlanReader:
                 if is_gone(error):
                     raise
                 return f"only the server can read it: {short_text(str(error))}"
-        return f"only the server knows {told.missing}" if told.missing else told
+        return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
 
     def ended(self) -> bool:
         """Return whether the JVM was started and has ended; asked when a call has failed."""

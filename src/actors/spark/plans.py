@@ -147,7 +147,7 @@ def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> 
     if plan.mode == "opaque" or not plan.strata:
         empties = {
             name: bridge.empty(schema)
-            for name, schema in zip(plan.sources, plan.source_schemas, strict=True)
+            for name, schema in zip(plan.inputs, plan.input_schemas, strict=True)
         }
         with bridge.views(empties):
             made = output_schema(bridge.query(plan.sql).schema)

@@ -132,14 +132,14 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
             return QueryAnalyzed(job.job_id, missing="`" + name.replace("`", "``") + "`")
     tables = tuple(dict.fromkeys(known[name.lower()] for name in read))
     schema = output_schema(found.schema)
-    told = bridge.reader.read(msgspec.structs.replace(job, tables=tables), nodes_max)
-    if isinstance(told, QueryAnalyzed):
-        if told.schema == schema:
-            return told
-        told = "our own Spark finds other columns than the server"
-    translation = QueryTranslation(None, told) if job.translate else None
-    sources = tuple(name for name, _ in tables)
-    return QueryAnalyzed(job.job_id, schema, sources, _by_words(bridge, job, found), translation)
+    analyzed = bridge.reader.read(msgspec.structs.replace(job, tables=tables), nodes_max)
+    if isinstance(analyzed, QueryAnalyzed):
+        if analyzed.schema == schema:
+            return analyzed
+        analyzed = "our own Spark finds other columns than the server"
+    translation = QueryTranslation(None, analyzed) if job.translate else None
+    inputs = tuple(name for name, _ in tables)
+    return QueryAnalyzed(job.job_id, schema, inputs, _by_words(bridge, job, found), translation)
 
 
 def _by_words(
@@ -147,7 +147,7 @@ def _by_words(
 ) -> VolatileCall | None:
     """Return what makes the answer no function of its tables, judged without its plan."""
     columns = {column.name.lower() for _, schema in job.tables for column in schema.columns}
-    told = volatility_of(job.sql, columns)
-    if told is None and not bridge.deterministic(found) and not has_free_choice(job.sql):
+    volatility = volatility_of(job.sql, columns)
+    if volatility is None and not bridge.deterministic(found) and not has_free_choice(job.sql):
         return VolatileCall("the query")
-    return told
+    return volatility

@@ -58,10 +58,10 @@ class LimitRendering(ABC):
         nulls = [name if name in group else f"NULL AS {name}" for name in names]
         opened = self._select([*nulls, f"0L AS {TIME}", f"0L AS {DIFF}", "1 AS __gate"], switch)
         both = self._united([rows, opened])
-        told = f"SELECT *, max(__gate) OVER ({partition_by(group)}) AS __any {from_rows(both)}"
+        marked = f"SELECT *, max(__gate) OVER ({partition_by(group)}) AS __any {from_rows(both)}"
         wanted = 0 if closes else 1
         return (
-            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
+            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(marked)} "
             f"WHERE __gate = 0 AND __any = {wanted}"
         )
 
@@ -76,9 +76,9 @@ class LimitRendering(ABC):
         both = self._united([changes, edges])
         ranked = f"SELECT *, rank() OVER ({group} ORDER BY {order}) AS __rank {from_rows(both)}"
         bound = f"max(CASE WHEN __edge = 1 THEN __rank END) OVER ({group}) AS __bound"
-        told = f"SELECT *, {bound} {from_rows(ranked)}"
+        marked = f"SELECT *, {bound} {from_rows(ranked)}"
         return (
-            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(told)} "
+            f"SELECT {', '.join([*names, TIME, DIFF])} {from_rows(marked)} "
             "WHERE __edge = 0 AND (__bound IS NULL OR __rank <= __bound)"
         )
 
@@ -117,10 +117,10 @@ class LimitRendering(ABC):
 
     def _top_candidates(self, node: TopCandidates) -> str:
         names = [quote(name) for name in columns_of(node.changes)]
-        told = self._weighed_candidates(node, names)
+        weighed = self._weighed_candidates(node, names)
         cut = f"(__total > {node.most} OR __is_short = 1)"
         kept = f"CASE WHEN NOT {cut} OR __upto - __peers < {node.kept} THEN __new ELSE 0L END"
-        stays = f"SELECT *, {cut} AS __cut, {kept} AS __kept {from_rows(told)}"
+        stays = f"SELECT *, {cut} AS __cut, {kept} AS __kept {from_rows(weighed)}"
         # The last that stays is the edge where others do not; of peers any one. Where all stay,
         # the old edge holds for the rows that were left out before; a shortage has brought these.
         group = partition_by(map(quote, node.keys))
@@ -152,9 +152,9 @@ class LimitRendering(ABC):
         short = "0 AS __is_short"
         if not self._empty(node.shortage):
             short = f"max(__short) OVER ({group}) AS __is_short"
-        told = f"SELECT *, {short}, max(__at) OVER ({group}) AS __last {from_rows(rows)}"
+        marked = f"SELECT *, {short}, max(__at) OVER ({group}) AS __last {from_rows(rows)}"
         new = "__changed + CASE WHEN __is_short = 1 THEN __fresh ELSE __was END"
-        weighed = f"SELECT *, {new} AS __new {from_rows(told)}"
+        weighed = f"SELECT *, {new} AS __new {from_rows(marked)}"
         return (
             f"SELECT *, sum(__new) OVER ({group}) AS __total, "
             f"row_number() OVER ({order}) AS __row, "

@@ -215,7 +215,7 @@ class StorageHalf:
         adapters: Sequence[ActorAddress[Any]],
         persist: PersistClient,
         settings: Settings,
-        outside: StorageConnectors,
+        connectors: StorageConnectors,
         lane: FlowWindow[Any] | None = None,
     ) -> None:
         """Create the half; `lane` brings the client's commands."""
@@ -226,7 +226,7 @@ class StorageHalf:
         self._adapters = adapters
         self._persist = persist
         self._settings = settings
-        self._outside = outside
+        self._connectors = connectors
         self.state = StorageState(index, len(workers))
         self._outbox = StorageOutbox(settings.responses_in_flight_max)
         self._tasks: dict[int, ActorAddress[Any]] = {}
@@ -388,7 +388,7 @@ class StorageHalf:
             case IngestionDescription(id=id_):
                 make, name = partial(self._ingest_task, number, what), f"ingest-{id_}"
             case RunOneshotIngestion(uuid=uuid, shard=shard):
-                read = partial(self._outside.oneshot, what)
+                read = partial(self._connectors.oneshot, what)
                 given = number, shard, read, self._persist, self._ctx.self, self._settings
                 make, name = partial(OneshotTask, *given), f"oneshot-{uuid}"
         try:
@@ -405,7 +405,7 @@ class StorageHalf:
         self._started_ms[number] = self._ctx.monotonic_ms()
 
     def _sink_task(self, number: int, description: SinkDescription) -> Actor[Any]:
-        return self._outside.sink(description, number, self._ctx.self)
+        return self._connectors.sink(description, number, self._ctx.self)
 
     def _ingest_task(self, number: int, description: IngestionDescription) -> IngestTask:
         exports = {each.outside: each for each in description.exports}
@@ -418,10 +418,10 @@ class StorageHalf:
                 description.remap_shard,
                 {name: ExportShard(each.shard, each.schema) for name, each in exports.items()},
             ),
-            lambda: self._outside.source(description.configuration, description.id),
+            lambda: self._connectors.source(description.configuration, description.id),
             self._ctx.self,
             self._settings,
-            self._outside.scratch / f"ingest-{description.id}-{number}-{self._index}",
+            self._connectors.scratch / f"ingest-{description.id}-{number}-{self._index}",
         )
 
     def _stop(self, effect: e.StopTask) -> None:
@@ -444,14 +444,14 @@ class StorageHalf:
         self._broken.pop(number, None)
         self._held.pop(number, None)
         effect = self._stopping.pop(number, None)
-        told = number in self._ended
+        ended = number in self._ended
         self._ended.discard(number)
         # No command stopped the task: it has crashed, unless it reported its end.
         if effect is None:
             text = "the task of this object has crashed"
-            if not told and isinstance(self._described.get(number), RunOneshotIngestion):
+            if not ended and isinstance(self._described.get(number), RunOneshotIngestion):
                 await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
-            elif not told:
+            elif not ended:
                 await self._feed(e.TaskFailed(number, text))
             return
         description = self._described.pop(number, None)
@@ -472,7 +472,7 @@ class StorageHalf:
     async def _forget_outside(self, description: IngestionDescription) -> None:
         """Remove the external resources of a dropped source; log what cannot be removed."""
         try:
-            source = self._outside.source(description.configuration, description.id)
+            source = self._connectors.source(description.configuration, description.id)
             try:
                 await source.forget()
             finally:
@@ -520,48 +520,56 @@ class StorageHalf:
 
     # -- messages of tasks -------------------------------------------------------------------------
 
-    async def _from_ingestion(self, told: IngestRunning | IngestProgressed | IngestEnded) -> None:
-        description = self._described.get(told.number)
+    async def _from_ingestion(
+        self, message: IngestRunning | IngestProgressed | IngestEnded
+    ) -> None:
+        description = self._described.get(message.number)
         if not isinstance(description, IngestionDescription):
             return
-        if isinstance(told, IngestEnded):
-            self._ended.add(told.number)
-            failed = e.TaskFailed(told.number, told.error, told.hint or None, told.is_dropped)
+        if isinstance(message, IngestEnded):
+            self._ended.add(message.number)
+            failed = e.TaskFailed(
+                message.number, message.error, message.hint or None, message.is_dropped
+            )
             await self._feed(failed)
             return
         ids = {export.outside: export.id for export in description.exports}
-        uppers = {told.id: told.upper} | {ids[name]: upper for name, upper in told.sealed}
+        uppers = {message.id: message.upper} | {ids[name]: upper for name, upper in message.sealed}
         for id_, upper in uppers.items():
-            await self._feed(e.FrontierReached(told.number, id_, upper))
+            await self._feed(e.FrontierReached(message.number, id_, upper))
         self._reached |= {id_: (upper, 0) for id_, upper in uppers.items()}
         self._round += 1
-        broken = self._broken.setdefault(told.number, {})
-        if isinstance(told, IngestRunning):
-            broken |= {name: (error, "") for name, error in told.failed}
+        broken = self._broken.setdefault(message.number, {})
+        if isinstance(message, IngestRunning):
+            broken |= {name: (error, "") for name, error in message.failed}
             seen = health_of(description, broken, None)
         else:
-            broken |= {each.export: (each.error, each.hint) for each in told.failed}
-            seen = health_of(description, broken, told.lag)
-        await self._feed(e.HealthObserved(told.number, self._round, seen, self._gets_on(told)))
-        if isinstance(told, IngestProgressed):
-            self._held[told.number] = dict(told.held)
-            await self._feed(e.StatisticsMeasured(told.number, of_source(told, self._ctx.now_ms())))
+            broken |= {each.export: (each.error, each.hint) for each in message.failed}
+            seen = health_of(description, broken, message.lag)
+        await self._feed(
+            e.HealthObserved(message.number, self._round, seen, self._gets_on(message))
+        )
+        if isinstance(message, IngestProgressed):
+            self._held[message.number] = dict(message.held)
+            await self._feed(
+                e.StatisticsMeasured(message.number, of_source(message, self._ctx.now_ms()))
+            )
 
-    def _gets_on(self, told: IngestRunning | IngestProgressed) -> bool:
+    def _gets_on(self, message: IngestRunning | IngestProgressed) -> bool:
         """Return whether a task has made progress, or has run for longer than any restart delay."""
-        if isinstance(told, IngestProgressed) and told.counts.commits:
+        if isinstance(message, IngestProgressed) and message.counts.commits:
             return True
-        up_ms = self._ctx.monotonic_ms() - self._started_ms.get(told.number, 0.0)
+        up_ms = self._ctx.monotonic_ms() - self._started_ms.get(message.number, 0.0)
         return up_ms > self._settings.retry_delay_ms_max
 
-    async def _from_sink(self, told: SinkProgress | SinkStatus | SinkEnded) -> None:
-        if not isinstance(self._described.get(told.number), SinkDescription):
+    async def _from_sink(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
+        if not isinstance(self._described.get(message.number), SinkDescription):
             return
-        match told:
+        match message:
             case SinkProgress(id_, number, upper, input=heard):
                 await self._feed(e.FrontierReached(number, id_, upper))
                 self._reached[id_] = (upper, heard)
-                await self._feed(e.StatisticsMeasured(number, of_sink(told)))
+                await self._feed(e.StatisticsMeasured(number, of_sink(message)))
             case SinkStatus(id_, number, status, error, hint):
                 self._round += 1
                 seen = e.HealthObservation(id_, status, error, hint)
@@ -572,13 +580,13 @@ class StorageHalf:
                     hint = error.hint if isinstance(error, SourceUnreachable) else None
                     await self._feed(e.TaskFailed(number, _text(error), hint or None))
 
-    async def _from_oneshot(self, told: OneshotProgress | OneshotEnded) -> None:
-        what = self._described.get(told.number)
-        if isinstance(told, OneshotEnded):
-            self._ended.add(told.number)
-            await self._feed(e.OneshotDone(told.number, told.result))
+    async def _from_oneshot(self, message: OneshotProgress | OneshotEnded) -> None:
+        what = self._described.get(message.number)
+        if isinstance(message, OneshotEnded):
+            self._ended.add(message.number)
+            await self._feed(e.OneshotDone(message.number, message.result))
         elif isinstance(what, RunOneshotIngestion):
-            await self._feed(e.StatisticsMeasured(told.number, of_oneshot(what.uuid, told)))
+            await self._feed(e.StatisticsMeasured(message.number, of_oneshot(what.uuid, message)))
 
     def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
         """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""

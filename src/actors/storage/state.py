@@ -193,10 +193,10 @@ class ClientView:
         mine = self.owns(id)
         if self.known.pop(id, None) is None or self.muted:
             return []
-        told: list[e.Effect] = []
+        effects: list[e.Effect] = []
         if mine:
-            told.append(e.SendStorageResponse(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
-        return [*told, e.SendStorageResponse(DroppedId(id))]
+            effects.append(e.SendStorageResponse(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
+        return [*effects, e.SendStorageResponse(DroppedId(id))]
 
     def answer(self, uuid: str, result: StagingResult | None = None) -> list[e.Effect]:
         """Answer a one-shot ingestion; with None, that this worker stages nothing."""
@@ -322,14 +322,14 @@ class StorageState:
         task = self.tasks.running.get(number)
         if task is None:
             return []
-        told: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
+        effects: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
             e.ConfigureTasks(self.renderings.configuration)
         ]
         if self.writes_allowed:
-            told.append(e.AllowTaskWrites())
+            effects.append(e.AllowTaskWrites())
         allowed = self.client.wanted.allowed
         ids = [id for id in task.rendering.ids if id in allowed]
-        return told + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
+        return effects + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
 
     # -- commands of the client --------------------------------------------------------------------
 
@@ -350,7 +350,7 @@ class StorageState:
         return []
 
     def _reconcile(self) -> list[e.Effect]:
-        """Take over the new client's wishes; worker 0 drops and runs the difference."""
+        """Take over what the new client wants; worker 0 drops and runs the difference."""
         client = self.client
         skipped = client.initialized()
         self.ignored += skipped
@@ -439,10 +439,10 @@ class StorageState:
             # Only the owner stages parts: this worker has none.
             return self.client.answer(oneshot.uuid)
         task = self.tasks.oneshot(oneshot)
-        result = None if task is None else task.result or task.told
+        result = None if task is None else task.result or task.reported
         if task is None or result is None or self.client.muted:
             return []
-        task.result, task.told = None, result
+        task.result, task.reported = None, result
         return self.client.answer(oneshot.uuid, result)
 
     def _cancel_oneshot(self, uuid: str) -> list[e.Effect]:
@@ -552,8 +552,8 @@ class StorageState:
 
     def _look_up_failed(self, event: e.ResumeFailed) -> list[e.Effect]:
         id, steps = self.pursuits.failed(event.ticket, event.error, event.hint)
-        told = [] if id is None else self.client.stalled(id, event.error, event.hint)
-        return [*told, *self._steps(steps)]
+        effects = [] if id is None else self.client.stalled(id, event.error, event.hint)
+        return [*effects, *self._steps(steps)]
 
     # -- messages of tasks -------------------------------------------------------------------------
 
@@ -605,7 +605,7 @@ class StorageState:
             return [e.DiscardParts(result.batches)] if isinstance(result, FilesStaged) else []
         if client.awaits(task.rendering.id) and not client.muted:
             # The client that asked may be gone, and another one may wait for the same uuid.
-            task.told = result
+            task.reported = result
             return client.answer(task.rendering.id, result)
         # The client's command may not have reached this worker yet: keep the result until it comes
         # (`_expect`), or until the rendering ends.

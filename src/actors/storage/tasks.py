@@ -62,7 +62,7 @@ class StorageTask(msgspec.Struct):
     failed: bool = False
     result: StagingResult | None = None
     """Unreported result of a one-shot ingestion, to be discarded with its rendering."""
-    told: StagingResult | None = None
+    reported: StagingResult | None = None
     """Reported result of a one-shot ingestion, reported again to the next client.
 
     A client takes the parts over, or leaves them to their lease.

@@ -221,7 +221,7 @@ class HealthBoard:
         self._exports: dict[ObjectId, Mapping[ObjectId, str]] = {}
         """Exports of each source, with their names for people."""
         self._source_of: dict[ObjectId, ObjectId] = {}
-        self._told: dict[ObjectId, HealthCondition] = {}
+        self._reported: dict[ObjectId, HealthCondition] = {}
 
     def begin(self, id: ObjectId, exports: Mapping[ObjectId, str] = _NO_EXPORTS) -> None:
         """Start an object that was rendered, and its exports (id → table's name)."""
@@ -231,7 +231,7 @@ class HealthBoard:
         self._source_of |= dict.fromkeys(exports, id)
         for each in (id, *exports):
             self._objects[each] = _Object(STARTING)
-            self._told.pop(each, None)
+            self._reported.pop(each, None)
 
     def observe(self, id: ObjectId, round: int, condition: HealthCondition) -> None:
         """Apply a task's observation; ignore one of an earlier round or an unknown object."""
@@ -258,7 +258,7 @@ class HealthBoard:
 
     def _remove(self, id: ObjectId) -> None:
         self._objects.pop(id, None)
-        self._told.pop(id, None)
+        self._reported.pop(id, None)
         self._source_of.pop(id, None)
 
     def shown(self, id: ObjectId) -> HealthCondition | None:
@@ -286,18 +286,18 @@ class HealthBoard:
         news: list[tuple[ObjectId, HealthCondition]] = []
         for id in self._objects:
             shown = self.shown(id)
-            if shown is not None and id in known and self._told.get(id) != shown:
-                self._told[id] = shown
+            if shown is not None and id in known and self._reported.get(id) != shown:
+                self._reported[id] = shown
                 news.append((id, shown))
         return news
 
     def forget_told(self) -> None:
         """Forget all reports, for a new client."""
-        self._told.clear()
+        self._reported.clear()
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert self._told.keys() <= self._objects.keys()
+        assert self._reported.keys() <= self._objects.keys()
         assert self._source_of.keys() <= self._objects.keys()
         for source, exports in self._exports.items():
             assert source in self._objects
@@ -333,51 +333,51 @@ def health_of(
     return tuple(found)
 
 
-def of_source(told: IngestProgressed, now_ms: int) -> ObjectStatistics:
+def of_source(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
     """Return a source's statistics since its task began."""
-    counts, lag = told.counts, told.lag
+    counts, lag = progress.counts, progress.lag
     behind = 0 if lag.bytes_behind == 0 else lag.ms_behind
-    if behind is None and told.outside_ms is not None:
-        behind = max(0, now_ms - told.outside_ms)
+    if behind is None and progress.outside_ms is not None:
+        behind = max(0, now_ms - progress.outside_ms)
     return ObjectStatistics(
-        told.id,
+        progress.id,
         messages=counts.messages,
         bytes=counts.bytes,
         rows_inserted=counts.rows_inserted,
         rows_deleted=counts.rows_deleted,
-        rows_staged=told.rows_staged,
+        rows_staged=progress.rows_staged,
         snapshot_rows_known=lag.snapshot_rows_known,
         snapshot_rows_staged=counts.snapshot_rows or lag.snapshot_rows_staged or None,
         position_known=lag.known or None,
-        position_committed=told.position[:POSITION_SHOWN_MAX] or None,
+        position_committed=progress.position[:POSITION_SHOWN_MAX] or None,
         lag_ms=behind,
         lag_bytes=lag.bytes_behind,
-        operators=told.operators,
+        operators=progress.operators,
     )
 
 
-def of_sink(told: SinkProgress) -> ObjectStatistics:
+def of_sink(progress: SinkProgress) -> ObjectStatistics:
     """Return a sink's statistics since its task began."""
-    counts, upper = told.statistics, told.upper
+    counts, upper = progress.statistics, progress.upper
     return ObjectStatistics(
-        told.id,
+        progress.id,
         messages=counts.commits,
         bytes=counts.bytes_committed,
         rows_inserted=counts.rows_committed,
         rows_staged=counts.rows_staged,
         position_committed=format_frontier(upper),
-        operators=told.operators,
+        operators=progress.operators,
     )
 
 
-def of_oneshot(uuid: str, told: OneshotProgress) -> ObjectStatistics:
+def of_oneshot(uuid: str, message: OneshotProgress) -> ObjectStatistics:
     """Return a one-shot ingestion's statistics."""
-    far = told.progress
+    far = message.progress
     return ObjectStatistics(
         uuid,
         messages=far.files_done,
         bytes=far.bytes_done,
-        rows_staged=told.rows_staged,
+        rows_staged=message.rows_staged,
         files_known=far.files,
         bytes_known=far.bytes,
     )
@@ -435,9 +435,9 @@ def dataflow_rows(worker: int, description: Described, state: str) -> Iterator[t
         own = worker, description.uuid, f"copy into {description.collection}"
         yield (*own, "oneshot", 0, None, None, scheduled, state, "", 0, description.shard)
         return
-    told = worker, description.id, description.name
+    own = worker, description.id, description.name
     if isinstance(description, IngestionDescription):
-        yield (*told, "ingestion", 0, None, None, scheduled, state, "", 0, "")
+        yield (*own, "ingestion", 0, None, None, scheduled, state, "", 0, "")
         return
     shard = description.input.shard
-    yield (*told, "sink", description.as_of, None, None, scheduled, state, "", 0, shard)
+    yield (*own, "sink", description.as_of, None, None, scheduled, state, "", 0, shard)

@@ -77,18 +77,18 @@ def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
     """Return the answer to an `AnalyzeStatement`. Raises `QueryRejected`."""
     tables = dict(job.tables)
     try:
-        tree, reason, sources = read_tables(job.sql, tables)
+        tree, reason, inputs = read_tables(job.sql, tables)
     except UnknownTable as error:
         return QueryAnalyzed(job.job_id, missing=str(error))
-    columns = {column.name.lower() for name in sources for column in tables[name].columns}
+    columns = {column.name.lower() for name in inputs for column in tables[name].columns}
     volatility = volatility_of(job.sql, columns)
     if volatility is not None:
-        return QueryAnalyzed(job.job_id, TableSchema(()), sources, volatility)
+        return QueryAnalyzed(job.job_id, TableSchema(()), inputs, volatility)
     schema = analyze(job.sql, tables)
     translation = None
-    if job.translate and sources:
-        translation = _translated(job.sql, tree, reason, schema, {n: tables[n] for n in sources})
-    return QueryAnalyzed(job.job_id, schema, sources, None, translation)
+    if job.translate and inputs:
+        translation = _translated(job.sql, tree, reason, schema, {n: tables[n] for n in inputs})
+    return QueryAnalyzed(job.job_id, schema, inputs, None, translation)
 
 
 async def analyze_in_memory(
@@ -102,14 +102,14 @@ async def analyze_in_memory(
 def _translated(
     sql: str, tree: Any, reason: str, output: TableSchema, tables: Mapping[str, TableSchema]
 ) -> QueryTranslation:
-    sources = tuple(tables)
+    inputs = tuple(tables)
     try:
         if tree is None:
             raise UnsupportedConstruct(reason)
-        resolved = resolve(tree, sources, tables)
-        types = {text: analyze(text, tables) for text in probe_texts(resolved, sources)}
+        resolved = resolve(tree, inputs, tables)
+        types = {text: analyze(text, tables) for text in probe_texts(resolved, inputs)}
         check_char_columns(resolved.root, tuple(tables.values()))
-        return ParsedTranslation(build(resolved, sources, output, types))
+        return ParsedTranslation(build(resolved, inputs, output, types))
     except UnsupportedConstruct as why:
         return ParsedTranslation(None, str(why))
     except QueryRejected as why:

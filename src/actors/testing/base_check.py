@@ -78,10 +78,10 @@ async def check_with_base(
     plans = checked.plans
     crossing: set[str] = set()
     for name, plan in plans.items():
-        if _crosses(plan) or crossing.intersection(plan.sources):
+        if _crosses(plan) or crossing.intersection(plan.inputs):
             crossing.add(name)
     plain = {name: plan for name, plan in plans.items() if name not in crossing}
-    needed = {source for name in crossing for source in _with_sources(name, plans)}
+    needed = {each for name in crossing for each in _with_inputs(name, plans)}
     crossed = {name: plan for name, plan in plans.items() if name in needed}
     for number, (some, count) in enumerate(((plain, rows), (crossed, min(rows, CROSSED_ROWS_MAX)))):
         if some:
@@ -110,12 +110,12 @@ def _borne(sample: int, size: int, power: float) -> int:
     return round(sample * math.exp(min(20.0, math.log(OUTPUT_ROWS_MAX / size) / power)))
 
 
-def _with_sources(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
+def _with_inputs(name: str, plans: Mapping[str, DeltaPlan]) -> dict[str, DeltaPlan]:
     """Return a view and the views that it reads, in the script's order."""
     wanted = {name}
     for other in reversed(list(plans)):
         if other in wanted:
-            wanted.update(plans[other].sources)
+            wanted.update(plans[other].inputs)
     return {other: plan for other, plan in plans.items() if other in wanted}
 
 
@@ -215,15 +215,15 @@ class BaseCheck:
         answers: dict[str, JobRows] = {}
         for name, plan in self._plans.items():
             tables = []
-            for source, schema in zip(plan.sources, plan.source_schemas, strict=True):
-                if source in self._checked.base:
-                    held = [made[source]] if source in made else []
-                    own = self._own_rows(source, schema, self._first)
-                    tables.append((source, _inline(schema, [own, *held])))
-                elif source in answers:
-                    tables.append((source, answers[source]))
+            for read, schema in zip(plan.inputs, plan.input_schemas, strict=True):
+                if read in self._checked.base:
+                    held = [made[read]] if read in made else []
+                    own = self._own_rows(read, schema, self._first)
+                    tables.append((read, _inline(schema, [own, *held])))
+                elif read in answers:
+                    tables.append((read, answers[read]))
             sizes[name] = None
-            if len(tables) == len(plan.sources):
+            if len(tables) == len(plan.inputs):
                 try:
                     found = await self._engine.run(self._job(plan, tables, self._first, None))
                 except DefiniteError:
@@ -316,14 +316,14 @@ class BaseCheck:
         for name, plan in self._plans.items():
             async with AsyncExitStack() as opened:
                 tables = []
-                for source, schema in zip(plan.sources, plan.source_schemas, strict=True):
-                    if source in self._checked.base:
-                        tables.append((source, self._table(source, schema, time)))
+                for read, schema in zip(plan.inputs, plan.input_schemas, strict=True):
+                    if read in self._checked.base:
+                        tables.append((read, self._table(read, schema, time)))
                         continue
-                    held = await self._held(opened, stage, source, schema, time)
+                    held = await self._held(opened, stage, read, schema, time)
                     if not isinstance(held, str):
-                        tables.append((source, held))
-                if len(tables) < len(plan.sources):
+                        tables.append((read, held))
+                if len(tables) < len(plan.inputs):
                     continue  # one of them is in error
                 old = await self._held(opened, stage, name, plan.output, time)
                 try:
@@ -333,8 +333,8 @@ class BaseCheck:
                     continue
             if isinstance(old, str):
                 where = f"at {time} over a base"
-                told = f"in error ({old}), but plain Spark answers"
-                self._checked.note_wrong(name, f"{where}: {told}")
+                why = f"in error ({old}), but plain Spark answers"
+                self._checked.note_wrong(name, f"{where}: {why}")
                 continue
             wrong = unexplained(made.rows, plan.output)
             determined = self._checked.script.determined

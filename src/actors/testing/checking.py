@@ -274,29 +274,29 @@ class CheckedScript:
         self._references[name] = reference
         if not self.script.determined:
             await reference.prepare()
-        if any(self._is_open(source) for source in plan.sources):
+        if any(self._is_open(name) for name in plan.inputs):
             return
-        contents = {time: self._sources(plan, time, {}) for time in self.times}
+        contents = {time: self._input_contents(plan, time, {}) for time in self.times}
         known = {time: bags for time, bags in contents.items() if bags is not None}
         answers = await reference.contents(known)
         self._expected[name] = {time: answers.get(time) for time in self.times}
 
-    def _is_open(self, source: str) -> bool:
+    def _is_open(self, name: str) -> bool:
         """Return whether a view's contents are not determined by the tables'."""
-        if source in self.base:
+        if name in self.base:
             return False
-        return source not in self._expected or self._references[source].freedom.kind != "none"
+        return name not in self._expected or self._references[name].freedom.kind != "none"
 
-    def _sources(
+    def _input_contents(
         self, plan: DeltaPlan, time: int, found: Mapping[str, Mapping[int, Bag | None]]
     ) -> list[Bag] | None:
-        """Return the sources' contents at a time; None when one of them is in error."""
+        """Return the inputs' contents at a time; None when one of them is in error."""
         bags: list[Bag] = []
-        for source in plan.sources:
-            if source in self.base:
-                bags.append(accumulated(self.base[source], time))
+        for name in plan.inputs:
+            if name in self.base:
+                bags.append(accumulated(self.base[name], time))
                 continue
-            at = found[source] if self._is_open(source) else self._expected[source]
+            at = found[name] if self._is_open(name) else self._expected[name]
             bag = at.get(time)
             if bag is None:
                 return None
@@ -309,7 +309,7 @@ class CheckedScript:
         """Return the reference at times; contents of open views below are taken from `found`."""
         if name in self._expected:
             return self._expected[name]
-        contents = {time: self._sources(self.plans[name], time, found) for time in times}
+        contents = {time: self._input_contents(self.plans[name], time, found) for time in times}
         known = {time: bags for time, bags in contents.items() if bags is not None}
         answers = await self._references[name].contents(known)
         return {time: answers.get(time) for time in times}
@@ -375,7 +375,7 @@ class CheckedScript:
             lo = 0
             for hi in [first, *(cut for cut in cuts if cut > first)]:
                 for name, view in views.items():
-                    deltas = [self._delta(source, views, lo, hi) for source in view.plan.sources]
+                    deltas = [self._delta(read, views, lo, hi) for read in view.plan.inputs]
                     try:
                         await view.advance(deltas, lo, hi)
                     except (PenstockError, AssertionError) as error:
@@ -392,20 +392,18 @@ class CheckedScript:
                 self._errors[name] = self._errors.get(name, broken) & broken
                 await self._compare(name, way, found, self.times)
 
-    def _delta(
-        self, source: str, views: Mapping[str, MaintainedView], lo: int, hi: int
-    ) -> list[Row]:
-        updates = self.base[source] if source in self.base else views[source].output
+    def _delta(self, name: str, views: Mapping[str, MaintainedView], lo: int, hi: int) -> list[Row]:
+        updates = self.base[name] if name in self.base else views[name].output
         return [update for update in updates if lo <= update[1] < hi]
 
     def _broken(
         self, view: MaintainedView, found: Mapping[str, Mapping[int, Bag | None]]
     ) -> set[int]:
-        """Return the script's times at which a view is in error: those at which a source is, and
+        """Return the script's times at which a view is in error: those at which an input is, and
         those from an own failure to the next change."""
         all_broken: set[int] = set()
-        for source in view.plan.sources:
-            all_broken |= {time for time, bag in found.get(source, {}).items() if bag is None}
+        for name in view.plan.inputs:
+            all_broken |= {time for time, bag in found.get(name, {}).items() if bag is None}
         changed = {time for updates in view.inputs for _, time, _ in updates}
         broken = False
         for time in sorted({*self.times, *view.errors}):

@@ -120,7 +120,7 @@ class EngineCaller:
         """Return the answer of plain Spark to the view's own text, less `old`."""
         tables = tuple(
             (name, rows_message(schema, weighted(bag, time)))
-            for name, schema, bag in zip(plan.sources, plan.source_schemas, contents, strict=True)
+            for name, schema, bag in zip(plan.inputs, plan.input_schemas, contents, strict=True)
         )
         job = ComputeDifference(
             job_id=self.job_id(),
@@ -237,7 +237,7 @@ class MaintainedView:
         """Start without contents; `dataflow` names the plan in the engine; several views may share
         it once it is prepared."""
         self.plan = plan
-        self.inputs: list[list[Row]] = [[] for _ in plan.sources]
+        self.inputs: list[list[Row]] = [[] for _ in plan.inputs]
         self.output: list[Row] = []
         self.hidden: tuple[list[Row], ...] = tuple([] for _ in plan.hidden)
         self.errors: set[int] = set()
@@ -250,7 +250,7 @@ class MaintainedView:
         self._fuse = fuse
         self._steps = 0
         self._states: dict[str, WeightedRows] = {}
-        for index, schema in enumerate(plan.source_schemas):
+        for index, schema in enumerate(plan.input_schemas):
             self._states[InputKind.STATE.text(index)] = WeightedRows(schema)
         self._forget_hidden()
 
@@ -327,7 +327,7 @@ class MaintainedView:
                 schema, weighted(accumulated(updates, time), time)
             )
             for index, (schema, updates) in enumerate(
-                zip(plan.source_schemas, self.inputs, strict=True)
+                zip(plan.input_schemas, self.inputs, strict=True)
             )
         }
         if plan.temporal:
@@ -347,7 +347,7 @@ class MaintainedView:
         plan = self.plan
         found: dict[str, NodeRelation] = {}
         for index, delta in enumerate(deltas):
-            found[InputKind.CHANGES.text(index)] = _relation(plan.source_schemas[index], delta)
+            found[InputKind.CHANGES.text(index)] = _relation(plan.input_schemas[index], delta)
         found |= self._due(hi)
         found[INTERVAL] = _relation(INTERVAL_SCHEMA, [((lo, hi), 0, 1)])
         taken: dict[str, set[tuple[Any, ...]]] = {}
@@ -381,11 +381,11 @@ class MaintainedView:
         self._take_hidden(hidden)
 
     def _nearby(self, found: dict[str, NodeRelation]) -> dict[str, NodeRelation]:
-        """Return the inputs of rows near changes, for sources whose rows were looked up."""
+        """Return the inputs of rows near changes, for inputs whose rows were looked up."""
         made = {}
         for index, near in enumerate(self.plan.nearby):
-            rows = found.get(InputKind.STATE.text(near.source))
-            changes = found[InputKind.CHANGES.text(near.source)]
+            rows = found.get(InputKind.STATE.text(near.input_index))
+            changes = found[InputKind.CHANGES.text(near.input_index)]
             if rows is not None:
                 thinned = nearby_rows(table_of(rows), table_of(changes), near)
                 names = [name for name, _ in rows.columns]
@@ -398,7 +398,7 @@ class MaintainedView:
         """Return the inputs of changes up to edges, for edges that were looked up."""
         made = {}
         for index, covered in enumerate(self.plan.covered):
-            changes = found[InputKind.CHANGES.text(covered.source)]
+            changes = found[InputKind.CHANGES.text(covered.input_index)]
             edges = found.get(InputKind.HIDDEN.text(covered.edges))
             if edges is not None:
                 kept, _ = covered_changes(table_of(changes), table_of(edges), covered)

@@ -55,12 +55,12 @@ def difference(kept: Mapping[str, str], made: Mapping[str, str]) -> str:
     -Project x
     +Project y
     """
-    told: list[str] = []
+    lines: list[str] = []
     for name, tree in made.items():
         before, now = kept.get(name, "").splitlines(), tree.splitlines()
         if list(map(_conjuncts, before)) != list(map(_conjuncts, now)):
-            told += [name, *list(difflib.unified_diff(before, now, lineterm="", n=0))[3:]]
-    return "\n".join(told[:DIFFERENCE_LINES_MAX])
+            lines += [name, *list(difflib.unified_diff(before, now, lineterm="", n=0))[3:]]
+    return "\n".join(lines[:DIFFERENCE_LINES_MAX])
 
 
 def _conjuncts(line: str) -> list[str]:

@@ -1,6 +1,6 @@
 """The reference: a view's contents at many times, as plain Spark evaluates the view's own text.
 
-`ViewReference` answers for one view, given the contents of its sources at each time. All times go
+`ViewReference` answers for one view, given the contents of its inputs at each time. All times go
 to the engine together: one query whose branches are the text at one time each, the tables' names
 bound to that time's contents by a WITH around it. A branch that fails fails the whole query, so a
 batch in error is halved until the times that raise are known. No code of the compiler is used.
@@ -56,7 +56,7 @@ class ViewReference:
         """Find the choices that the text leaves to Spark, and prepare the query for candidates."""
         found = freedom_of(self._plan.sql)
         if found.sql:
-            tables = tuple(zip(self._plan.sources, self._plan.source_schemas, strict=True))
+            tables = tuple(zip(self._plan.inputs, self._plan.input_schemas, strict=True))
             try:
                 analyzed = await self._engine.analyze()(tables, found.sql, self._plan.conf)
             except QueryRejected:
@@ -68,7 +68,7 @@ class ViewReference:
         self.freedom = found
 
     async def contents(self, moments: Mapping[int, Sequence[Bag]]) -> dict[int, Bag | None]:
-        """Return the answer at each time, from the sources' contents there."""
+        """Return the answer at each time, from the inputs' contents there."""
         answers = await self._answers(self._text, moments)
         if self._text is self._own:
             return answers
@@ -130,13 +130,13 @@ class ViewReference:
             sql, output = self._at(text.sql, time), text.output
             tables = [
                 (name, rows_message(schema, weighted(bag, 0)))
-                for name, schema, bag in zip(plan.sources, plan.source_schemas, bags, strict=True)
+                for name, schema, bag in zip(plan.inputs, plan.input_schemas, bags, strict=True)
             ]
         else:
             branches = []
             for number, (time, bags) in enumerate(batch):
                 heads = []
-                for name, schema, bag in zip(plan.sources, plan.source_schemas, bags, strict=True):
+                for name, schema, bag in zip(plan.inputs, plan.input_schemas, bags, strict=True):
                     view = f"__{number}_{name}"
                     tables.append((view, rows_message(schema, weighted(bag, 0))))
                     heads.append(f"`{name}` AS (SELECT * FROM `{view}`)")

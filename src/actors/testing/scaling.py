@@ -34,7 +34,7 @@ from actors.testing.maintain import MaintainedView
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import inlined, random_value
 from actors.views.delta import BESIDE
-from actors.views.source_uses import source_uses
+from actors.views.input_uses import input_uses
 
 COPIES: Final = 9
 _COUNTED: Final = re.compile(r"\bcount\s*\(\s*\*\s*\)")
@@ -88,14 +88,14 @@ def _unnamed_read(check: CheckedScript, name: str) -> str:
     if _ALL_COLUMNS.search(text):
         return ""
     plan = check.plans[name]
-    for source, use in zip(plan.sources, source_uses(plan), strict=True):
-        schema = check.script.tables.get(source, TableSchema(()))
+    for read, use in zip(plan.inputs, input_uses(plan), strict=True):
+        schema = check.script.tables.get(read, TableSchema(()))
         counted = columns_kept(schema, set())  # the column kept when no column is read
         for column in use.schema.columns:
             word = rf"(?<!\w){re.escape(column.name.lower())}(?!\w)"
             named = column.name in schema.key or re.search(word, text)
             if column in schema.columns and not named and use.schema.columns != counted:
-                return f"{source}.{column.name}"
+                return f"{read}.{column.name}"
     return ""
 
 
@@ -125,7 +125,7 @@ async def _reads(check: CheckedScript, times: list[int], copies: int) -> Scaling
         if hi <= lo:
             continue
         for name, view in views.items():
-            deltas = [_delta(base, views, source, lo, hi) for source in view.plan.sources]
+            deltas = [_delta(base, views, read, lo, hi) for read in view.plan.inputs]
             try:
                 await view.advance(deltas, lo, hi)
             except PenstockError:
@@ -140,9 +140,9 @@ async def _reads(check: CheckedScript, times: list[int], copies: int) -> Scaling
 
 
 def _delta(
-    base: dict[str, list[Row]], views: dict[str, MaintainedView], source: str, lo: int, hi: int
+    base: dict[str, list[Row]], views: dict[str, MaintainedView], name: str, lo: int, hi: int
 ) -> list[Row]:
-    updates = base[source] if source in base else views[source].output
+    updates = base[name] if name in base else views[name].output
     return [update for update in updates if lo <= update[1] < hi]
 
 

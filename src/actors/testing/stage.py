@@ -33,16 +33,16 @@ from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import between
-from actors.protocol.compute import DataflowDescription, SourceImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
 from actors.protocol.internal import (
     BatchEmitted,
     DataflowProgress,
     DataflowScheduled,
     DataflowStatus,
     EmitBatch,
+    InputStarted,
     InstallUpdates,
-    SourceStarted,
-    StartSources,
+    StartInputs,
     UpdatesInstalled,
     WritesAllowed,
 )
@@ -51,7 +51,7 @@ from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
 from actors.testing.nodes import NodeRelation
 from actors.testing.nodes import Update as Row
-from actors.views.source_uses import source_filter
+from actors.views.input_uses import input_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = 120.0
@@ -87,12 +87,12 @@ class _Worker(Actor[Any]):
         flow = self.flow
         assert flow is not None
         match message:
-            case StartSources(incarnation=incarnation):
+            case StartInputs(incarnation=incarnation):
                 for task in self._tasks:
                     await self.ctx.stop_child(task)
                 self._tasks.clear()
-                for source, imported in enumerate(self._description.imports):
-                    self._start(flow, incarnation, source, imported)
+                for index, imported in enumerate(self._description.imports):
+                    self._start(flow, incarnation, index, imported)
             case InstallUpdates(dataflow=id_, incarnation=incarnation, upper=upper):
                 flow.send_nowait(UpdatesInstalled(id_, incarnation, 0, upper))
             case EmitBatch(dataflow=id_, incarnation=incarnation, batch=batch):
@@ -107,32 +107,32 @@ class _Worker(Actor[Any]):
         self._stage.news = anyio.Event()
 
     def _start(
-        self, flow: ActorAddress[Any], incarnation: int, source: int, imported: SourceImport
+        self, flow: ActorAddress[Any], incarnation: int, index: int, imported: ShardImport
     ) -> None:
         stage, id_ = self._stage, self._description.id
         fetch = self.ctx.spawn(
             lambda: FetchTask(
-                stage.persist, imported.schema, id_, incarnation, source, flow, stage.settings
+                stage.persist, imported.schema, id_, incarnation, index, flow, stage.settings
             ),
-            f"fetch-{incarnation}-{source}",
+            f"fetch-{incarnation}-{index}",
         )
         export = self._description.export
-        wanted = source_filter(export.plan, source) if isinstance(export, ViewExport) else None
+        wanted = input_filter(export.plan, index) if isinstance(export, ViewExport) else None
         listen = self.ctx.spawn(
             lambda: ListenTask(
                 stage.persist,
                 imported,
                 id_,
                 incarnation,
-                source,
+                index,
                 flow,
                 stage.settings,
                 wanted=wanted,
             ),
-            f"listen-{incarnation}-{source}",
+            f"listen-{incarnation}-{index}",
         )
         self._tasks += [fetch, listen]
-        flow.send_nowait(SourceStarted(id_, incarnation, 0, source, fetch, listen))
+        flow.send_nowait(InputStarted(id_, incarnation, 0, index, fetch, listen))
 
 
 class ScriptStage:
@@ -233,7 +233,7 @@ class ScriptStage:
 
     def _description(self, name: str, plan: DeltaPlan, as_of: int) -> DataflowDescription:
         schemas = self._tables | {other: p.output for other, p in self._plans.items()}
-        imports = tuple(SourceImport(shard_name(n), schemas[n]) for n in plan.sources)
+        imports = tuple(ShardImport(shard_name(n), schemas[n]) for n in plan.inputs)
         export = ViewExport(plan, shard_name(name), _hidden_names(name, plan))
         return DataflowDescription(self._dataflow(name), name, imports, export, as_of)
 

@@ -283,12 +283,12 @@ def _schema(script: ViewScript, text: str, line: int) -> TableSchema:
 
 def _check_names(script: ViewScript) -> None:
     views = {view.name for view in script.views}
-    told = {each.view.lower() for each in script.expectations if each.is_mode()}
+    expected = {each.view.lower() for each in script.expectations if each.is_mode()}
     for expectation in script.expectations:
         name = expectation.view
         if name.lower() not in views:
             raise _wrong(script, expectation.line, f"no view named {name!r}")
-        if expectation.parsed and name.lower() not in told:
+        if expectation.parsed and name.lower() not in expected:
             raise _wrong(script, expectation.line, f"no --! expect {name} of an engine with plans")
     if script.random is not None and script.changes:
         raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")

@@ -72,7 +72,9 @@ class _Selector(selectors.SelectSelector):
         self._turns += 1
         if self._turns > TURNS_MAX:
             self._turns = 0
-            raise VirtualLivelock(f"{TURNS_MAX} turns of the loop at one moment. {self._told()}")
+            raise VirtualLivelock(
+                f"{TURNS_MAX} turns of the loop at one moment. {self._witnessed()}"
+            )
         if timeout == 0:
             return []  # callbacks are ready: no need to poll
         ready = super().select(0) if self.polls else []
@@ -87,7 +89,9 @@ class _Selector(selectors.SelectSelector):
             self._move(self.limit)
             _woken(self.arrived)
         elif self.polls or not (ready := super().select(0)):
-            raise VirtualDeadlock(f"every task waits and {self._no_timer(due)}. {self._told()}")
+            raise VirtualDeadlock(
+                f"every task waits and {self._no_timer(due)}. {self._witnessed()}"
+            )
         return ready
 
     def _move(self, to: float) -> None:
@@ -101,7 +105,7 @@ class _Selector(selectors.SelectSelector):
         wait_ms = (due - self.now) * 1000
         return f"the next timer is due in {wait_ms:g} ms, but time is held: advance it"
 
-    def _told(self) -> str:
+    def _witnessed(self) -> str:
         return "; ".join(witness() for witness in self.witnesses)
 
 

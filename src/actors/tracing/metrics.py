@@ -206,8 +206,8 @@ class MetricCollector(Collector):
         labels = [measure.label.replace(".", "_")] if any(values) else []
         family: Any = FAMILIES[measure.kind](title, measure.text, labels=labels)
         for key, value in values.items():
-            told = value.buckets() if measure.kind == "histogram" else (value,)
-            family.add_metric([key] if labels else [], *told)
+            shown = value.buckets() if measure.kind == "histogram" else (value,)
+            family.add_metric([key] if labels else [], *shown)
         found: Metric = family
         return found
 

@@ -136,30 +136,30 @@ def shape_of(plan: Plan, known: dict[int, str] | None = None) -> str:
     made = {id_: f"#{len(numbers) + n}" for n, id_ in enumerate(columns_of(plan))}
     if isinstance(plan, ScanNode):
         # A table's own names stay, even if one looks like an id.
-        text = f"Scan({plan.source}, {[own for _, own in plan.columns]})"
+        text = f"Scan({plan.input_index}, {[own for _, own in plan.columns]})"
     else:
         # Inputs of a union may have their columns in different orders: the order is in the text.
         order = [[numbers[id_] for id_ in columns_of(each)] for each in _inputs_of(plan)]
-        text = f"{order} {_fields_told(plan, {**made, **numbers}, known)}"
+        text = f"{order} {_fields_text(plan, {**made, **numbers}, known)}"
     known[id(plan)] = text
     return text
 
 
-def _fields_told(value: msgspec.Struct, ids: Mapping[str, str], known: dict[int, str]) -> str:
+def _fields_text(value: msgspec.Struct, ids: Mapping[str, str], known: dict[int, str]) -> str:
     # `types` are left out: they follow from the inputs, and may name columns that are dropped.
     names = [name for name in value.__struct_fields__ if name != "types"]
-    fields = (_told(getattr(value, name), ids, known) for name in names)
+    fields = (_value_text(getattr(value, name), ids, known) for name in names)
     return f"{type(value).__name__}({', '.join(fields)})"
 
 
-def _told(value: Any, ids: Mapping[str, str], known: dict[int, str]) -> str:
+def _value_text(value: Any, ids: Mapping[str, str], known: dict[int, str]) -> str:
     """Return a field's value as text, with numbers in place of column ids."""
     if isinstance(value, Plan):
         return shape_of(value, known)
     if isinstance(value, msgspec.Struct):
-        return _fields_told(value, ids, known)
+        return _fields_text(value, ids, known)
     if isinstance(value, tuple):
-        return f"[{', '.join(_told(each, ids, known) for each in value)}]"
+        return f"[{', '.join(_value_text(each, ids, known) for each in value)}]"
     return repr(_renumbered(value, ids) if isinstance(value, str) else value)
 
 

@@ -60,7 +60,7 @@ async def compile_view(
         analyze: Asks the engine to analyse it.
         conf: The view's Spark settings.
         limits: Limits of the plan's size; a view beyond them is recomputed.
-        choose: Chooses the sums below joins, for the names of the sources (None: no sums).
+        choose: Chooses the sums below joins, for the names of the inputs (None: no sums).
 
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
@@ -68,21 +68,21 @@ async def compile_view(
     sql = query_text(sql)
     analyzed = await analyzed_query(sql, tables, analyze, conf, translate=True)
     _refuse_volatile(analyzed)
-    output, sources = analyzed.schema, analyzed.sources
-    if not sources:
+    output, inputs = analyzed.schema, analyzed.inputs
+    if not inputs:
         raise QueryRejected("a maintained view must read at least one table or view")
     _check_output(output)
-    schemas = tuple(tables[name] for name in sources)
+    schemas = tuple(tables[name] for name in inputs)
     try:
         for key, _ in conf:
             if key.lower().startswith(CHANGES_MEANING):
                 raise UnsupportedConstruct(f"the setting {key}")
-        view = _translated(analyzed.translation, sources, output)
-        choice = NEVER_EAGER if choose is None else await choose(sources)
+        view = _translated(analyzed.translation, inputs, output)
+        choice = NEVER_EAGER if choose is None else await choose(inputs)
         derived = _derived(view, schemas, limits, choice)
         plan = DeltaPlan(
-            sources=sources,
-            source_schemas=schemas,
+            inputs=inputs,
+            input_schemas=schemas,
             output=output,
             sql=sql,
             mode=derived.mode,
@@ -100,16 +100,16 @@ async def compile_view(
         # A recomputed view would show the clock at the time of its job.
         if analyzed.volatility is not None:
             _refuse_clock(analyzed.volatility, str(why))
-        plan = rule_opaque.derive(OpaqueNode(sql, str(why)), sources, schemas, output, conf)
+        plan = rule_opaque.derive(OpaqueNode(sql, str(why)), inputs, schemas, output, conf)
     return msgspec.structs.replace(plan, fingerprint=fingerprint(plan))
 
 
 def _translated(
-    found: QueryTranslation | None, sources: tuple[str, ...], output: TableSchema
+    found: QueryTranslation | None, inputs: tuple[str, ...], output: TableSchema
 ) -> ViewPlan:
     if found is None or found.root is None:
-        raise UnsupportedConstruct("no plan was told" if found is None else found.reason)
-    return ViewPlan(sources, found.root, output)
+        raise UnsupportedConstruct("no plan was given" if found is None else found.reason)
+    return ViewPlan(inputs, found.root, output)
 
 
 def _derived(

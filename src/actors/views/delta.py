@@ -273,7 +273,7 @@ def derive(
         node = _packed(context, node, view.output)
     strata = context.strata(node)
     hidden = tuple(state for state, _ in context.hidden)
-    mode, reason = _mode(context, strata, hidden, view.sources)
+    mode, reason = _mode(context, strata, hidden, view.inputs)
     nearby, covered = tuple(context.nearby), tuple(context.covered)
     eager = tuple(context.eager), context.eager_open
     return DerivedPlan(strata, hidden, nearby, covered, *eager, mode, reason)
@@ -283,7 +283,7 @@ def _mode(
     context: DerivationContext,
     strata: tuple[PlanStratum, ...],
     hidden: tuple[HiddenState, ...],
-    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
 ) -> tuple[str, str]:
     """Return the mode and its reason; for an incremental view the reason names what is read
     whole."""
@@ -299,9 +299,9 @@ def _mode(
         # A state without keys has one row.
         if of_groups and not hidden[number].keys:
             continue
-        what = "all of the groups below" if of_groups else f"all of {sources[number]}"
+        what = "all of the groups below" if of_groups else f"all of {inputs[number]}"
         if lookup.number in context.lookups.ranges:
-            what = f"a range of {sources[number]}"
+            what = f"a range of {inputs[number]}"
         # Still incremental: all of the other side is what the changed row is joined with.
         if origins and context.one_row.issuperset(origins):
             beside.append(f"{what} {BESIDE}")
@@ -309,7 +309,7 @@ def _mode(
         when = " when what is beside it changes" if lookup.origins else ""
         if of_groups:
             return "opaque", f"no equality leads to the groups below: all of them are read{when}"
-        return "opaque", f"no equality leads to {sources[number]}: all of it is read{when}"
+        return "opaque", f"no equality leads to {inputs[number]}: all of it is read{when}"
     if context.keyed:
         return "keyed", "; ".join(dict.fromkeys([*context.keyed, *beside]))
     return "incremental", "; ".join(dict.fromkeys(beside))

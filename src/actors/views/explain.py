@@ -67,23 +67,24 @@ def explain(plan: DeltaPlan) -> str:
     reason = f" ({plan.reason})" if plan.reason else ""
     lines = [f"mode: {plan.mode}{reason}", f"refresh policy: {plan.policy}"]
     lines += [f"  {line}" for line in plan.tree.splitlines()]
-    for index, (name, schema) in enumerate(zip(plan.sources, plan.source_schemas, strict=True)):
-        lines.append(f"source {index}: {name}({schema.ddl()})")
+    for index, (name, schema) in enumerate(zip(plan.inputs, plan.input_schemas, strict=True)):
+        lines.append(f"input {index}: {name}({schema.ddl()})")
     lines.append(f"output: {plan.output.ddl()}")
     for index, hidden in enumerate(plan.hidden):
         keys = ", ".join(hidden.keys) or "none: one row"
         lines.append(f"hidden {index}: {hidden.schema.ddl()}; keys: {keys}")
     for index, near in enumerate(plan.nearby):
         name = InputKind.NEARBY.text(index)
-        lines.append(f"{name}: of {plan.sources[near.source]} {near.text()}")
+        lines.append(f"{name}: of {plan.inputs[near.input_index]} {near.text()}")
     for index, covered in enumerate(plan.covered):
-        source = plan.sources[covered.source]
+        changed = plan.inputs[covered.input_index]
         name = InputKind.COVERED.text(index)
-        lines.append(f"{name}: of the changes of {source} those {covered.text()}")
+        lines.append(f"{name}: of the changes of {changed} those {covered.text()}")
     for sums in plan.eager:
         about = f": about {sums.rows_for_each} rows for each" if sums.rows_for_each else ""
         key = ", ".join(sums.columns)
-        lines.append(f"summed before it is joined: {plan.sources[sums.source]} by ({key}){about}")
+        name = plan.inputs[sums.input_index]
+        lines.append(f"summed before it is joined: {name} by ({key}){about}")
     lines += [f"conf: {key} = {value}" for key, value in plan.conf]
     # An opaque view without strata has no delta plan at all; one with strata recomputes a part.
     if plan.mode == "opaque" and not plan.strata:
@@ -106,7 +107,7 @@ def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
     target = lookup.target
     kind, number = InputName.parse(target)
     if kind is InputKind.STATE:
-        target += f" of {plan.sources[number]}"
+        target += f" of {plan.inputs[number]}"
     if not lookup.key:
         return f"{target}: {within or 'whole state'}"
     origins = " and ".join(f"{name}({', '.join(columns)})" for name, columns in lookup.origins)
@@ -157,11 +158,11 @@ def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
             return title, (node.old, node.changes)
         case RecomputeRows():
             layers = [(node.keys, node.calls), *((each.keys, each.calls) for each in node.above)]
-            told = [
+            texts = [
                 f"by ({', '.join(keys)}) {', '.join(f'{c.name} = {c.function}' for c in calls)}"
                 for keys, calls in layers
             ]
-            return f"RecomputeRows {'; then '.join(told)}", (node.old, node.changes)
+            return f"RecomputeRows {'; then '.join(texts)}", (node.old, node.changes)
         case TopGate():
             how = "closed" if node.closes else "opened"
             return f"TopGate{_groups(node.keys)} {how} by a row", tops(node)
@@ -189,16 +190,16 @@ def _pairs(node: PairRows | MatchState) -> str:
 
 def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
     mode = _mode(plan) if isinstance(plan, AggregationNode) else ""
-    yield _title(plan, view.sources) + mode
+    yield _title(plan, view.inputs) + mode
     for each in inputs_of(plan):
         yield from (f"  {line}" for line in _lines(each, view))
 
 
-def _title(plan: Plan, sources: tuple[str, ...]) -> str:
+def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
     match plan:
         case ScanNode():
             columns = ", ".join(f"{made} = {own}" for made, own in plan.columns)
-            return f"Scan {sources[plan.source]}({columns})"
+            return f"Scan {inputs[plan.input_index]}({columns})"
         case ValuesNode():
             return f"Constants {plan.table or 'one row'} ({_typed(plan.columns)})"
         case FilterNode():

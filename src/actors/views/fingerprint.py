@@ -43,8 +43,8 @@ def rules_digest() -> str:
 def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
     """Return a sha256 over the plan with its schemas and settings, and the engine's version."""
     # Choices (policy, eager sums) are left out: they show in the strata, which are digested.
-    told = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
-    plain = msgspec.structs.replace(plan, **told)
+    neutral = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
+    plain = msgspec.structs.replace(plan, **neutral)
     fields = msgspec.to_builtins(plain)
     for name in _LATER:
         if not fields[name]:

@@ -189,7 +189,7 @@ class DerivationContext:
         if kind is InputKind.RESULT:
             return None
         if kind is InputKind.COVERED:
-            number = self.covered[number].source
+            number = self.covered[number].input_index
         of_hidden = parsed.is_of_hidden_state
         schema = self.hidden[number][0].schema if of_hidden else self.schemas[number]
         return next((each.type for each in schema.columns if each.name == column), None)
@@ -301,7 +301,7 @@ class ViewOperator(ABC):
         them."""
 
     def table_columns(self, ids: Ids, *, some: bool = False) -> tuple[int, Ids] | None:
-        """Return (source, the source's names of `ids`) if the operator's rows are that source's,
+        """Return (input, the input's names of `ids`) if the operator's rows are that input's,
         each by itself, and all of them unless `some`; None: they are not, or some columns are
         computed. The operator may have dropped the columns."""
         return None

@@ -2,7 +2,7 @@
 
 Spark reads views and queries. Two things cannot wait for it: a query that is a plain read of one
 object is answered without an engine (`simple`), and a condition that the engine wrote tells which
-parts of a source need not be fetched (`source_uses`). Text that this reader does not surely read as
+parts of an input need not be fetched (`input_uses`). Text that this reader does not surely read as
 Spark does raises `NotPlain`.
 """
 

@@ -40,7 +40,7 @@ async def analyzed_query(
     *,
     translate: bool = False,
 ) -> QueryAnalyzed:
-    """Return the engine's analysis of a query over `tables`; its `sources` are the tables that it
+    """Return the engine's analysis of a query over `tables`; its `inputs` are the tables that it
     reads.
 
     Raises `UnknownObject` for a name that is none of them, `InvalidUsage` for a relation of the
@@ -50,16 +50,16 @@ async def analyzed_query(
     names = dict.fromkeys(find_mentioned_tables(sql, tables))
     while True:
         given = tuple((name, tables[name]) for name in names)
-        told = await analyze(given, sql, conf, translate=translate)
-        if not told.missing:
-            return told
+        analyzed = await analyze(given, sql, conf, translate=translate)
+        if not analyzed.missing:
+            return analyzed
         # The text may compute a name (``IDENTIFIER('a' || 'b')``): then the missing table is given,
         # too.
-        name = folded.get(_only_part(told.missing).lower())
+        name = folded.get(_only_part(analyzed.missing).lower())
         if name is None or name in names:
             shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
             raise UnknownObject(
-                f"no table or view named {_only_part(told.missing)!r}; known: {shown}"
+                f"no table or view named {_only_part(analyzed.missing)!r}; known: {shown}"
             )
         names[name] = None
 

@@ -78,7 +78,7 @@ class _Summed(NamedTuple):
     key: Ids
     arguments: dict[str, str]
     """Column of the join for each argument."""
-    told: EagerSums
+    sums: EagerSums
 
 
 def sum_below_join(
@@ -92,7 +92,7 @@ def sum_below_join(
     found = _summed(context, plan, rows, sides)
     if found is None:
         return None
-    context.eager.append(found.told)
+    context.eager.append(found.sums)
     prefix = context.prefix()
     calls = [
         msgspec.structs.replace(call, argument=found.arguments.get(call.argument or ""))
@@ -175,9 +175,9 @@ def _summed(
         if not columns.issuperset(arguments.values()):
             continue
         key = tuple(sorted(columns & read))
-        told = _gain(context, rows.join, sides, place, key)
-        if told is not None:
-            return _Summed(place, key, arguments, told)
+        sums = _gain(context, rows.join, sides, place, key)
+        if sums is not None:
+            return _Summed(place, key, arguments, sums)
     return None
 
 

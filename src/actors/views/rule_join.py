@@ -29,7 +29,7 @@ class ComparedSide(NamedTuple):
 
     place: int
     """Position of the table among the join's inputs."""
-    source: int
+    input_index: int
     columns: Ids
     """The table's own names of the compared columns."""
     bounds: Ids
@@ -359,7 +359,7 @@ class _Term:
             after |= start.delta_lookups()
             if compared is not None and compared.place == leaf:
                 within = compared.columns, compared.bounds
-                table = InputKind.STATE.text(compared.source)
+                table = InputKind.STATE.text(compared.input_index)
                 return self._join.context.ask(table, (), origins, after, nulls=False, within=within)
         return target.seek((), origins, after, nulls=False)
 

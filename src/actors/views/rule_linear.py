@@ -38,15 +38,15 @@ class ScanOperator(ViewOperator):
 
     def __init__(self, context: DerivationContext, plan: ScanNode) -> None:
         super().__init__(context, tuple(name for name, _ in plan.columns))
-        self.source = plan.source
+        self.input_index = plan.input_index
         self._own = dict(plan.columns)
-        schema = context.schemas[plan.source]
+        schema = context.schemas[plan.input_index]
         self._columns: dict[str, TableColumn] = {column.name: column for column in schema.columns}
 
     def _read(self, kind: InputKind) -> Node:
         owns = tuple(self._own.values())
         named = [(name, quote(own)) for name, own in self._own.items()]
-        return select(NamedInput(kind.text(self.source), owns), named)
+        return select(NamedInput(kind.text(self.input_index), owns), named)
 
     def make_delta(self) -> Node:
         """Return the table's own updates."""
@@ -59,12 +59,12 @@ class ScanOperator(ViewOperator):
     def trace_delta(self, ids: Ids) -> Origins | None:
         """Return the table's updates."""
         own = tuple(self._own.get(id_, "") for id_ in ids)
-        return ((InputKind.CHANGES.text(self.source), own),)
+        return ((InputKind.CHANGES.text(self.input_index), own),)
 
     def old_origins(self, ids: Ids) -> Origins | None:
         """Return the rows that were looked up."""
         own = tuple(self._own.get(id_, "") for id_ in ids)
-        return ((InputKind.STATE.text(self.source), own),)
+        return ((InputKind.STATE.text(self.input_index), own),)
 
     def seek(
         self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
@@ -78,7 +78,7 @@ class ScanOperator(ViewOperator):
         # Sorted, so that searches by the same columns merge into one lookup.
         key = tuple(sorted(at))
         _, picked = narrowed(ids, origins, [at[own] for own in key])
-        target = InputKind.STATE.text(self.source)
+        target = InputKind.STATE.text(self.input_index)
         return self.context.ask(target, key, picked, after, nulls=nulls)
 
     def seekable(self, ids: Ids) -> bool:
@@ -92,7 +92,7 @@ class ScanOperator(ViewOperator):
 
     def unique_ids(self) -> tuple[frozenset[str], ...]:
         """Return the table's PRIMARY KEY, if it has one and all of it is read."""
-        key = self.context.schemas[self.source].key
+        key = self.context.schemas[self.input_index].key
         ids = {own: name for name, own in self._own.items()}
         return (frozenset(ids[own] for own in key),) if key and set(key) <= set(ids) else ()
 
@@ -100,7 +100,7 @@ class ScanOperator(ViewOperator):
         """Return the table's own names of the columns."""
         if not all(id_ in self._own for id_ in ids):
             return None
-        return self.source, tuple(self._own[id_] for id_ in ids)
+        return self.input_index, tuple(self._own[id_] for id_ in ids)
 
     def kind(self, id_: str) -> str:
         """Return the table's own type."""

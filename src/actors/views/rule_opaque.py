@@ -13,15 +13,15 @@ from actors.plan.schema import TableSchema
 
 def derive(
     plan: OpaqueNode,
-    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
     schemas: tuple[TableSchema, ...],
     output: TableSchema,
     conf: tuple[tuple[str, str], ...],
 ) -> DeltaPlan:
     """Return the plan of a view that is recomputed whole."""
     return DeltaPlan(
-        sources=sources,
-        source_schemas=schemas,
+        inputs=inputs,
+        input_schemas=schemas,
         output=output,
         sql=plan.sql,
         mode="opaque",

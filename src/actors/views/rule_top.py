@@ -122,7 +122,7 @@ class FirstRows(PassingOperator):
         self._order = order
         self._last = last
         self._mark = f"{context.prefix()}edge"
-        self._source: int | None = None
+        self._input_index: int | None = None
         self._covered = ""
         self._candidates: NamedInput | None = None
         self._shortage: NamedInput | None = None
@@ -178,19 +178,21 @@ class FirstRows(PassingOperator):
                 TopCovered(below.delta(), edges, keys, self._order), self.columns
             ).name
             return NamedInput(self._covered, self.columns)
-        self._source, names = table
+        self._input_index, names = table
         order = tuple(
             SortColumn(name, found[2] == "DESC", found[3] != "LAST")
             for name, found in zip(names[len(keys) :], filter(None, sorts), strict=True)
         )
         number, width = InputName.parse(edges.name).number, len(keys)
-        made = CoveredChanges(self._source, number, names[:width], order, ids)
+        made = CoveredChanges(self._input_index, number, names[:width], order, ids)
         self._covered = context.cover(made)
-        return replace_input(below.delta(), InputKind.CHANGES.text(self._source), self._covered)
+        return replace_input(
+            below.delta(), InputKind.CHANGES.text(self._input_index), self._covered
+        )
 
     def _covered_origins(self, ids: Ids) -> Origins | None:
         """Return the inputs that hold these columns of the covered changes."""
-        if self._source is None:
+        if self._input_index is None:
             return ((self._covered, ids),)
         found = self._below.table_columns(tuple(id_ for id_ in ids if id_), some=True)
         if found is None:

@@ -105,13 +105,13 @@ def near_changes(plan: WindowFunctions, below: ViewOperator, ranks: int) -> Near
         return None
     if reach == "range" and (len(ids) > 1 or kinds[-1] not in _MEASURED):
         return None
-    source, names = table
+    input_index, names = table
     count = len(plan.keys)
     sorts = tuple(
         SortColumn(name, found[2] == "DESC", found[3] == "FIRST")
         for name, found in zip(names[count:], order, strict=True)
     )
-    return NearbyRows(source, names[:count], sorts, reach, size)
+    return NearbyRows(input_index, names[:count], sorts, reach, size)
 
 
 def _reach(calls: Sequence[WindowCall], ranks: int) -> tuple[Reach | None, int]:
@@ -153,11 +153,11 @@ def near_sessions(
     kinds = [(below.kind(id_) or "").lower() for id_ in keys]
     if table is None or not keys or not all(PLAIN_TYPES.fullmatch(kind) for kind in kinds):
         return None
-    source, names = table
-    types = {each.name: each.type for each in below.context.schemas[source].columns}
+    input_index, names = table
+    types = {each.name: each.type for each in below.context.schemas[input_index].columns}
     if types[names[-1]] not in ("timestamp", "timestamp_ntz") or gap > SIZE_MAX:
         return None
-    return NearbyRows(source, names[:-1], (SortColumn(names[-1]),), "gap", gap)
+    return NearbyRows(input_index, names[:-1], (SortColumn(names[-1]),), "gap", gap)
 
 
 def _session_time(ends: WindowFunctions, plan: WindowFunctions) -> tuple[str, int] | None:
@@ -248,7 +248,7 @@ class WindowOperator(ViewOperator):
         if self.near is not None:
             # Reads only rows near changes, before Spark sorts the partition.
             old = replace_input(
-                old, InputKind.STATE.text(self.near.source), self.context.near(self.near)
+                old, InputKind.STATE.text(self.near.input_index), self.context.near(self.near)
             )
         # Rows whose values did not change cancel.
         return ConsolidateRows(RecomputeRows(old, changes, self._keys, self._calls, self._above))

@@ -315,11 +315,11 @@ async def _of_acceptor(
             lines = await connection.query("TIMELINE_STATUS")
             with suppress(WalRefused):  # Neon's acceptors have no such commands
                 for row in await connection.query("PEER_STATUS"):
-                    told = parse_status(row)
-                    more["term"] = told.term
-                    more["last_log_term"] = told.last_log_term
-                    more["backup"] = lsn_text(told.backup_lsn)
-                    more["consumed"] = lsn_text(told.consumed_lsn)
+                    status = parse_status(row)
+                    more["term"] = status.term
+                    more["last_log_term"] = status.last_log_term
+                    more["backup"] = lsn_text(status.backup_lsn)
+                    more["consumed"] = lsn_text(status.consumed_lsn)
                 more["receivers"] = [
                     {"slot": int(slot or 0), "connection": peer or "recovery", "stage": stage}
                     for slot, peer, stage in await connection.query("RECEIVER_STATUS")

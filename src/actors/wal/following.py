@@ -152,7 +152,7 @@ class WalFollower:
         self._expected_lsn = 0
         """Commit LSN of the furthest other acceptor at the last look; 0: none was further."""
         self._consumed_lsn = 0
-        self._told: dict[AcceptorAddress, int] = {}
+        self._confirmed: dict[AcceptorAddress, int] = {}
         self._reported_ms = 0.0
 
     def report_consumed(self, lsn: int) -> None:
@@ -213,12 +213,12 @@ class WalFollower:
             for address, commit_lsn in behind.items()
             if address not in failed
         ]
-        told = "; ".join(reasons)
+        why = "; ".join(reasons)
         if all(isinstance(error, WalRemoved) for error in failed.values()):
             return AllRemoved(
-                f"no acceptor keeps the log from {lsn_text(self.next_lsn)} on any more: {told}"
+                f"no acceptor keeps the log from {lsn_text(self.next_lsn)} on any more: {why}"
             )
-        return ConnectionBroken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {told}")
+        return ConnectionBroken(f"the log from {lsn_text(self.next_lsn)} on cannot be read: {why}")
 
     async def _try(self, address: AcceptorAddress, *, only_ahead: bool) -> int | None:
         """Start to read from an acceptor, and return its commit LSN; None if that failed. With
@@ -336,13 +336,13 @@ class WalFollower:
                 commit_lsn = await query_commit_lsn(connection)
                 self._saw(address, commit_lsn)
                 consumed_lsn = self._consumed_lsn
-                if consumed_lsn > self._told.get(address, 0):
+                if consumed_lsn > self._confirmed.get(address, 0):
                     # On a connection of its own: an acceptor ends a consumer's stream when nothing
                     # more can come, and the stream that is read must stay.
                     await start_replication(connection, commit_lsn)
                     await connection.send([consumer_feedback(consumed_lsn, self._clock.now_ms())])
                     await connection.end_copy()
-                    self._told[address] = consumed_lsn
+                    self._confirmed[address] = consumed_lsn
         except (PenstockError, TimeoutError) as error:
             self._saw_fail(address, self._named(address, error))
         finally:
@@ -361,11 +361,11 @@ async def query_commit_lsn(connection: AcceptorConnection) -> int:
 
 def consumer_feedback(lsn: int, now_ms: int) -> bytes:
     """Return a consumer's message that it has everything before `lsn` durably."""
-    told = PageserverFeedback(
+    feedback = PageserverFeedback(
         last_received_lsn=lsn,
         disk_consistent_lsn=lsn,
         remote_consistent_lsn=lsn,
         replytime=pg_time(now_ms),
     )
-    body = encode_feedback(told)
+    body = encode_feedback(feedback)
     return b"z" + len(body).to_bytes(8, "big") + body

@@ -340,8 +340,8 @@ class WalListener:
             case AskPeerStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
                 alive = found is not None and found.acceptor.stopped is None
-                told = [status_row(peer_status(found.acceptor))] if found and alive else []
-                return rows(dict.fromkeys(COLUMNS, str), list(told))
+                found_rows = [status_row(peer_status(found.acceptor))] if found and alive else []
+                return rows(dict.fromkeys(COLUMNS, str), list(found_rows))
             case AskReceivers():
                 found = self._timelines.find(target.tenant, target.timeline)
                 receivers = found.registry.receivers if found is not None else []

@@ -72,7 +72,7 @@ def push(
     last = resume
     source = _source_of(file)
 
-    def told(done: LinesPushed) -> None:
+    def note(done: LinesPushed) -> None:
         nonlocal last
         last = done
         if not quiet:
@@ -89,7 +89,7 @@ def push(
                     " are they up?"
                 ) from None
             lines = read_lines(source)
-            return await push(log, lines, acceptors, resume=resume, told=told, token=token, tls=tls)
+            return await push(log, lines, acceptors, resume=resume, note=note, token=token, tls=tls)
 
     try:
         with source:

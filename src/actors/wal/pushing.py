@@ -87,12 +87,12 @@ async def push(
     addresses: Sequence[AcceptorAddress],
     *,
     resume: LinesPushed | None = None,
-    told: Callable[[LinesPushed], None] = lambda _: None,
+    note: Callable[[LinesPushed], None] = lambda _: None,
     token: str = "",
     tls: ssl.SSLContext | None = None,
 ) -> LinesPushed:
     """Append all lines (empty ones are skipped) after those that are in the log already, and call
-    `told` after each batch that is committed.
+    `note` after each batch that is committed.
 
     Raises `InvalidUsage` for a malformed line (those before it are in the log), `ConnectionBroken`,
     `WalRefused`, `CorruptData`.
@@ -117,7 +117,7 @@ async def push(
                 )
         done = LinesPushed(done.lines + len(held), start_lsn)
         await log.committed(start_lsn)
-        told(done)
+        note(done)
     system_id = log.core.config.system_id
     # In a thread: reading the input may block, and heartbeats must go on.
     while batch := await anyio.to_thread.run_sync(_next_batch, batches, abandon_on_cancel=True):
@@ -126,7 +126,7 @@ async def push(
             sum(framed_bytes_max(len(payload)) for payload in batch),
         )
         done = LinesPushed(done.lines + len(batch), lsn)
-        told(done)
+        note(done)
     return done
 
 

@@ -320,11 +320,11 @@ def relay(
     checked_id("timeline", timeline)
     if create_slot and not slot:
         raise InvalidUsage("--create-slot: which? Give --slot NAME")
-    told = _Teller(quiet=quiet, as_json=as_json, every_s=every)
+    teller = _Teller(quiet=quiet, as_json=as_json, every_s=every)
     token = "" if token_file is None else token_of(token_file)
     settings = settings_of(tls_certificate, tls_key, tls_authority)
     work = _Work(
-        addresses, dsn, tenant, timeline, slot, create_slot, token, settings, timeout, told
+        addresses, dsn, tenant, timeline, slot, create_slot, token, settings, timeout, teller
     )
     run_loop(work.run)
 
@@ -374,7 +374,7 @@ class _Work(msgspec.Struct):
     token: str
     settings: Settings
     elect_s: float
-    told: _Teller
+    teller: _Teller
     is_relaying: bool = False
 
     async def run(self) -> None:
@@ -435,11 +435,11 @@ class _Work(msgspec.Struct):
             await self._elected(proposer)
             relay = WalRelay(self.dsn, self.slot, identity, proposer, clock, stopping)
             async with anyio.create_task_group() as group:
-                group.start_soon(self.told.progress, relay)
+                group.start_soon(self.teller.progress, relay)
                 self.is_relaying = True
-                await relay.run(lambda found: self.told.line("relaying", found))
+                await relay.run(lambda found: self.teller.line("relaying", found))
                 group.cancel_scope.cancel()
-            self.told.line("ended", relay.relayed)
+            self.teller.line("ended", relay.relayed)
 
     async def _elected(self, proposer: LeadingProposer) -> None:
         try:

@@ -139,7 +139,7 @@ class StorageClient:
         return storage.SinkDescription(
             id_,
             dice.choice((id_, id_, "other")),
-            compute.SourceImport("s1", SCHEMA),
+            compute.ShardImport("s1", SCHEMA),
             storage.ConnectorConfiguration(kind, b"x"),
             self._allowed(dice, id_),
         )
@@ -312,7 +312,7 @@ class ComputeClient:
             case _:
                 id_ = f"c{self.nonce}-{self._fresh}"
                 export = compute.CopyToExport(SCHEMA, "/copies/x", "csv", 1 << 20)
-        imports = (compute.SourceImport(shard, SCHEMA),)
+        imports = (compute.ShardImport(shard, SCHEMA),)
         as_of = min(clock, _about(dice, clock))
         return compute.DataflowDescription(id_, id_, imports, export, as_of)
 
@@ -322,7 +322,7 @@ class ComputeClient:
         target: compute.PeekTarget = compute.IndexTarget(id_)
         which = dice.random()
         if which < 0.15:
-            target = compute.ShardTarget("t1", compute.SourceImport("s1", SCHEMA))
+            target = compute.ShardTarget("t1", compute.ShardImport("s1", SCHEMA))
         elif which < 0.25:
             target = compute.LogTarget("penstock.dataflows")
         return compute.Peek(uuid, target, time)
@@ -352,7 +352,7 @@ def _altered(command: Any, dice: random.Random, clock: int) -> Any:
                 as_of = dice.choice((what.as_of - dice.randint(1, 4), _about(dice, clock)))
                 what = replace(what, as_of=max(AS_OF, as_of))
             else:
-                what = replace(what, imports=(compute.SourceImport("s2", SCHEMA),))
+                what = replace(what, imports=(compute.ShardImport("s2", SCHEMA),))
             return compute.CreateDataflow(what)
         case storage.RunIngestion(what):
             if dice.random() < 0.5:

@@ -53,7 +53,7 @@ def past_a_failed_fetch() -> Iterator[None]:
             PartFetched(
                 dataflow=self._dataflow,
                 incarnation=self._incarnation,
-                source=self._index,
+                input_index=self._index,
                 time=job.fetch.time,
                 key=job.fetch.part.key,
                 updates=empty_updates(self._schema),

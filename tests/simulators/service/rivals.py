@@ -272,8 +272,8 @@ class RivalConnection:
         return found
 
     def _peek(self, made: DataflowDescription, *, canceled: bool) -> list[Command]:
-        source = made.imports[0]
-        name = self._world.history.names.get(source.shard)
+        imported = made.imports[0]
+        name = self._world.history.names.get(imported.shard)
         if name is None or isinstance(made.export, SubscribeExport):
             return []
         uuid = self._world.rivalry.fresh("peek")
@@ -281,20 +281,20 @@ class RivalConnection:
         target = (
             IndexTarget(made.id)
             if isinstance(made.export, IndexExport)
-            else ShardTarget(made.id, source)
+            else ShardTarget(made.id, imported)
         )
         peek = Peek(uuid, target, made.as_of)
         return [peek, CancelPeek(uuid)] if canceled else [peek]
 
     def _subscribe(self, made: DataflowDescription) -> list[Command]:
-        source = made.imports[0]
-        name = self._world.history.names.get(source.shard)
+        imported = made.imports[0]
+        name = self._world.history.names.get(imported.shard)
         if name is None:
             return []
         id_ = self._world.rivalry.fresh("rival-subscribe")
         self._streams[id_] = SubscribeChecker(self._world.history, SubscribeObject(0, name))
-        export = SubscribeExport(source.schema)
-        wanted = DataflowDescription(id_, id_, (source,), export, made.as_of)
+        export = SubscribeExport(imported.schema)
+        wanted = DataflowDescription(id_, id_, (imported,), export, made.as_of)
         return [CreateDataflow(wanted), ScheduleDataflow(id_)]
 
 

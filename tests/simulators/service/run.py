@@ -254,7 +254,7 @@ class SimulatedClient:
     async def _create_view(self, operation: ClientOperation) -> None:
         view = next(v for v in (*VIEWS, *SOURCE_VIEWS) if v.name == operation.name)
         client = await self.connected()
-        await client.create_view(view.name, view.sql)
+        await client.create_materialized_view(view.name, view.sql)
 
     async def _index(self, operation: ClientOperation) -> None:
         key = {"by_k": "k", "by_w": "w", "busy": "k"}.get(operation.name, "id")

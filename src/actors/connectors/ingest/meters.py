@@ -51,7 +51,7 @@ class TaskMeters:
         self._id = id
         self._monotonic_ms = monotonic_ms
         self._meters = {name: OperatorMeter(text) for name, text in operators.items()}
-        self._told: tuple[OperatorStatistics, ...] = ()
+        self._reported: tuple[OperatorStatistics, ...] = ()
 
     def __getitem__(self, name: str) -> OperatorMeter:
         return self._meters[name]
@@ -80,10 +80,12 @@ class TaskMeters:
             for name, meter in self._meters.items()
         )
         # A task at rest must report no changes, though its clocks go on.
-        if [_without_time(each) for each in made] != [_without_time(each) for each in self._told]:
-            self._told = made
-        return self._told
+        if [_without_time(each) for each in made] != [
+            _without_time(each) for each in self._reported
+        ]:
+            self._reported = made
+        return self._reported
 
 
-def _without_time(told: OperatorStatistics) -> OperatorStatistics:
-    return msgspec.structs.replace(told, ms=0.0)
+def _without_time(statistics: OperatorStatistics) -> OperatorStatistics:
+    return msgspec.structs.replace(statistics, ms=0.0)

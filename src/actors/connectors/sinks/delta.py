@@ -343,8 +343,8 @@ class DeltaSink:
             raise self._error("read its log", error, determinate=False) from None
 
     def _error(self, what: str, error: Exception | None, *, determinate: bool) -> StorageError:
-        told = "" if error is None else f": {self._threads.told(error)}"
-        return StorageError(f"could not {what}{told}", determinate=determinate)
+        why = "" if error is None else f": {self._threads.error_text(error)}"
+        return StorageError(f"could not {what}{why}", determinate=determinate)
 
     def _check_table(self, table: DeltaTable) -> None:
         features = table.protocol().writer_features or []
@@ -427,9 +427,9 @@ class DeltaSink:
                 raise StorageError(
                     f"versions after {before} of the table's log are gone", determinate=False
                 )
-            told = {(each.app_id, each.version) for each in commit.transactions}
+            found = {(each.app_id, each.version) for each in commit.transactions}
             # The token and the transactions identify our own commit, whatever the call raised.
-            if commit.writer == self._token and told == set(transactions):
+            if commit.writer == self._token and found == set(transactions):
                 done = True
                 self._staging.committed()
             elif self._ours(commit):
@@ -564,7 +564,7 @@ class DeltaSink:
                     enforce_retention_duration=False,
                 )
             except (library.exceptions.DeltaError, OSError) as error:
-                log.warning("%s was not vacuumed: %s", self._where, self._threads.told(error))
+                log.warning("%s was not vacuumed: %s", self._where, self._threads.error_text(error))
 
         await self._threads.run(vacuum, "vacuum the table")
 

@@ -83,18 +83,18 @@ class SinkThreads:
         except StorageError as error:
             raise SourceUnreachable(f"{self._what}: {error}", self._hint(str(error))) from error
         except _EXPECTED as error:
-            told = f"{self._what}: {self.told(error)}"
+            text = f"{self._what}: {self.error_text(error)}"
             cause = None if self._private else error
-            raise SourceUnreachable(told, self._hint(told)) from cause
+            raise SourceUnreachable(text, self._hint(text)) from cause
         except PenstockError:
             raise
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != _PANIC:
                 raise
-            shown = None if self._private else error
+            text, shown = self.error_text(error), None if self._private else error
             log.error("%s: could not %s: %s", self._what, doing, type(error), exc_info=shown)
             raise SourceUnreachable(
-                f"{self._what}: could not {doing}: {type(error).__name__}: {self.told(error)}",
+                f"{self._what}: could not {doing}: {type(error).__name__}: {text}",
                 "this was not foreseen: the log holds more",
             ) from shown
         if limit.cancelled_caught:
@@ -108,14 +108,14 @@ class SinkThreads:
         await anyio.lowlevel.checkpoint_if_cancelled()
         return result
 
-    def told(self, error: BaseException) -> str:
+    def error_text(self, error: BaseException) -> str:
         """Return the text of a library's error that may be shown."""
         return reason(error) if self._private else str(error)
 
-    def _hint(self, told: str) -> str:
+    def _hint(self, text: str) -> str:
         if not self._private:
             return "look at the disk that holds it, then wait"
-        return hint_for(told, _NEEDED)
+        return hint_for(text, _NEEDED)
 
 
 # -- Local folders that clients name, and durable writes into them ---------------------------------

@@ -151,10 +151,10 @@ class TakenObjects(NamedTuple):
 def tag_of(file: FoundFile) -> bytes:
     """Return a short hash that differs between two versions of an object."""
     version = file.version
-    told = [file.size] if version is None else [file.size, version.e_tag, version.version]
+    named = [file.size] if version is None else [file.size, version.e_tag, version.version]
     if version is None or (version.e_tag is None and version.version is None):
-        told.append(file.modified_ns)  # the store tells no version
-    return hashlib.blake2b(msgspec.json.encode(told), digest_size=TAG_BYTES).digest()
+        named.append(file.modified_ns)  # the store tells no version
+    return hashlib.blake2b(msgspec.json.encode(named), digest_size=TAG_BYTES).digest()
 
 
 class BucketListing(NamedTuple):

@@ -72,7 +72,7 @@ class ListingResult(NamedTuple):
     behind_bytes: int = 0
     newest: str = ""
     """Name of the last new file."""
-    told: tuple[FileNotice, ...] = ()
+    notices: tuple[FileNotice, ...] = ()
 
 
 class FilesPlace(Protocol):
@@ -194,7 +194,7 @@ class FolderPlace:
             found.new,
             taken.plus(found.changed, found.looked_ns),
             newest=found.new[-1].name if found.new else "",
-            told=(
+            notices=(
                 FileNotice(late, found.late),
                 FileNotice("was changed after it was taken", [file.name for file in found.changed]),
                 FileNotice("is a link that leads out of source_dirs", found.refused, anew=True),

@@ -301,14 +301,14 @@ class FilesSource:
         self._pending, self._taken = found.new, found.taken
         self._behind, self._behind_bytes = found.behind, found.behind_bytes
         self._newest = found.newest
-        for told in found.told:
-            self._warn(told)
+        for notice in found.notices:
+            self._warn(notice)
 
-    def _warn(self, told: FileNotice) -> None:
+    def _warn(self, notice: FileNotice) -> None:
         """Record a warning for `SourceLag.notes`."""
-        count, known = (0, []) if told.anew else self._warnings.get(told.kind, (0, []))
-        if told.names:
-            shown = [*known, *told.names][-WARNED_NAMES_MAX:]
-            self._warnings[told.kind] = (count + len(told.names), shown)
-        elif told.anew:
-            self._warnings.pop(told.kind, None)
+        count, known = (0, []) if notice.anew else self._warnings.get(notice.kind, (0, []))
+        if notice.names:
+            shown = [*known, *notice.names][-WARNED_NAMES_MAX:]
+            self._warnings[notice.kind] = (count + len(notice.names), shown)
+        elif notice.anew:
+            self._warnings.pop(notice.kind, None)

@@ -142,7 +142,7 @@ class GeneratorSource:
         """Exports that the next mark fills."""
         self._inline = True
         self._stop = 0
-        self._told = False
+        self._idle_reported = False
 
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
@@ -184,8 +184,8 @@ class GeneratorSource:
                 pieces = self._series.changes(self._at, stop, self._exports.keys())
                 self._begin(pieces, stop, inline=inline)
             elif self._at == self._config.up_to:
-                if not self._told:
-                    self._told = True
+                if not self._idle_reported:
+                    self._idle_reported = True
                     return SourceIdle()
                 await anyio.sleep_forever()
             else:

@@ -116,26 +116,26 @@ class OneshotCopy:
     async def _listed(self, manifest: CopyManifest) -> list[FoundFile]:
         """Return the files of a copy with a manifest. Raises `InvalidUsage`."""
         request = self._request
-        told = f"{request.path} holds a copy of {manifest.object}"
+        found = f"{request.path} holds a copy of {manifest.object}"
         if manifest.version != VERSION:
-            raise InvalidUsage(f"{told}, written by another release (version {manifest.version})")
+            raise InvalidUsage(f"{found}, written by another release (version {manifest.version})")
         if request.format != manifest.format:
-            raise InvalidUsage(f"{told} as {manifest.format}, not {request.format}")
+            raise InvalidUsage(f"{found} as {manifest.format}, not {request.format}")
         if request.options or request.columns or request.pattern != "*":
             raise InvalidUsage(
-                f"{told}, which is read whole and as it was written: give no options, columns or "
+                f"{found}, which is read whole and as it was written: give no options, columns or "
                 "pattern; or name one of its files"
             )
         names = {column.name for column in columns_of_copy(manifest, self._target).columns}
         must = [c.name for c in self._target.columns if not c.nullable and c.name not in names]
         if must:
-            raise InvalidUsage(f"{told} without {', '.join(must)}, which may not be NULL")
+            raise InvalidUsage(f"{found} without {', '.join(must)}, which may not be NULL")
         # The manifest names files at any depth.
         self._place = self._open_place("*", recursive=True)
         there = {file.name: file for file in await self._place.every()}
         gone = [file.path for file in manifest.files if file.path not in there]
         if gone:
-            raise InvalidUsage(f"{told}, of which files are gone: {', '.join(gone[:10])}")
+            raise InvalidUsage(f"{found}, of which files are gone: {', '.join(gone[:10])}")
         return [there[file.path] for file in manifest.files]
 
     def progress(self) -> FilesProgress:

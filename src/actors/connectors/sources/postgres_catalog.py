@@ -506,9 +506,9 @@ def leaf_fault(table: PostgresTable, leaf: LeafPartition) -> str:
         return ""  # with none the server refuses updates and deletes
     # Each partition has a replica identity of its own, which the server uses.
     if table.identity == "f" or set(leaf.key) != set(table.key):
-        told = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
+        identity = f"({', '.join(leaf.key)})" if leaf.key else "nothing"
         return (
-            f"the replica identity of partition {leaf.relation} is {told}, not its table's:"
+            f"the replica identity of partition {leaf.relation} is {identity}, not its table's:"
             f" ALTER TABLE {leaf.relation} REPLICA IDENTITY FULL"
         )
     return ""

@@ -150,11 +150,10 @@ class DecodedChanges:
         after a check of the catalog that saw all decoded transactions."""
         given: list[Given] = []
         for export, columns in self._listed.items():
-            for told in self._described.get(export, ()):
-                if told[: len(columns)] != columns:
-                    error = (
-                        f"its columns changed names: {', '.join(told)}, now {', '.join(columns)}"
-                    )
+            for names in self._described.get(export, ()):
+                if names[: len(columns)] != columns:
+                    listed = ", ".join(columns)
+                    error = f"its columns changed names: {', '.join(names)}, now {listed}"
                     given += self.fail(export, error, ANEW)
         self._described.clear()
         self.xids.clear()
@@ -258,8 +257,8 @@ class DecodedChanges:
             place = places.get(there)
             if place is None:
                 return self.fail(name, f"column {column.name} was dropped or renamed", ANEW)
-            told = relation.columns[place]
-            kind = column_type(told.type_oid, told.type_modifier, self._types, self._numeric)
+            filling = relation.columns[place]
+            kind = column_type(filling.type_oid, filling.type_modifier, self._types, self._numeric)
             if kind.spark != column.type:
                 return self.fail(name, type_changed(column.name, column.type, kind.spark), ANEW)
             columns.append((place, kind))
@@ -360,9 +359,9 @@ def _identity_changed(export: SourceExport, relation: PgRelation, here: Mapping[
     key = {here.get(column.name, column.name) for column in relation.columns if column.in_key}
     if key and key == set(export.schema.key):
         return ""
-    told = f"({', '.join(sorted(key))})" if key else "nothing"
+    identity = f"({', '.join(sorted(key))})" if key else "nothing"
     needed = f"({', '.join(export.schema.key)})" if export.schema.key else "full"
-    return f"the table's replica identity is now {told}; the rows here need {needed}"
+    return f"the table's replica identity is now {identity}; the rows here need {needed}"
 
 
 def _fill_unchanged(

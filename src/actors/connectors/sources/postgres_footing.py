@@ -205,12 +205,12 @@ def _ended(
     listed = publication.tables[table.name]
     columns = {column.number: column for column in table.columns}
     for number, column in zip(filled.columns, export.schema.columns, strict=True):
-        told = columns.get(number)
-        if told is None or not is_called(column.name, number, told.name):
+        found = columns.get(number)
+        if found is None or not is_called(column.name, number, found.name):
             return TableEnds(f"column {column.name} was dropped or renamed")
-        if listed and told.name not in listed:
-            return TableEnds(f"publication {publication.name} gives column {told.name} no more")
-        now = column_type(told.type_oid, told.modifier, types, numeric).spark
+        if listed and found.name not in listed:
+            return TableEnds(f"publication {publication.name} gives column {found.name} no more")
+        now = column_type(found.type_oid, found.modifier, types, numeric).spark
         if now != column.type:
             return TableEnds(type_changed(column.name, column.type, now))
     # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).
@@ -226,17 +226,17 @@ def _tells_by_itself(table: PostgresTable, leaf: LeafPartition) -> bool:
 
 def _note(export: SourceExport, filled: FilledTable, table: PostgresTable) -> str:
     added = [each.name for each in table.columns if each.number > filled.number_max]
-    told = []
+    notes = []
     if added:
-        told.append(
+        notes.append(
             f"{export.name}: not taken are the new {', '.join(added)}; to take them, {ANEW}"
         )
-    told += [
+    notes += [
         f"{export.name}: {fault}, or its first update ends the table here"
         for fault in (leaf_fault(table, leaf) for leaf in table.leaves)
         if fault
     ]
-    return "; ".join(told)
+    return "; ".join(notes)
 
 
 def type_changed(column: str, was: str, now: str) -> str:

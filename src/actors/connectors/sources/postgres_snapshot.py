@@ -174,11 +174,11 @@ class TableSnapshots:
             starts = starts[:-1]
         values = pgoutput.walk_copied(frames.data, starts, len(table.kinds))
         columns: dict[str, pa.Array] = {}
-        for column, kind, told in zip(
+        for column, kind, sent in zip(
             table.export.schema.columns, table.kinds, values, strict=True
         ):
             try:
-                columns[column.name] = from_binary(frames.data, told, kind)
+                columns[column.name] = from_binary(frames.data, sent, kind)
             except UnrepresentableValue as error:
                 raise _Failed(*unheld(column.name, error)) from None
         columns[DIFF] = pa.array(np.ones(len(starts), np.int64))

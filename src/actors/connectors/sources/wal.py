@@ -294,14 +294,14 @@ class WalSource:
         await follower.look()
         seen = follower.seen.values()
         if all(each.error for each in seen):
-            told = "; ".join(each.error for each in seen)
+            reasons = "; ".join(each.error for each in seen)
             if all(each.is_absent for each in seen):
                 raise InvalidUsage(
                     f"timeline {self._config.timeline} of tenant {self._config.tenant} is on no "
-                    f"acceptor: {told}; check both, or push something first: who writes first "
+                    f"acceptor: {reasons}; check both, or push something first: who writes first "
                     "makes it"
                 )
-            raise SourceUnreachable(f"no acceptor answers: {told}", _REACH)
+            raise SourceUnreachable(f"no acceptor answers: {reasons}", _REACH)
         return exports
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:

@@ -24,7 +24,7 @@ from actors.protocol.compute import (
     DataflowDescription,
     Export,
     IndexExport,
-    SourceImport,
+    ShardImport,
     ViewExport,
 )
 
@@ -69,17 +69,17 @@ async def load(persist: PersistClient) -> BootState:
     return BootState(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)
 
 
-def source_import(entry: CatalogObject) -> SourceImport:
+def shard_import(entry: CatalogObject) -> ShardImport:
     """Return a table or view as an import of a dataflow."""
     assert entry.shard is not None, entry.name
-    return SourceImport(entry.shard, entry.schema, entry.kind == TABLE)
+    return ShardImport(entry.shard, entry.schema, entry.kind == TABLE)
 
 
 def describe_dataflow(
     catalog: CatalogSnapshot, entry: CatalogObject, as_of: Time
 ) -> DataflowDescription:
     """Return the dataflow that maintains a view or an index."""
-    imports = tuple(source_import(catalog.by_id(id_)) for id_ in entry.depends)
+    imports = tuple(shard_import(catalog.by_id(id_)) for id_ in entry.depends)
     export: Export
     if entry.kind == INDEX:
         export = IndexExport(entry.key, entry.schema)

@@ -40,7 +40,7 @@ SOURCE: Final = "source"
 SOURCE_TABLE: Final = "source table"
 SINK: Final = "sink"
 """Writes the object that it depends on to an external system."""
-OUTSIDE: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
+CONNECTOR_KINDS: Final = frozenset({SOURCE, SOURCE_TABLE, SINK})
 """Kinds that the storage half maintains."""
 HIDDEN_SHARD: Final = "-hidden"
 """Infix of the ids of views' hidden shards, after the view's id."""

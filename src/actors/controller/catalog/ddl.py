@@ -23,9 +23,9 @@ from actors.arrangement.hashing import check_key_type
 from actors.controller.catalog.boot import last_sealed_time
 from actors.controller.catalog.catalog import (
     CATALOG_KEY,
+    CONNECTOR_KINDS,
     HIDDEN_SHARD,
     INDEX,
-    OUTSIDE,
     TABLE,
     VIEW,
     CatalogObject,
@@ -151,10 +151,10 @@ class CatalogStore:
             request.sql, catalog.readable(), self._analyze, conf, limits, choose
         )
         plan = with_policy(plan, request.refresh_policy)
-        sources = [catalog.find(source) for source in plan.sources]
+        inputs = [catalog.find(name) for name in plan.inputs]
         id_ = catalog.new_id
         # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
-        as_of = await self.hold_inputs(dataflow_holder(id_), sources)
+        as_of = await self.hold_inputs(dataflow_holder(id_), inputs)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
             NewShard(
@@ -173,7 +173,7 @@ class CatalogStore:
             schema=plan.output,
             shard=id_,
             hidden_shards=tuple(shard.id for shard in hidden),
-            depends=tuple(dict.fromkeys(source.id for source in sources)),
+            depends=tuple(dict.fromkeys(each.id for each in inputs)),
             sql=request.sql,
             plan=plan,
             fingerprint=plan.fingerprint,
@@ -186,9 +186,9 @@ class CatalogStore:
         )
         return await self._create_on(catalog, seqno, entry, shards)
 
-    async def _eager_choice(self, catalog: CatalogSnapshot, sources: Sequence[str]) -> EagerChoice:
-        """Return the choice of sums below joins, by the sources' numbers of rows."""
-        found = (catalog.find(name).shard for name in sources)
+    async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
+        """Return the choice of sums below joins, by the inputs' numbers of rows."""
+        found = (catalog.find(name).shard for name in inputs)
         states = [await self._persist.state(shard) for shard in found if shard is not None]
         rows = tuple(state.rows for state in states)
         return EagerChoice(rows, self._settings.eager_aggregation_rows_min)
@@ -237,10 +237,10 @@ class CatalogStore:
                 await self.drop_holds(catalog, entry)
             raise
 
-    async def hold_inputs(self, holder: str, sources: Sequence[CatalogObject]) -> Time:
+    async def hold_inputs(self, holder: str, inputs: Sequence[CatalogObject]) -> Time:
         """Hold all inputs for `holder` at the latest time at which all can be read, and return that
         time."""
-        shards = [source.shard for source in sources if source.shard is not None]
+        shards = [each.shard for each in inputs if each.shard is not None]
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
             uppers = [await self._persist.upper(shard) for shard in shards]
@@ -256,7 +256,7 @@ class CatalogStore:
         # The object will never be there, so nothing else would drop its holds.
         for shard in shards:
             await self.drop_hold(shard, holder)
-        names = ", ".join(source.name for source in sources)
+        names = ", ".join(each.name for each in inputs)
         raise PenstockError(f"the history of {names} is compacted faster than it can be held")
 
     # -- drop ----------------------------------------------------------------------------------
@@ -287,7 +287,7 @@ class CatalogStore:
         if not done:
             raise _fenced(seqno)
         # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
-        if entry.kind not in OUTSIDE:
+        if entry.kind not in CONNECTOR_KINDS:
             await self._forget_hydrations(shards)
         return CatalogChanged(smaller, _after(seqno), dropped=entry, also=also)
 
@@ -305,9 +305,9 @@ class CatalogStore:
     async def drop_holds(self, catalog: CatalogSnapshot, entry: CatalogObject) -> None:
         """Drop the holds of an object's dataflow on its inputs; a failure is only logged."""
         for id_ in entry.depends:
-            source = catalog.get(id_)
-            if source is not None and source.shard is not None:
-                await self.drop_hold(source.shard, dataflow_holder(entry.id))
+            below = catalog.get(id_)
+            if below is not None and below.shard is not None:
+                await self.drop_hold(below.shard, dataflow_holder(entry.id))
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
         """Drop one hold; a failure is only logged: the next start drops it."""

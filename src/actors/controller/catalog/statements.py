@@ -16,8 +16,8 @@ import msgspec
 
 from actors.controller.catalog.boot import describe_dataflow
 from actors.controller.catalog.catalog import (
+    CONNECTOR_KINDS,
     INDEX,
-    OUTSIDE,
     TABLE,
     CatalogObject,
     CatalogSnapshot,
@@ -82,8 +82,8 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
 class StatementQueue:
     """The queue of statements, and the consequences of each."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._queue: deque[_Queued] = deque()
         self._current: _Queued | None = None
         self._closing: set[ObjectId] = set()
@@ -112,7 +112,7 @@ class StatementQueue:
             return
         self._current = self._queue.popleft()
         queued = self._current
-        self._desk.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
+        self._state.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
 
     async def _carry_out(self, queued: _Queued) -> StatementDone:
         statement = queued.statement
@@ -131,19 +131,19 @@ class StatementQueue:
 
     async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
         """Return the durable catalog, however long the store takes."""
-        retry = RetryLoop(self._desk.settings)
+        retry = RetryLoop(self._state.settings)
         # Retried forever: with another seqno than the durable one, every later statement would
         # fail.
         while True:
             try:
-                return await self._desk.store.read_back()
+                return await self._state.store.read_back()
             except StorageError as error:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
             await retry.pause()
 
     def _change(self, statement: Statement) -> Coroutine[Any, Any, CatalogChanged]:
-        desk = self._desk
-        store, catalog, seqno = desk.store, desk.catalog, desk.seqno
+        state = self._state
+        store, catalog, seqno = state.store, state.catalog, state.seqno
         match statement:
             case CreateTable():
                 return self._create_table(statement)
@@ -153,45 +153,45 @@ class StatementQueue:
                 return store.create_index(catalog, seqno, statement)
             case DropObject():
                 return self._drop(statement)
-        outside = desk.outside
+        connectors = state.connector_store
         match statement:
             case CreateSource():
-                return outside.create_source(catalog, seqno, statement)
+                return connectors.create_source(catalog, seqno, statement)
             case AlterSource():
-                return outside.alter_source(catalog, seqno, statement)
+                return connectors.alter_source(catalog, seqno, statement)
             case DropSource():
-                return outside.drop_source(catalog, seqno, statement.name)
+                return connectors.drop_source(catalog, seqno, statement.name)
             case CreateSink():
-                return outside.create_sink(catalog, seqno, statement)
+                return connectors.create_sink(catalog, seqno, statement)
             case DropSink():
-                return outside.drop_sink(catalog, seqno, statement.name)
+                return connectors.drop_sink(catalog, seqno, statement.name)
 
     async def _create_table(self, statement: CreateTable) -> CatalogChanged:
         """Create a table; the first one is given a first time, so that views on it can start."""
-        desk = self._desk
-        changed = await desk.store.create_table(desk.catalog, desk.seqno, statement)
-        if desk.frontiers.tables_upper == 0 and desk.writer is not None:
+        state = self._state
+        changed = await state.store.create_table(state.catalog, state.seqno, statement)
+        if state.frontiers.tables_upper == 0 and state.writer is not None:
             with suppress(PenstockError):  # `open_times` tries again
-                await desk.writer.ask(TickTables)
+                await state.writer.ask(TickTables)
         return changed
 
     def open_times(self) -> None:
         """Give the tables a first time, if they have none."""
-        desk = self._desk
-        tables = any(entry.kind == TABLE for entry in desk.catalog.objects)
+        state = self._state
+        tables = any(entry.kind == TABLE for entry in state.catalog.objects)
         # Before its first time neither a table nor a view on it can be read. A crash or a store's
         # failure may have come between the first table and its time.
-        if tables and not self._opening and desk.frontiers.tables_upper == 0:
+        if tables and not self._opening and state.frontiers.tables_upper == 0:
             self._opening = True
-            desk.ctx.effect(self._open_times, done=lambda _: None)
+            state.ctx.effect(self._open_times, done=lambda _: None)
 
     async def _open_times(self) -> None:
-        desk = self._desk
-        assert desk.writer is not None, "statements are carried out by it"
-        retry = RetryLoop(desk.settings)
-        while desk.frontiers.tables_upper == 0:
+        state = self._state
+        assert state.writer is not None, "statements are carried out by it"
+        retry = RetryLoop(state.settings)
+        while state.frontiers.tables_upper == 0:
             try:
-                await desk.writer.ask(TickTables)
+                await state.writer.ask(TickTables)
                 break
             except PenstockError as error:
                 log.warning("the tables have no first time yet, trying again: %s", error)
@@ -199,17 +199,17 @@ class StatementQueue:
         self._opening = False
 
     async def _drop(self, statement: DropObject) -> CatalogChanged:
-        desk = self._desk
-        entry = desk.catalog.find(statement.name)
+        state = self._state
+        entry = state.catalog.find(statement.name)
         # Only for its check: an object in use is refused before its writes are.
-        desk.catalog.remove(entry)
-        if entry.kind != TABLE or desk.writer is None:
-            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+        state.catalog.remove(entry)
+        if entry.kind != TABLE or state.writer is None:
+            return await state.store.drop(state.catalog, state.seqno, entry)
         self._closing.add(entry.id)
         try:
             # Writes that were accepted earlier must find the shard.
-            await desk.writer.ask(lambda reply: CloseTable(entry.id, reply))
-            return await desk.store.drop(desk.catalog, desk.seqno, entry)
+            await state.writer.ask(lambda reply: CloseTable(entry.id, reply))
+            return await state.store.drop(state.catalog, state.seqno, entry)
         finally:
             self._closing.discard(entry.id)
 
@@ -225,7 +225,7 @@ class StatementQueue:
             result = self._settled(statement, message.read_back, result)
         dropped: tuple[CatalogObject, ...] = ()
         if isinstance(result, CatalogChanged):
-            self._desk.catalog, self._desk.seqno = result.catalog, result.seqno
+            self._state.catalog, self._state.seqno = result.catalog, result.seqno
             if result.created is not None:
                 self._created(result.created, queued.traceparent)
                 for entry in result.also:
@@ -249,9 +249,9 @@ class StatementQueue:
         error: PenstockError,
     ) -> CatalogChanged | PenstockError:
         """Return the change that the durable catalog shows, or the error."""
-        before, (catalog, seqno) = self._desk.catalog, found
+        before, (catalog, seqno) = self._state.catalog, found
         # Even if no object came or went: the next statement needs the present seqno.
-        self._desk.seqno = seqno
+        self._state.seqno = seqno
         if seqno is None:
             return error
         came = [each for each in catalog.objects if before.get(each.id) is None]
@@ -264,18 +264,18 @@ class StatementQueue:
 
     def _track(self, entry: CatalogObject) -> None:
         """Track the retained history and the upper of a new object."""
-        desk = self._desk
+        state = self._state
         if entry.shard is not None:
-            retain = entry.retain_history_ms or desk.settings.retain_history_ms
-            desk.retain.track(entry.shard, retain, entry.as_of)
-        desk.frontiers.track(entry, 0)
+            retain = entry.retain_history_ms or state.settings.retain_history_ms
+            state.retain.track(entry.shard, retain, entry.as_of)
+        state.frontiers.track(entry, 0)
 
     def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
         self._track(entry)
         if entry.kind == TABLE:
             self.open_times()
-        elif entry.kind in OUTSIDE:
-            self._desk.created_outside(entry)
+        elif entry.kind in CONNECTOR_KINDS:
+            self._state.connector_created(entry)
         else:
             self.build(entry, entry.as_of, traceparent=traceparent)
 
@@ -287,37 +287,37 @@ class StatementQueue:
         traceparent: str | None = None,
     ) -> None:
         """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
-        desk = self._desk
-        desk.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
-        desk.command(CreateDataflow(describe_dataflow(desk.catalog, entry, as_of)))
-        desk.command(ScheduleDataflow(entry.id, traceparent))
+        state = self._state
+        state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+        state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
+        state.command(ScheduleDataflow(entry.id, traceparent))
 
     def _dropped(self, entry: CatalogObject) -> None:
-        desk = self._desk
-        desk.frontiers.forget(entry.id)
+        state = self._state
+        state.frontiers.forget(entry.id)
         forget_measures(entry.name, LAG_MS)
         for own in entry.shards:
-            desk.retain.forget(own)
-        if entry.shards and desk.maintenance is not None:
-            desk.maintenance.reply(ShardsDropped(entry.shards))
-        if entry.kind in OUTSIDE:
-            desk.dropped_outside(entry)
-        if entry.kind == TABLE or entry.kind in OUTSIDE:
+            state.retain.forget(own)
+        if entry.shards and state.maintenance is not None:
+            state.maintenance.reply(ShardsDropped(entry.shards))
+        if entry.kind in CONNECTOR_KINDS:
+            state.connector_dropped(entry)
+        if entry.kind == TABLE or entry.kind in CONNECTOR_KINDS:
             return
-        desk.command(AllowCompaction(entry.id, EMPTY))
+        state.command(AllowCompaction(entry.id, EMPTY))
         for id_ in entry.depends:
-            shard = desk.catalog.by_id(id_).shard
+            shard = state.catalog.by_id(id_).shard
             if shard is not None:
                 self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
         """Drop the holds of dropped dataflows, for one more round."""
-        desk = self._desk
+        state = self._state
         zombies, self._zombies = self._zombies, []
         for shard, holder, rounds in zombies:
             assert holder != RETAIN
-            desk.ctx.effect(
-                lambda shard=shard, holder=holder: desk.store.drop_hold(shard, holder),  # type: ignore[misc]
+            state.ctx.effect(
+                lambda shard=shard, holder=holder: state.store.drop_hold(shard, holder),  # type: ignore[misc]
                 done=lambda _: None,
             )
             if rounds > 1:

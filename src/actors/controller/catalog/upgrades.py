@@ -72,7 +72,8 @@ async def _upgraded(
     analyze: AnalyzeQuery,
     settings: Settings,
 ) -> BootState:
-    log.info("%s views are compiled anew: other rules, or tables that were empty then", len(stale))
+    views = "1 view is" if len(stale) == 1 else f"{len(stale)} views are"
+    log.info("%s compiled anew: other rules, or tables that were empty then", views)
     made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
     objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
     catalog = CatalogSnapshot(objects, found.catalog.next_id)
@@ -139,9 +140,9 @@ def _is_open(entry: CatalogObject) -> bool:
 
 
 def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
-    """Return about how many rows the view's sources have."""
+    """Return about how many rows the view's inputs have."""
     assert entry.plan is not None, entry.name
-    shards = (found.catalog.find(name).shard for name in entry.plan.sources)
+    shards = (found.catalog.find(name).shard for name in entry.plan.inputs)
     return tuple(found.states[shard].rows for shard in shards if shard is not None)
 
 

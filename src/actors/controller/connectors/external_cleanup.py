@@ -73,9 +73,9 @@ class _Pending(msgspec.Struct):
 class ExternalCleanup:
     """All records; a part of the controller."""
 
-    def __init__(self, desk: ControllerState, found: tuple[CleanupRecord, ...]) -> None:
-        self._desk = desk
-        now = desk.ctx.now_ms()
+    def __init__(self, state: ControllerState, found: tuple[CleanupRecord, ...]) -> None:
+        self._state = state
+        now = state.ctx.now_ms()
         self._all = {each.id: _Pending(each, since_ms=now) for each in found}
 
     # -- events ------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ class ExternalCleanup:
         kept = self._kept(entry)
         if kept:
             leftover = leftover_of(entry, kept)
-            self._all[entry.id] = _Pending(leftover, since_ms=self._desk.ctx.now_ms())
+            self._all[entry.id] = _Pending(leftover, since_ms=self._state.ctx.now_ms())
 
     def created(self, entry: CatalogObject) -> None:
         """Cancel the removal of a resource that a new source uses."""
@@ -101,7 +101,7 @@ class ExternalCleanup:
         if pending is not None and not pending.due:
             pending.due = True
             # Delayed, so that the cluster and the controller do not remove it at the same moment.
-            self._desk.ctx.after(DELAY_MS_MIN, LeftoverTurn(id_))
+            self._state.ctx.after(DELAY_MS_MIN, LeftoverTurn(id_))
 
     def connected(self) -> None:
         """Schedule a try for each record: the new connection was not told to run their sources."""
@@ -133,11 +133,11 @@ class ExternalCleanup:
     def _kept(self, entry: CatalogObject) -> str:
         if entry.kind != SOURCE or entry.configuration is None:
             return ""
-        return self._desk.outside.makers.kept(entry.configuration, entry.id)
+        return self._state.connector_store.makers.kept(entry.configuration, entry.id)
 
     def _in_use(self, pending: _Pending) -> PenstockError | None:
         """Return the reason why the resource must stay, or None."""
-        for entry in self._desk.catalog.of_kind(SOURCE):
+        for entry in self._state.catalog.of_kind(SOURCE):
             if self._kept(entry) == pending.leftover.kept:
                 return PenstockError(f"source {entry.name} uses {pending.leftover.kept} now")
         return None
@@ -149,7 +149,7 @@ class ExternalCleanup:
             self._failed(pending, in_use)
             return
         id_ = pending.leftover.id
-        pending.attempt = self._desk.ctx.effect(
+        pending.attempt = self._state.ctx.effect(
             lambda: self._remove(pending.leftover),
             done=lambda _: LeftoverTurn(id_, tried=True),
             failed=lambda error: LeftoverTurn(id_, tried=True, error=to_penstock_error(error)),
@@ -158,7 +158,9 @@ class ExternalCleanup:
     async def _remove(self, leftover: CleanupRecord) -> None:
         try:
             with anyio.fail_after(ATTEMPT_MS_MAX / 1000):
-                source = self._desk.outside.makers.source(leftover.configuration, leftover.id)
+                source = self._state.connector_store.makers.source(
+                    leftover.configuration, leftover.id
+                )
                 try:
                     await source.forget()
                 finally:
@@ -169,16 +171,16 @@ class ExternalCleanup:
                 f"the outside did not answer within {ATTEMPT_MS_MAX} ms"
             ) from None
         # Last: after a crash in between, the removal is repeated.
-        await delete_record(self._desk.persist, leftover)
+        await delete_record(self._state.persist, leftover)
 
     def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
         pending.attempt = None
         pending.due = True
         pending.failures += 1
-        told = "" if error is None else f"{type(error).__name__}: {error}"
-        news = told != pending.error
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        news = text != pending.error
         if news:
-            pending.error, pending.since_ms = told, self._desk.ctx.now_ms()
+            pending.error, pending.since_ms = text, self._state.ctx.now_ms()
         # Each new reason is logged once; the second failure again, as a warning.
         if news or pending.failures == 2:
             log.log(
@@ -188,10 +190,10 @@ class ExternalCleanup:
                 " `penstock source forget` gives it up",
                 pending.leftover.name,
                 pending.leftover.kept,
-                told,
+                text,
             )
         delay_ms = min(DELAY_MS_MAX, DELAY_MS_MIN << min(pending.failures - 1, 20))
-        self._desk.ctx.after(delay_ms, LeftoverTurn(pending.leftover.id))
+        self._state.ctx.after(delay_ms, LeftoverTurn(pending.leftover.id))
 
     # -- reporting ---------------------------------------------------------------------------------
 
@@ -209,9 +211,9 @@ class ExternalCleanup:
 
         async def give_up() -> None:
             for each in records:
-                await delete_record(self._desk.persist, each)
+                await delete_record(self._state.persist, each)
 
-        self._desk.ctx.effect(
+        self._state.ctx.effect(
             give_up,
             done=lambda _: LeftoverForgotten(session, request, ids),
             failed=lambda error: LeftoverForgotten(session, request, ids, to_penstock_error(error)),

@@ -46,7 +46,7 @@ from actors.protocol.compute import (
     AllowWrites,
     ConnectionRefused,
     InitializationComplete,
-    SourceImport,
+    ShardImport,
 )
 from actors.protocol.storage import (
     Command,
@@ -85,8 +85,8 @@ def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescrip
     assert entry.configuration is not None, entry.name
     on = catalog.by_id(entry.depends[0])
     assert on.shard is not None, on.name
-    source = SourceImport(on.shard, on.schema, on.kind == "table")
-    return SinkDescription(entry.id, entry.name, source, entry.configuration, entry.as_of)
+    imported = ShardImport(on.shard, on.schema, on.kind == "table")
+    return SinkDescription(entry.id, entry.name, imported, entry.configuration, entry.as_of)
 
 
 class ConnectorObjects:
@@ -94,17 +94,17 @@ class ConnectorObjects:
 
     def __init__(
         self,
-        desk: ControllerState,
+        state: ControllerState,
         link: ActorAddress[Any] | None,
         copies: CopiesFrom,
         leftovers: tuple[CleanupRecord, ...] = (),
     ) -> None:
-        self._desk = desk
+        self._state = state
         self.copies = copies
         copies.push = None if link is None else self._push
-        self.leftovers = ExternalCleanup(desk, leftovers)
-        desk.created_outside, desk.dropped_outside = self.created, self.dropped
-        desk.health = self.health
+        self.leftovers = ExternalCleanup(state, leftovers)
+        state.connector_created, state.connector_dropped = self.created, self.dropped
+        state.health = self.health
         self._link = link
         self._incarnation = 0
         self._health: dict[ObjectId, StatusUpdate] = {}
@@ -130,7 +130,7 @@ class ConnectorObjects:
 
     def commands(self) -> list[Command]:
         """Return all commands for a fresh connection, after its Hello."""
-        catalog, settings = self._desk.catalog, self._desk.settings
+        catalog, settings = self._state.catalog, self._state.settings
         found: list[Command] = [
             UpdateStorageConfiguration(
                 source_tick_ms=settings.source_tick_ms,
@@ -145,7 +145,7 @@ class ConnectorObjects:
 
     def created(self, entry: CatalogObject) -> None:
         """Run a source, a source's table, or a sink that was added to the catalog."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         if entry.kind == SINK:
             self._push(RunSink(describe_sink(catalog, entry)))
         elif entry.kind == SOURCE:
@@ -167,7 +167,7 @@ class ConnectorObjects:
         if entry.kind == SINK:
             # The sink reads under its hold until the cluster has stopped it.
             self._dropping[entry.id] = entry
-        if entry.kind == SOURCE_TABLE and self._desk.catalog.get(entry.depends[0]) is None:
+        if entry.kind == SOURCE_TABLE and self._state.catalog.get(entry.depends[0]) is None:
             return  # it goes with its source
         self._push(AllowCompaction(entry.id, EMPTY))
 
@@ -188,12 +188,12 @@ class ConnectorObjects:
             return None
         match response:
             case FrontierUpper(id_, upper):
-                return id_ if self._desk.frontiers.sealed(id_, upper) else None
+                return id_ if self._state.frontiers.sealed(id_, upper) else None
             case StatusUpdate(id=id_, time_ms=time_ms):
                 # Worker 0 and the owner of an object both speak of it, in any order.
                 known = self._health.get(id_)
                 late = known is not None and time_ms < known.time_ms
-                if self._desk.catalog.get(id_) is not None and not late:
+                if self._state.catalog.get(id_) is not None and not late:
                     self._health[id_] = response
                     if response.status == "stalled":
                         self._failed[id_] = _health(response)
@@ -205,7 +205,7 @@ class ConnectorObjects:
                 for each in oneshots:
                     self.copies.noted(each)
                 for each in (*sources, *sinks):
-                    if self._desk.catalog.get(each.id) is not None:
+                    if self._state.catalog.get(each.id) is not None:
                         self._statistics[each.id] = each
             case DroppedId(id_):
                 self._let_go(id_)
@@ -222,7 +222,7 @@ class ConnectorObjects:
             self._incarnation = 0
 
     def _log(self, update: StatusUpdate) -> None:
-        entry = self._desk.catalog.by_id(update.id)
+        entry = self._state.catalog.by_id(update.id)
         level = logging.WARNING if update.status == "stalled" else logging.INFO
         why = f": {update.error}" if update.error else ""
         hint = f" ({update.hint})" if update.hint else ""
@@ -232,88 +232,88 @@ class ConnectorObjects:
         entry = self._dropping.pop(id_, None)
         if entry is None:
             return
-        on = self._desk.catalog.get(entry.depends[0])
+        on = self._state.catalog.get(entry.depends[0])
         if on is not None and on.shard is not None:
-            self._desk.drop_hold(on.shard, sink_holder(id_))
+            self._state.drop_hold(on.shard, sink_holder(id_))
 
     # -- reporting ---------------------------------------------------------------------------------
 
     def health(self, entry: CatalogObject) -> ObjectHealth:
         """Return the health of a source, a source's table, or a sink."""
-        told = self._health.get(entry.id)
+        update = self._health.get(entry.id)
         if not self._incarnation:
             return ObjectHealth("paused", "no replica is connected")
-        if told is None:
+        if update is None:
             return ObjectHealth("starting")
-        return _health(told)
+        return _health(update)
 
     def report(self, request: ListSources) -> SourceReport:
         """Return the status of all sources, or of all sinks."""
-        desk = self._desk
+        state = self._state
         kind = SINK if request.sinks else SOURCE
-        found = tuple(self._status(entry) for entry in desk.catalog.of_kind(kind))
+        found = tuple(self._status(entry) for entry in state.catalog.of_kind(kind))
         if not request.sinks:
             found += tuple(shown for _, shown in self.leftovers.statuses())
-        return SourceReport(request.request, desk.oracle_now(), found)
+        return SourceReport(request.request, state.oracle_now(), found)
 
     def _status(self, entry: CatalogObject) -> SourceStatus:
-        desk = self._desk
+        state = self._state
         assert entry.configuration is not None, entry.name
-        tables = () if entry.kind == SINK else desk.catalog.dependents(entry.id)
+        tables = () if entry.kind == SINK else state.catalog.dependents(entry.id)
         return SourceStatus(
             entry.name,
             entry.configuration.kind,
             self.health(entry),
-            desk.frontiers.upper(entry),
+            state.frontiers.upper(entry),
             self._statistics.get(entry.id),
             tuple(
                 SourceTableStatus(
-                    table.name, table.outside, self.health(table), desk.frontiers.upper(table)
+                    table.name, table.outside, self.health(table), state.frontiers.upper(table)
                 )
                 for table in tables
             ),
-            desk.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
+            state.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
             self._failed.get(entry.id),
         )
 
     def rows(self) -> Iterator[Row]:
         """Yield the rows of `penstock.sources`."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
         listed = [(entry.id, self._status(entry)) for entry in objects]
         for id_, shown in (*listed, *self.leftovers.statuses()):
-            health, told = shown.health, shown.statistics or ObjectStatistics(id_)
+            health, statistics = shown.health, shown.statistics or ObjectStatistics(id_)
             failed = shown.failed or ObjectHealth("")
             yield (
                 id_,
                 shown.name,
                 "out" if shown.on else "in",
                 shown.kind,
-                *_told(health),
+                *_health_columns(health),
                 health.since_ms or None,
                 frontier_or_null(shown.upper),
-                told.messages,
-                told.bytes,
-                told.rows_inserted,
-                told.rows_deleted,
-                told.rows_staged,
-                told.snapshot_rows_known,
-                told.snapshot_rows_staged,
-                told.position_known,
-                told.position_committed,
-                told.lag_ms,
-                told.lag_bytes,
-                told.restarts,
+                statistics.messages,
+                statistics.bytes,
+                statistics.rows_inserted,
+                statistics.rows_deleted,
+                statistics.rows_staged,
+                statistics.snapshot_rows_known,
+                statistics.snapshot_rows_staged,
+                statistics.position_known,
+                statistics.position_committed,
+                statistics.lag_ms,
+                statistics.lag_bytes,
+                statistics.restarts,
                 failed.error or None,
                 failed.since_ms or None,
             )
 
     def operator_rows(self) -> Iterator[Row]:
         """Yield the rows of `penstock.operators` for the running tasks, as last reported."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         for entry in (*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)):
-            told = self._statistics.get(entry.id)
-            for number, each in enumerate(() if told is None else told.operators or ()):
+            statistics = self._statistics.get(entry.id)
+            for number, each in enumerate(() if statistics is None else statistics.operators or ()):
                 did = each.rows, each.ms, each.bytes_memory, each.bytes_mapped
                 own = entry.id, entry.name, number, number, each.operator, each.text
                 yield (*own, None, None, None, *did)
@@ -323,36 +323,36 @@ class ConnectorObjects:
         for id_, since_ms in self._stalled_ms.items():
             failed = self._failed[id_]
             text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
-            yield id_, self._desk.catalog.by_id(id_).name, "stalled", text, since_ms
+            yield id_, self._state.catalog.by_id(id_).name, "stalled", text, since_ms
         for id_, shown in self.leftovers.statuses(failing=True):
             health = shown.health
             yield id_, shown.name, health.status, health.error, health.since_ms
 
     def table_rows(self) -> Iterator[Row]:
         """Yield the rows of `penstock.source_tables`."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         for entry in catalog.of_kind(SOURCE_TABLE):
             yield (
                 entry.id,
                 entry.name,
                 catalog.by_id(entry.depends[0]).name,
                 entry.outside,
-                *_told(self.health(entry)),
-                frontier_or_null(self._desk.frontiers.upper(entry)),
+                *_health_columns(self.health(entry)),
+                frontier_or_null(self._state.frontiers.upper(entry)),
             )
 
     def describe(self) -> str:
         """Return how many sources and sinks there are, and whether they run."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         state = "connected" if self._incarnation else "not connected"
         return (
             f"{len(catalog.of_kind(SOURCE))} sources, {len(catalog.of_kind(SINK))} sinks, {state}"
         )
 
 
-def _health(told: StatusUpdate) -> ObjectHealth:
-    return ObjectHealth(told.status, told.error or "", told.hint or "", told.time_ms)
+def _health(update: StatusUpdate) -> ObjectHealth:
+    return ObjectHealth(update.status, update.error or "", update.hint or "", update.time_ms)
 
 
-def _told(health: ObjectHealth) -> tuple[str, str | None, str | None]:
+def _health_columns(health: ObjectHealth) -> tuple[str, str | None, str | None]:
     return health.status, health.error or None, health.hint or None

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from actors.controller.catalog.boot import source_import
+from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import copy_holder
 from actors.controller.state import ControllerState, reply_error
@@ -89,8 +89,8 @@ class _Copy(msgspec.Struct, eq=False):
 class RunningCopies:
     """All running copies."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._copies: dict[ObjectId, _Copy] = {}
         self._by_session: dict[str, _Copy] = {}
         self._ended_early: dict[ObjectId, ShardId] = {}
@@ -103,20 +103,20 @@ class RunningCopies:
 
     def copy(self, session: ActorAddress[Any], request: CopyTo) -> None:
         """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
-        desk, limit = self._desk, self._desk.settings.copies_max
-        entry = desk.catalog.find(request.name)
+        state, limit = self._state, self._state.settings.copies_max
+        entry = state.catalog.find(request.name)
         what = f"copy of {entry.name}"
         if entry.kind == INDEX:
-            on = desk.catalog.by_id(entry.depends[0])
+            on = state.catalog.by_id(entry.depends[0])
             raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
         as_of = request.as_of
-        time = max(desk.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
+        time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
         if not 0 <= time <= TIME_MAX:
             raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
-        desk.check_ahead(what, time)
+        state.check_ahead(what, time)
         if request.deadline_ms is not None and request.deadline_ms <= 0:
             raise InvalidUsage(f"deadline_ms = {request.deadline_ms}: must be greater than zero")
-        source = source_import(entry)
+        imported = shard_import(entry)
         export = CopyToExport(
             entry.schema,
             request.destination,
@@ -131,16 +131,16 @@ class RunningCopies:
             )
         if len(self._copies) >= limit:
             raise ResourceBusy(f"{limit} copies are running (copies_max): try again later")
-        id_ = desk.transient_id()
-        dataflow = DataflowDescription(id_, entry.name, (source,), export, time)
+        id_ = state.transient_id()
+        dataflow = DataflowDescription(id_, entry.name, (imported,), export, time)
         wait_ms = request.deadline_ms
-        timer = None if wait_ms is None else desk.ctx.after(wait_ms, CopyLate(id_))
+        timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyLate(id_))
         made = _Copy(session, request, entry, dataflow, timer)
         self._copies[id_] = self._by_session[session.path] = made
         # Held before the dataflow is created: neither the wait for the time nor a replica that
         # reconnects may lose the history.
-        desk.hold(
-            source.shard,
+        state.hold(
+            imported.shard,
             copy_holder(id_),
             time,
             done=lambda since: CopyHeld(id_, since),
@@ -153,7 +153,7 @@ class RunningCopies:
         if made is None:
             shard = self._ended_early.pop(message.id, None)
             if shard is not None:
-                self._desk.drop_hold(shard, copy_holder(message.id))
+                self._state.drop_hold(shard, copy_holder(message.id))
             return
         made.held = True
         time = made.dataflow.as_of
@@ -164,8 +164,8 @@ class RunningCopies:
             self._end(made, ReadBelowSince(text))
         else:
             made.created = True
-            self._desk.command(CreateDataflow(made.dataflow))
-            self._desk.command(ScheduleDataflow(made.id))
+            self._state.command(CreateDataflow(made.dataflow))
+            self._state.command(ScheduleDataflow(made.id))
 
     def turn(self, message: CopyHeld | CopyLate) -> None:
         """Handle the end of a hold's effect or of a deadline."""
@@ -253,7 +253,7 @@ class RunningCopies:
             return
         why = "it is being written"
         if made.state == "waiting":
-            why = self._desk.waiting_for(made.entry)
+            why = self._state.waiting_for(made.entry)
         what = f"copy of {made.entry.name} at {made.dataflow.as_of}"
         text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
         self._end(made, DeadlineExceeded(text))
@@ -287,9 +287,9 @@ class RunningCopies:
         del self._copies[made.id], self._by_session[made.session.path]
         if made.created:
             # Only then: the history would keep the drop of an id that it never created.
-            self._desk.command(AllowCompaction(made.id, EMPTY))
+            self._state.command(AllowCompaction(made.id, EMPTY))
         if made.held:
-            self._desk.drop_hold(made.shard, copy_holder(made.id))
+            self._state.drop_hold(made.shard, copy_holder(made.id))
         else:
             # The hold is still being taken: `held` drops it.
             self._ended_early[made.id] = made.shard

@@ -36,7 +36,7 @@ from actors.protocol.compute import (
     CreateDataflow,
     DataflowDescription,
     ScheduleDataflow,
-    SourceImport,
+    ShardImport,
     SubscribeBatch,
     SubscribeExport,
 )
@@ -120,7 +120,7 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     """Names the durable hold, and the first stream that the member starts."""
     name: str
     """Name of the object, for people."""
-    source: SourceImport
+    imported: ShardImport
     as_of: Time
     snapshot: bool
     """True while the contents at `as_of` are still due."""
@@ -137,7 +137,7 @@ class FanoutMember(msgspec.Struct, eq=False, kw_only=True):
     @property
     def shard(self) -> ShardId:
         """Return the shard that the member reads."""
-        return self.source.shard
+        return self.imported.shard
 
     def since(self) -> Time:
         """Return the time to which the hold may advance now."""
@@ -227,8 +227,8 @@ class SubscribeFanout:
         description = DataflowDescription(
             id_,
             f"subscribe to {member.name}",
-            (member.source,),
-            SubscribeExport(member.source.schema, member.snapshot),
+            (member.imported,),
+            SubscribeExport(member.imported.schema, member.snapshot),
             member.as_of,
         )
         entered = self._enter(member, stream)
@@ -275,15 +275,17 @@ class SubscribeFanout:
             return [], []
         cuts = _Cuts(batch)
         keys = tuple(part.key for part in batch.parts)
-        told = []
+        deliveries = []
         for member in stream.members.values():
             lower = member.delivered
             upper = min(batch.upper, member.up_to)
             if upper > lower:
-                told.append(FanoutDelivery(member, lower, upper, cuts.between(lower, upper), keys))
+                deliveries.append(
+                    FanoutDelivery(member, lower, upper, cuts.between(lower, upper), keys)
+                )
                 member.delivered, member.snapshot = upper, False
         stream.lower, stream.upper, stream.snapshot = stream.upper, batch.upper, False
-        return told, self._merge(stream)
+        return deliveries, self._merge(stream)
 
     def _merge(self, moved: FanoutStream) -> list[Command]:
         """Move the members of younger streams to older ones."""

@@ -33,7 +33,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.compute.peeks import row_too_large
-from actors.controller.catalog.boot import last_sealed_time, source_import
+from actors.controller.catalog.boot import last_sealed_time, shard_import
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.catalog.ddl import analyzer
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
@@ -114,15 +114,15 @@ class RunningQueries:
     """All running queries."""
 
     def __init__(
-        self, desk: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
+        self, state: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
         self._running: dict[int, _Running] = {}
         self._by_request: dict[tuple[str, int], int] = {}
-        own = desk.settings.spark_conf
+        own = state.settings.spark_conf
         self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
         """True if no Spark setting of the service changes the meaning of a query's text."""
 
@@ -134,24 +134,24 @@ class RunningQueries:
     def query(self, session: ActorAddress[Any], request: RunQuery) -> None:
         """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
         `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `ResourceBusy`."""
-        desk, as_of = self._desk, request.as_of
+        state, as_of = self._state, request.as_of
         sql = query_text(request.sql)
         if as_of is not None:
             if not 0 <= as_of <= TIME_MAX:
                 raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
-            desk.check_ahead("query", as_of)
-        readable = desk.catalog.readable()
+            state.check_ahead("query", as_of)
+        readable = state.catalog.readable()
         instead = self._read_instead(sql, request, readable)
         if instead is not None:
             session.reply(instead)
             return
-        limit = desk.settings.queries_in_flight_max
+        limit = state.settings.queries_in_flight_max
         if len(self._running) >= limit:
             raise ResourceBusy(
                 f"{limit} queries run already (queries_in_flight_max): try again later"
             )
         deadline = request.deadline_ms
-        deadline = desk.settings.query_deadline_ms if deadline is None else deadline
+        deadline = state.settings.query_deadline_ms if deadline is None else deadline
         if deadline <= 0:
             raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
         self._begin(session, msgspec.structs.replace(request, sql=sql), deadline)
@@ -165,7 +165,7 @@ class RunningQueries:
             return None
         as_of = request.as_of
         if as_of is None and found.name not in relations:
-            as_of = readable_time(self._desk, [self._desk.catalog.find(found.name)])
+            as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
         return ReadInstead(
             request.request,
             found.name,
@@ -182,27 +182,27 @@ class RunningQueries:
         request: RunQuery,
         deadline_ms: int,
     ) -> None:
-        desk = self._desk
+        state = self._state
         self._numbers += 1
         number = self._numbers
         running = self._running[number] = _Running(
             session,
             request,
-            readable_time(desk, ()) if request.as_of is None else request.as_of,
+            readable_time(state, ()) if request.as_of is None else request.as_of,
             deadline_ms,
-            desk.ctx.monotonic_ms(),
-            desk.ctx.after(deadline_ms, QueryLate(number)),
+            state.ctx.monotonic_ms(),
+            state.ctx.after(deadline_ms, QueryLate(number)),
             anyio.Event(),
         )
         self._by_request[session.path, request.request] = number
-        run = _Run(desk, self._executor, self._scratch / f"query-{number}", number, running)
+        run = _Run(state, self._executor, self._scratch / f"query-{number}", number, running)
         traceparent = TRACEPARENT.get()
 
         async def carry_out() -> None:
             with use_context(traceparent):
                 await run.carry_out()
 
-        running.effect = desk.ctx.effect(
+        running.effect = state.ctx.effect(
             carry_out,
             done=lambda _: QueryEnded(number),
             failed=lambda error: QueryEnded(number, to_penstock_error(error)),
@@ -280,7 +280,7 @@ class RunningQueries:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the queries' rows of ``penstock.peeks``."""
-        now = self._desk.ctx.monotonic_ms()
+        now = self._state.ctx.monotonic_ms()
         for running in self._running.values():
             yield (
                 running.session.path,
@@ -295,15 +295,15 @@ class RunningQueries:
             )
 
 
-def readable_time(desk: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
+def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
     """Return the greatest time at which all inputs can be read; without inputs, the time of the
     latest write."""
     if not inputs:
-        return max(0, desk.frontiers.tables_upper - 1)
-    upper = min(desk.frontiers.upper(entry) for entry in inputs)
+        return max(0, state.frontiers.tables_upper - 1)
+    upper = min(state.frontiers.upper(entry) for entry in inputs)
     # An input was never computed: only then a query without `as_of` waits.
     if upper == 0:
-        return max(desk.latest_with_contents(entry) for entry in inputs)
+        return max(state.latest_with_contents(entry) for entry in inputs)
     return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
 
@@ -312,19 +312,19 @@ class _Run:
 
     def __init__(
         self,
-        desk: ControllerState,
+        state: ControllerState,
         executor: ActorAddress[ExecutorMessage],
         scratch: Path,
         number: int,
         running: _Running,
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._executor = executor
         self._scratch = scratch
         self._number = number
         self._running = running
         self._inputs: list[CatalogObject] = []
-        clock, settings = desk.ctx.clock, desk.settings
+        clock, settings = state.ctx.clock, state.settings
         self._name = f"query-{number}"
         self._engine = EngineClient(executor, clock, settings, scratch, self._name)
 
@@ -341,26 +341,26 @@ class _Run:
             await self._tell(made, schema)
         finally:
             with anyio.CancelScope(shield=True):
-                await self._desk.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
+                await self._state.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
 
     async def _analysed(self) -> TableSchema:
         """Return the query's columns, and note its inputs and its time."""
-        desk, running = self._desk, self._running
+        state, running = self._state, self._running
         sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
-        told = await analyzed_query(sql, desk.catalog.readable(), analyze)
-        self._inputs = [desk.catalog.find(name) for name in told.sources]
-        running.names = ", ".join(told.sources)
+        analyzed = await analyzed_query(sql, state.catalog.readable(), analyze)
+        self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
+        running.names = ", ".join(analyzed.inputs)
         as_of = running.request.as_of
-        running.time = readable_time(desk, self._inputs) if as_of is None else as_of
-        _check_columns(told.schema)
-        return told.schema
+        running.time = readable_time(state, self._inputs) if as_of is None else as_of
+        _check_columns(analyzed.schema)
+        return analyzed.schema
 
     @contextlib.asynccontextmanager
     async def _held(self) -> AsyncIterator[None]:
         """Hold the inputs at the query's time meanwhile. Raises `ReadBelowSince`."""
-        persist, time = self._desk.persist, self._running.time
+        persist, time = self._state.persist, self._running.time
         shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
-        holder = f"query/{self._desk.transient_id()}"
+        holder = f"query/{self._state.transient_id()}"
         try:
             for entry, shard in shards:
                 # Hold first, then read the since: in the other order a compaction could come in
@@ -384,10 +384,10 @@ class _Run:
         self, stack: contextlib.AsyncExitStack, schema: TableSchema
     ) -> JobResult | MadeFiles:
         request, engine = self._running.request, self._engine
-        imports = [source_import(entry) for entry in self._inputs]
+        imports = [shard_import(entry) for entry in self._inputs]
         try:
-            sources = await open_contents(
-                stack, engine, self._desk.persist, imports, self._running.time, (0, 0)
+            contents = await open_contents(
+                stack, engine, self._state.persist, imports, self._running.time, (0, 0)
             )
         except DefiniteError as error:
             raise ViewInError(str(error)) from None
@@ -397,7 +397,7 @@ class _Run:
             SelectContents(
                 job_id=engine.job_id(0, 0, "select"),
                 sql=request.sql,
-                tables=tuple(zip(names, sources, strict=True)),
+                tables=tuple(zip(names, contents, strict=True)),
                 output=schema,
                 into_files=True,
             )
@@ -405,17 +405,17 @@ class _Run:
 
     async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
         """Send the rows, each piece when the client was sent the one before."""
-        settings, running = self._desk.settings, self._running
+        settings, running = self._state.settings, self._running
         shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
         found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
         while True:
-            piece: ResultPiece = await self._desk.ctx.clock.run_blocking(lambda: next(found))
+            piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
             if len(piece.arrow) > settings.result_bytes_max:
                 raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
             # A fresh event before the piece is sent: the old one may be set by the piece before.
             running.taken = anyio.Event()
-            told = QueryPiece(self._number, piece.arrow, piece.last)
-            self._desk.ctx.self.reply(told)
+            message = QueryPiece(self._number, piece.arrow, piece.last)
+            self._state.ctx.self.reply(message)
             if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()

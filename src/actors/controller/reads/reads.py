@@ -18,7 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.compute.peeks import PeekFilter, is_exact_integer_key
-from actors.controller.catalog.boot import source_import
+from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.controller.catalog.ddl import columns_named
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
@@ -49,8 +49,8 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     PeekTarget,
+    ShardImport,
     ShardTarget,
-    SourceImport,
 )
 from actors.protocol.row_finishing import check_finishing
 from actors.telemetry import TRACEPARENT
@@ -89,7 +89,7 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
         raise InvalidUsage(f"read of {entry.name}: {error}") from None
 
 
-def fit_wish(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
+def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
     """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
     finishing = request.finishing
     if finishing is not None:
@@ -125,11 +125,11 @@ def _fit_comparison(entry: CatalogObject, given: ColumnComparison) -> ColumnComp
     return ColumnComparison(column, given.op, value)
 
 
-def prototype(entry: CatalogObject, request: ReadObject, time: Time, source: SourceImport) -> Peek:
+def prototype(entry: CatalogObject, request: ReadObject, time: Time, imported: ShardImport) -> Peek:
     """Return the shard peek that answers the request, without its uuid. Raises `InvalidUsage`."""
     key_columns, keys = fit_keys(entry, request)
-    peek = Peek("", ShardTarget(entry.id, source), time, key_columns, keys)
-    return fit_wish(entry, request, peek)
+    peek = Peek("", ShardTarget(entry.id, imported), time, key_columns, keys)
+    return fit_peek(entry, request, peek)
 
 
 class ReadShape(msgspec.Struct, frozen=True):
@@ -139,7 +139,7 @@ class ReadShape(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
     """Key columns in the object's spelling."""
     types: tuple[pa.DataType, ...]
-    source: SourceImport
+    imported: ShardImport
 
     @classmethod
     def of(cls, entry: CatalogObject, request: ReadObject) -> ReadShape:
@@ -147,7 +147,7 @@ class ReadShape(msgspec.Struct, frozen=True):
         columns = columns_named(entry, request.key_columns)
         types = {column.name: column.type for column in entry.schema.columns}
         wanted = tuple(arrow_type(types[name]) for name in columns)
-        return cls(entry, columns, wanted, source_import(entry))
+        return cls(entry, columns, wanted, shard_import(entry))
 
     def peek(self, request: ReadObject, time: Time) -> Peek:
         """Return the shard peek that answers the request, without its uuid. Raises
@@ -160,8 +160,8 @@ class ReadShape(msgspec.Struct, frozen=True):
             and self.columns
             and is_exact_integer_key(self.columns, self.types, key)
         ):
-            return Peek("", ShardTarget(self.entry.id, self.source), time, self.columns, key)
-        return prototype(self.entry, request, time, self.source)
+            return Peek("", ShardTarget(self.entry.id, self.imported), time, self.columns, key)
+        return prototype(self.entry, request, time, self.imported)
 
 
 SHAPES_MAX: Final = 1024
@@ -286,8 +286,8 @@ class _Pending(msgspec.Struct):
 class PendingReads:
     """All pending reads and waits."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._numbers = 0
         self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
@@ -303,25 +303,25 @@ class PendingReads:
 
     def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
         """Begin a read. Raises `InvalidUsage` and its children."""
-        desk = self._desk
-        shape = self._shapes.of(desk.catalog, request)
+        state = self._state
+        shape = self._shapes.of(state.catalog, request)
         entry = shape.entry
-        time = desk.latest_with_contents(entry) if request.as_of is None else request.as_of
+        time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
         _check_time(f"read of {entry.name}", time)
-        desk.check_ahead(f"read of {entry.name}", time)
+        state.check_ahead(f"read of {entry.name}", time)
         peek = shape.peek(request, time)
         number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
         self._pending[number].peek = peek
         shard = entry.shard
         assert shard is not None, entry.name
         # The service's own hold covers the time; further back the durable since decides.
-        if desk.retain.keeps(shard, time):
+        if state.retain.keeps(shard, time):
             self._pending[number].ready = True
             self._go_on(number)
             return
-        desk.ctx.effect(
-            lambda: desk.persist.state(shard),
-            done=lambda state: SinceRead(number, state.since),
+        state.ctx.effect(
+            lambda: state.persist.state(shard),
+            done=lambda found: SinceRead(number, found.since),
             failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
         )
 
@@ -339,10 +339,10 @@ class PendingReads:
 
     def wait_for(self, session: ActorAddress[Any], request: WaitFor) -> None:
         """Begin a wait. Raises `InvalidUsage` and its children."""
-        desk = self._desk
-        entry = desk.catalog.find(request.name)
+        state = self._state
+        entry = state.catalog.find(request.name)
         _check_time(f"wait for {entry.name}", request.time)
-        desk.check_ahead(f"wait for {entry.name}", request.time)
+        state.check_ahead(f"wait for {entry.name}", request.time)
         number = self._begin(
             session, request.request, entry, request.time, None, request.deadline_ms
         )
@@ -372,13 +372,13 @@ class PendingReads:
         read: ReadObject | None,
         deadline_ms: int | None,
     ) -> int:
-        desk = self._desk
-        wait_ms = desk.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
+        state = self._state
+        wait_ms = state.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
         if wait_ms <= 0:
             raise InvalidUsage(f"deadline_ms = {wait_ms}: must be greater than zero")
         self._numbers += 1
         number = self._numbers
-        timer = desk.ctx.after(wait_ms, DeadlinePassed(number))
+        timer = state.ctx.after(wait_ms, DeadlinePassed(number))
         self._pending[number] = _Pending(
             session,
             request,
@@ -387,7 +387,7 @@ class PendingReads:
             read,
             wait_ms,
             timer,
-            desk.ctx.monotonic_ms(),
+            state.ctx.monotonic_ms(),
             traceparent=TRACEPARENT.get(),
         )
         self._by_request[session.path, request] = number
@@ -423,7 +423,7 @@ class PendingReads:
         pending = self._pending[number]
         id_ = pending.entry.id
         sealed = pending.entry.kind == RELATION or (
-            self._desk.frontiers.upper(pending.entry) > pending.time
+            self._state.frontiers.upper(pending.entry) > pending.time
         )
         if not sealed:
             self._waiting.setdefault(id_, {})[number] = None
@@ -444,9 +444,9 @@ class PendingReads:
             pending.session.reply(RequestDone(pending.request))
             self._forget(number)
             return
-        pending.uuid = f"{self._desk.ctx.random.getrandbits(128):032x}"
+        pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
-        self._desk.command(
+        self._state.command(
             msgspec.structs.replace(
                 peek,
                 uuid=pending.uuid,
@@ -456,14 +456,14 @@ class PendingReads:
         )
 
     def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
-        desk, entry = self._desk, pending.entry
+        state, entry = self._state, pending.entry
         # Chosen when the peek is sent: an index may have become readable while the read waited.
         readable = [
             index
-            for index in desk.catalog.indexes(entry.id)
+            for index in state.catalog.indexes(entry.id)
             if index_can_answer(index.key, peek)
-            and desk.frontiers.readable_from(index.id) <= pending.time
-            and desk.frontiers.upper(index) > desk.frontiers.readable_from(index.id)
+            and state.frontiers.readable_from(index.id) <= pending.time
+            and state.frontiers.upper(index) > state.frontiers.readable_from(index.id)
         ]
         best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
         return IndexTarget(best[0].id) if best else peek.target
@@ -506,10 +506,10 @@ class PendingReads:
             self._forget(number, answered=True)
 
     def _read_part(self, number: int, course: StashedTransfer) -> None:
-        desk, key = self._desk, course.next()
+        state, key = self._state, course.next()
         assert key is not None, "a course without parts has ended"
-        desk.ctx.effect(
-            lambda: desk.persist.stashed.get(key),
+        state.ctx.effect(
+            lambda: state.persist.stashed.get(key),
             done=lambda arrow: PartRead(number, arrow),
             failed=lambda error: PartRead(number, None, to_penstock_error(error)),
         )
@@ -522,7 +522,7 @@ class PendingReads:
         if message.error is not None:
             self._fail(message.number, message.error, answered=True)
         elif message.arrow is None:
-            limit = self._desk.settings.stash_orphan_ms
+            limit = self._state.settings.stash_orphan_ms
             text = (
                 f"the read of {pending.entry.name} was not taken within {limit} ms "
                 "(stash_orphan_ms): its result is gone; read again"
@@ -553,9 +553,9 @@ class PendingReads:
     def _remove(self, keys: list[str]) -> None:
         """Delete parts that no client needs; a part that cannot be deleted now becomes an
         orphan."""
-        stashed = self._desk.persist.stashed
+        stashed = self._state.persist.stashed
         if keys:
-            self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+            self._state.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
 
     def late(self, number: int) -> None:
         """Fail a request whose deadline has passed."""
@@ -564,19 +564,19 @@ class PendingReads:
             return
         if pending.serve is not None:
             text = f"{pending.entry.name} has no contents yet: none came within "
-            why = self._desk.waiting_for(pending.entry)
+            why = self._state.waiting_for(pending.entry)
             self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return
         what = "wait for" if pending.read is None else "read of"
         if pending.uuid is not None:
             why = "the replica has not answered the peek"
         else:
-            why = self._desk.waiting_for(pending.entry)
+            why = self._state.waiting_for(pending.entry)
         text = f"{what} {pending.entry.name} at {pending.time}: not within "
         self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
     def cancel(self, session: str, request: int) -> bool:
-        """Cancel a request on the client's wish. Return False if there is none of that number."""
+        """Cancel a request as its client asks. Return False if there is none of that number."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
@@ -603,7 +603,7 @@ class PendingReads:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the requests' rows of ``penstock.peeks``."""
-        now = self._desk.ctx.monotonic_ms()
+        now = self._state.ctx.monotonic_ms()
         for pending in self._pending.values():
             if pending.course is not None:
                 state = "streaming"
@@ -648,7 +648,7 @@ class PendingReads:
             del self._by_uuid[pending.uuid]
             # Removes the peek from the history, too: a replica that connects later must not run it.
             if not answered:
-                self._desk.command(CancelPeek(pending.uuid))
+                self._state.command(CancelPeek(pending.uuid))
 
 
 def _check_time(what: str, time: Time) -> None:

@@ -20,8 +20,8 @@ import msgspec
 
 from actors.compute.logs import Row, answer
 from actors.controller.catalog.catalog import (
+    CONNECTOR_KINDS,
     INDEX,
-    OUTSIDE,
     TABLE,
     CatalogObject,
 )
@@ -39,7 +39,7 @@ from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
 from actors.progress import ObjectId, ShardId, Time, frontier_or_null
 from actors.protocol.api import ReadContents, ReadObject
-from actors.protocol.compute import LogTarget, Peek, SourceImport, StatusResponse
+from actors.protocol.compute import LogTarget, Peek, ShardImport, StatusResponse
 from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
 
 WRONG: Final = ("errored", "stalled", "frozen", "failed")
@@ -81,7 +81,7 @@ class SystemRelations:
 
     def __init__(
         self,
-        desk: ControllerState,
+        state: ControllerState,
         reads: PendingReads,
         subscribes: RunningSubscribes,
         queries: RunningQueries,
@@ -90,7 +90,7 @@ class SystemRelations:
         executor: ActorAddress[ExecutorMessage],
         sources: ConnectorObjects,
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._reads = reads
         self._subscribes = subscribes
         self._queries = queries
@@ -112,18 +112,18 @@ class SystemRelations:
             "errors": lambda _: chain(self._errors(), sources.error_rows()),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
-            "memory": lambda _: map(msgspec.structs.astuple, desk.persist.ledger.uses()),
+            "memory": lambda _: map(msgspec.structs.astuple, state.persist.ledger.uses()),
             "sources": lambda _: sources.rows(),
             "source_tables": lambda _: sources.table_rows(),
         }
 
     def note(self, status: StatusResponse) -> None:
         """Note since when a dataflow is in a state of `WRONG`."""
-        if status.state not in WRONG or self._desk.catalog.get(status.id) is None:
+        if status.state not in WRONG or self._state.catalog.get(status.id) is None:
             self._wrong.pop(status.id, None)
         else:
             # The first status counts: a repeated one begins no new error.
-            self._wrong.setdefault(status.id, self._desk.ctx.now_ms())
+            self._wrong.setdefault(status.id, self._state.ctx.now_ms())
 
     def forget(self, id_: ObjectId) -> None:
         """Remove a dropped object."""
@@ -133,7 +133,7 @@ class SystemRelations:
 
     def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
         """Begin a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
-        desk = self._desk
+        state = self._state
         relation = relation_of(request.name)
         if request.as_of is not None:
             raise InvalidUsage(
@@ -142,8 +142,8 @@ class SystemRelations:
             )
         name, schema = relation.name, relation.schema
         entry = CatalogObject(id=name, name=name, kind=RELATION, schema=schema)
-        time = desk.oracle_now()
-        peek = prototype(entry, request, time, SourceImport("", schema))
+        time = state.oracle_now()
+        peek = prototype(entry, request, time, ShardImport("", schema))
         peek = msgspec.structs.replace(peek, target=LogTarget(name))
         if relation.kept_by == "workers":
             self._reads.read_relation(session, request, entry, peek)
@@ -157,12 +157,12 @@ class SystemRelations:
         if short in ("objects", "shards", "holds"):
             seek = self._states
         elif short == "spark_jobs":
-            deadline = request.deadline_ms or desk.settings.peek_deadline_ms
+            deadline = request.deadline_ms or state.settings.peek_deadline_ms
             seek = lambda: self._jobs(deadline)  # noqa: E731
         else:
             self.answered(done(RelationInputs()))
             return
-        desk.ctx.effect(
+        state.ctx.effect(
             seek,
             done=done,
             failed=lambda error: RelationRead(
@@ -172,7 +172,7 @@ class SystemRelations:
 
     def answered(self, read: RelationRead) -> None:
         """Answer a read, now that its data have come."""
-        limit = self._desk.settings.result_bytes_max
+        limit = self._state.settings.result_bytes_max
         try:
             if read.error is not None:
                 raise read.error
@@ -192,10 +192,10 @@ class SystemRelations:
     async def _states(self) -> RelationInputs:
         """Return the state of all shards in the catalog."""
         found: dict[ShardId, ShardState] = {}
-        for entry in self._desk.catalog.objects:
+        for entry in self._state.catalog.objects:
             for shard in entry.shards:
                 try:
-                    found[shard] = await self._desk.persist.state(shard)
+                    found[shard] = await self._state.persist.state(shard)
                 except PenstockError:
                     continue  # it was dropped meanwhile, or its store does not answer just now
         return RelationInputs(states=found)
@@ -211,28 +211,28 @@ class SystemRelations:
     # -- rows ----------------------------------------------------------------------------------
 
     def _objects(self, found: RelationInputs) -> Iterator[Row]:
-        desk = self._desk
-        for entry in desk.catalog.objects:
-            status = desk.frontiers.status(entry.id)
-            state = "ready" if entry.kind == TABLE else "starting"
-            if entry.kind in OUTSIDE:
-                state = desk.health(entry).status
+        state = self._state
+        for entry in state.catalog.objects:
+            status = state.frontiers.status(entry.id)
+            shown = "ready" if entry.kind == TABLE else "starting"
+            if entry.kind in CONNECTOR_KINDS:
+                shown = state.health(entry).status
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
             # An index has no shard of its own: its since is in memory.
             if entry.kind == INDEX:
-                since = desk.frontiers.readable_from(entry.id)
+                since = state.frontiers.readable_from(entry.id)
             yield (
                 entry.id,
                 entry.name,
                 entry.kind,
-                state if status is None else status.state,
+                shown if status is None else status.state,
                 None if entry.plan is None else entry.plan.mode,
                 since,
-                frontier_or_null(desk.frontiers.upper(entry)),
-                lag_ms(desk, entry),
+                frontier_or_null(state.frontiers.upper(entry)),
+                lag_ms(state, entry),
                 entry.as_of,
-                ", ".join(desk.catalog.by_id(id_).name for id_ in entry.depends),
+                ", ".join(state.catalog.by_id(id_).name for id_ in entry.depends),
                 ", ".join(entry.key or entry.schema.key),
                 entry.schema.ddl(),
                 entry.sql or None,
@@ -241,7 +241,7 @@ class SystemRelations:
             )
 
     def _operators(self) -> Iterator[Row]:
-        for entry in self._desk.catalog.objects:
+        for entry in self._state.catalog.objects:
             plan = entry.plan
             if plan is None:
                 continue
@@ -250,19 +250,28 @@ class SystemRelations:
                 operator = text.partition(" ")[0].partition("(")[0]
                 # The tree's text is indented by two blanks a level.
                 depth = (len(line) - len(text)) // 2
-                told = plan.mode, plan.reason or None, plan.policy
-                yield (entry.id, entry.name, number, depth, operator, text, *told, *(None,) * 4)
+                plan_columns = plan.mode, plan.reason or None, plan.policy
+                yield (
+                    entry.id,
+                    entry.name,
+                    number,
+                    depth,
+                    operator,
+                    text,
+                    *plan_columns,
+                    *(None,) * 4,
+                )
 
     def _each_shard(
         self, found: RelationInputs
     ) -> Iterator[tuple[CatalogObject, ShardState, Time | None]]:
-        for entry in self._desk.catalog.objects:
+        for entry in self._state.catalog.objects:
             for shard in entry.shards:
                 state = found.states.get(shard)
                 if state is not None:
                     upper = state.upper
                     if entry.kind == TABLE:
-                        upper = max(upper, self._desk.frontiers.tables_upper)
+                        upper = max(upper, self._state.frontiers.tables_upper)
                     yield entry, state, frontier_or_null(upper)
 
     def _shards(self, found: RelationInputs) -> Iterator[Row]:
@@ -298,14 +307,14 @@ class SystemRelations:
 
     def _errors(self) -> Iterator[Row]:
         for id_, since_ms in self._wrong.items():
-            entry, status = self._desk.catalog.get(id_), self._desk.frontiers.status(id_)
+            entry, status = self._state.catalog.get(id_), self._state.frontiers.status(id_)
             if entry is None or status is None:
                 continue
             text = status.text or (_ERRORED if status.state == "errored" else "")
             yield id_, entry.name, status.state, text, since_ms
 
     def _actors(self) -> Iterator[Row]:
-        for each in self._desk.ctx.actors():
+        for each in self._state.ctx.actors():
             yield (
                 each.path,
                 each.state,

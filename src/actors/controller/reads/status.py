@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 
 from actors.controller.catalog.catalog import (
+    CONNECTOR_KINDS,
     INDEX,
-    OUTSIDE,
     SOURCE_TABLE,
     TABLE,
     CatalogObject,
@@ -39,29 +39,29 @@ class StatusRead(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-def read_sinces(desk: ControllerState, session: ActorAddress[Any], request: int) -> None:
+def read_sinces(state: ControllerState, session: ActorAddress[Any], request: int) -> None:
     """Read the sinces of all shards; `StatusRead` follows."""
-    wanted = [(entry.id, entry.shard) for entry in desk.catalog.objects if entry.shard is not None]
+    wanted = [(entry.id, entry.shard) for entry in state.catalog.objects if entry.shard is not None]
 
     async def read() -> tuple[dict[ObjectId, Time], dict[ObjectId, IndexMemory]]:
         found: dict[ObjectId, Time] = {}
         for id_, shard in wanted:
             try:
-                found[id_] = (await desk.persist.state(shard)).since
+                found[id_] = (await state.persist.state(shard)).since
             except PenstockError:
                 continue  # it was dropped meanwhile, or its store does not answer just now
-        return found, await _held(desk)
+        return found, await _held(state)
 
-    desk.ctx.effect(
+    state.ctx.effect(
         read,
         done=lambda read: StatusRead(session, request, *read),
         failed=lambda error: StatusRead(session, request, {}, {}, to_penstock_error(error)),
     )
 
 
-async def _held(desk: ControllerState) -> dict[ObjectId, IndexMemory]:
+async def _held(state: ControllerState) -> dict[ObjectId, IndexMemory]:
     held: dict[ObjectId, IndexMemory] = {}
-    found = None if desk.statistics is None else await desk.statistics()
+    found = None if state.statistics is None else await state.statistics()
     rows: dict[tuple[str, str], int] = {}
     if found is not None:
         for worker in found.workers:
@@ -76,30 +76,30 @@ async def _held(desk: ControllerState) -> dict[ObjectId, IndexMemory]:
     return held
 
 
-def report(desk: ControllerState, read: StatusRead) -> StatusReport | RequestFailed:
+def report(state: ControllerState, read: StatusRead) -> StatusReport | RequestFailed:
     """Return the answer to `StatusResponse`."""
-    frontiers = desk.frontiers
-    objects = tuple(_status(desk, entry, read) for entry in desk.catalog.objects)
-    return StatusReport(read.request, desk.oracle_now(), frontiers.tables_upper, objects)
+    frontiers = state.frontiers
+    objects = tuple(_status(state, entry, read) for entry in state.catalog.objects)
+    return StatusReport(read.request, state.oracle_now(), frontiers.tables_upper, objects)
 
 
-def lag_ms(desk: ControllerState, entry: CatalogObject) -> int:
+def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
     """Return the age of an object's contents while a table that it depends on, of clients or
     sources, is further; else 0."""
-    upper = desk.frontiers.upper(entry)
+    upper = state.frontiers.upper(entry)
     if is_empty(upper):
         return 0
     known = max(upper, entry.as_of)
     further = [
         table
-        for table in _tables(desk, entry)
-        if known < desk.frontiers.upper(table) and not is_empty(desk.frontiers.upper(table))
+        for table in _tables(state, entry)
+        if known < state.frontiers.upper(table) and not is_empty(state.frontiers.upper(table))
     ]
-    since = min((desk.frontiers.missing_since(table, known) for table in further), default=None)
-    return 0 if since is None else max(0, desk.oracle_now() - since)
+    since = min((state.frontiers.missing_since(table, known) for table in further), default=None)
+    return 0 if since is None else max(0, state.oracle_now() - since)
 
 
-def _tables(desk: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
+def _tables(state: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
     """Return the tables that an object depends on, through views; itself, if it is one."""
     found: dict[ObjectId, CatalogObject] = {}
     seek = [entry]
@@ -108,13 +108,13 @@ def _tables(desk: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
         if each.id not in found:
             found[each.id] = each
             if each.kind != SOURCE_TABLE:
-                seek += [desk.catalog.by_id(id_) for id_ in each.depends]
+                seek += [state.catalog.by_id(id_) for id_ in each.depends]
     return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
 
 
-def _status(desk: ControllerState, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
+def _status(state: ControllerState, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
     sinces, held = read.sinces, read.held.get(entry.id, IndexMemory())
-    frontiers = desk.frontiers
+    frontiers = state.frontiers
     upper = frontiers.upper(entry)
     status = frontiers.status(entry.id)
     shown = ObjectStatus(
@@ -122,9 +122,9 @@ def _status(desk: ControllerState, entry: CatalogObject, read: StatusRead) -> Ob
         kind=entry.kind,
         since=frontiers.readable_from(entry.id)
         if entry.kind == INDEX
-        else sinces.get(entry.id, desk.retain.since(entry.shard or "")),
+        else sinces.get(entry.id, state.retain.since(entry.shard or "")),
         upper=upper,
-        lag_ms=lag_ms(desk, entry),
+        lag_ms=lag_ms(state, entry),
         mode="" if entry.plan is None else entry.plan.mode,
         schema=entry.schema,
         sql=entry.sql,
@@ -133,13 +133,13 @@ def _status(desk: ControllerState, entry: CatalogObject, read: StatusRead) -> Ob
         held_bytes_mapped=held.bytes_mapped,
         target_lag_ms=entry.target_lag_ms,
     )
-    if entry.kind in OUTSIDE:
-        health = desk.health(entry)
+    if entry.kind in CONNECTOR_KINDS:
+        health = state.health(entry)
         text = ": ".join(filter(None, (health.error, health.hint)))
         return msgspec.structs.replace(shown, state=health.status, text=text)
     if status is None:
-        state = "ready" if entry.kind == TABLE else "starting"
-        return msgspec.structs.replace(shown, state=state)
+        phase = "ready" if entry.kind == TABLE else "starting"
+        return msgspec.structs.replace(shown, state=phase)
     return msgspec.structs.replace(
         shown,
         state=status.state,

@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from actors.controller.catalog.boot import source_import
+from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
@@ -87,7 +87,7 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
     entry: CatalogObject
     held: bool = False
     progress: bool
-    told: Frontier
+    reported: Frontier
     """Upper of the last answer."""
     in_flight: int = 0
     """Bytes that the session has not passed on."""
@@ -100,9 +100,9 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
 class RunningSubscribes:
     """All running subscribes."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
-        self._fanout = SubscribeFanout(desk.transient_id)
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._fanout = SubscribeFanout(state.transient_id)
         self._by_request: dict[tuple[str, int], _Subscription] = {}
         self._by_holder: dict[str, _Subscription] = {}
         self._ended_early: dict[str, ShardId] = {}
@@ -115,10 +115,10 @@ class RunningSubscribes:
 
     def subscribe(self, session: ActorAddress[Any], request: SubscribeObject) -> None:
         """Begin a subscribe. Raises `InvalidUsage` and its children."""
-        desk = self._desk
-        entry = desk.catalog.find(request.name)
+        state = self._state
+        entry = state.catalog.find(request.name)
         if entry.kind == INDEX:
-            on = desk.catalog.by_id(entry.depends[0])
+            on = state.catalog.by_id(entry.depends[0])
             raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
         what = f"subscribe to {entry.name}"
         if request.from_ is not None and request.as_of is not None:
@@ -132,12 +132,12 @@ class RunningSubscribes:
             session.reply(RequestDone(request.request))
             return
         if start is not None:
-            desk.check_ahead(what, start)
+            state.check_ahead(what, start)
         # Nothing precedes ``from_=0``: it means the contents at time 0, like an as_of.
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
         else:
-            as_of = max(desk.latest(entry), entry.as_of) if start is None else start
+            as_of = max(state.latest(entry), entry.as_of) if start is None else start
             # The updates of a snapshot have the time as_of, so without it delivery begins one
             # later.
             snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
@@ -151,17 +151,17 @@ class RunningSubscribes:
             session.reply(SubscribeChanges(request.request, up_to, EMPTY))
             session.reply(RequestDone(request.request))
             return
-        id_ = desk.transient_id()
+        id_ = state.transient_id()
         made = _Subscription(
             id=id_,
             name=entry.name,
-            source=source_import(entry),
+            imported=shard_import(entry),
             as_of=as_of,
             snapshot=snapshot,
             delivered=delivered,
             up_to=up_to,
             progress=request.progress,
-            told=delivered,
+            reported=delivered,
             hold=as_of,
             session=session,
             request=request.request,
@@ -173,7 +173,7 @@ class RunningSubscribes:
 
     def _hold(self, made: _Subscription) -> None:
         holder = subscribe_holder(made.id)
-        self._desk.hold(
+        self._state.hold(
             made.shard,
             holder,
             made.as_of,
@@ -204,11 +204,11 @@ class RunningSubscribes:
         """Drop a hold that was taken after its subscribe had ended."""
         shard = self._ended_early.pop(holder, None)
         if shard is not None:
-            self._desk.drop_hold(shard, holder)
+            self._state.drop_hold(shard, holder)
 
     def _tell(self, commands: Iterable[Command]) -> None:
         for command in commands:
-            self._desk.command(command)
+            self._state.command(command)
 
     # -- batches -------------------------------------------------------------------------------
 
@@ -228,14 +228,14 @@ class RunningSubscribes:
                     self._end(_subscription(made), ConnectionBroken(error))
 
     def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
-        told, commands = self._fanout.batch(id_, batch)
+        deliveries, commands = self._fanout.batch(id_, batch)
         self._tell(commands)
         traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
         keys = [part.key for part in batch.parts]
-        shelf = BatchBlobs(keys, len(told))
-        if not told:
+        shelf = BatchBlobs(keys, len(deliveries))
+        if not deliveries:
             self._remove(keys)
-        for each in told:
+        for each in deliveries:
             made, arrow = _subscription(each.member), each.arrow
             if keys:
                 # Apart from its dataflow until it has had all pieces: a replica that is lost
@@ -253,7 +253,7 @@ class RunningSubscribes:
             if over:
                 self._over(made, each.upper)
             elif SUBSCRIBE_ROOM.crossed(
-                made.in_flight > self._desk.settings.subscribe_inflight_bytes_max
+                made.in_flight > self._state.settings.subscribe_inflight_bytes_max
             ):
                 self._tell(self._fanout.leave(made))
 
@@ -268,7 +268,7 @@ class RunningSubscribes:
 
     def _next_piece(self, made: _Subscription) -> None:
         """Read the next piece, if there is room for it."""
-        way, limit = made.way, self._desk.settings.subscribe_inflight_bytes_max
+        way, limit = made.way, self._state.settings.subscribe_inflight_bytes_max
         if way is None or way.reading or made.in_flight > limit // 2:
             return
         way.reading = True
@@ -279,8 +279,8 @@ class RunningSubscribes:
         made, holder = self._by_holder.get(message.holder), message.holder
         if made is None or made.way is None:
             return
-        stashed, key = self._desk.persist.stashed, made.way.present
-        self._desk.ctx.effect(
+        stashed, key = self._state.persist.stashed, made.way.present
+        self._state.ctx.effect(
             lambda: stashed.get(key),
             done=lambda arrow: PieceRead(holder, key, arrow),
             failed=lambda error: PieceRead(holder, key, None, to_penstock_error(error)),
@@ -288,7 +288,7 @@ class RunningSubscribes:
 
     def piece_read(self, message: PieceRead) -> None:
         """Send a piece to the session; after the last, join a dataflow again."""
-        made, settings = self._by_holder.get(message.holder), self._desk.settings
+        made, settings = self._by_holder.get(message.holder), self._state.settings
         way = None if made is None else made.way
         if made is None or way is None or way.present != message.key:
             return
@@ -298,12 +298,12 @@ class RunningSubscribes:
                 self._end(made, message.error)
                 return
             delay = settings.retry_delay_ms(way.attempts)
-            self._desk.ctx.after(delay, PieceDue(message.holder))
+            self._state.ctx.after(delay, PieceDue(message.holder))
         elif message.arrow is None:
             text = (
                 f"the subscribe to {made.name} did not take the changes at [{way.lower}, "
                 f"{way.upper}) within {settings.stash_orphan_ms} ms (stash_orphan_ms): subscribe "
-                f"again from {made.told}, or anew, and forget what came since"
+                f"again from {made.reported}, or anew, and forget what came since"
             )
             self._end(made, SlowSubscriber(text))
         else:
@@ -323,7 +323,7 @@ class RunningSubscribes:
 
     def _join(self, made: _Subscription) -> None:
         """Join a dataflow again, if there is room."""
-        limit = self._desk.settings.subscribe_inflight_bytes_max
+        limit = self._state.settings.subscribe_inflight_bytes_max
         paused = made.held and made.stream is None and made.way is None
         if paused and made.in_flight <= limit // 2:
             self._tell(self._fanout.join(made))
@@ -331,9 +331,9 @@ class RunningSubscribes:
     def _remove(self, keys: Sequence[str]) -> None:
         """Delete blobs that no subscribe needs; one that cannot be deleted now becomes an
         orphan."""
-        stashed = self._desk.persist.stashed
+        stashed = self._state.persist.stashed
         if keys:
-            self._desk.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+            self._state.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
 
     def _send(
         self,
@@ -345,12 +345,12 @@ class RunningSubscribes:
     ) -> None:
         """Send what was delivered and not sent yet; `partial`: some of it."""
         # A piece leaves the interval open: its upper is its lower.
-        upper = made.told if partial else made.delivered
-        changes = SubscribeChanges(made.request, made.told, upper, arrow, traceparent, partial)
+        upper = made.reported if partial else made.delivered
+        changes = SubscribeChanges(made.request, made.reported, upper, arrow, traceparent, partial)
         made.session.reply(changes)
-        made.told = upper
+        made.reported = upper
         if not made.in_flight:
-            made.taken_ms = self._desk.ctx.monotonic_ms()
+            made.taken_ms = self._state.ctx.monotonic_ms()
         made.in_flight += changes_bytes(changes)
 
     def passed_on(self, session: str, request: int, size: int) -> None:
@@ -359,17 +359,17 @@ class RunningSubscribes:
         if made is None:
             return
         made.in_flight = max(0, made.in_flight - size)
-        made.taken_ms = self._desk.ctx.monotonic_ms()
+        made.taken_ms = self._state.ctx.monotonic_ms()
         self._next_piece(made)
         self._join(made)
-        behind = made.told < made.delivered and made.way is None
+        behind = made.reported < made.delivered and made.way is None
         if made.progress and not made.in_flight and behind:
             self._send(made, None, None)
 
     def cut_off(self) -> None:
         """End the subscribes that take nothing of what waits for them."""
-        limit = self._desk.settings.subscribe_idle_ms
-        now = self._desk.ctx.monotonic_ms()
+        limit = self._state.settings.subscribe_idle_ms
+        now = self._state.ctx.monotonic_ms()
         for made in list(self._by_request.values()):
             # Its hold pins history, which must not be kept forever for a client that does not read.
             if made.in_flight and now - made.taken_ms >= limit:
@@ -401,13 +401,13 @@ class RunningSubscribes:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``penstock.subscribes``."""
-        now = self._desk.ctx.monotonic_ms()
+        now = self._state.ctx.monotonic_ms()
         for made in self._by_request.values():
             yield (
                 made.session.path,
                 made.request,
                 made.name,
-                None if is_empty(made.told) else made.told,
+                None if is_empty(made.reported) else made.reported,
                 None if is_empty(made.delivered) else made.delivered,
                 made.hold if made.held else None,
                 made.in_flight,
@@ -448,7 +448,7 @@ class RunningSubscribes:
         del self._by_holder[holder]
         self._tell(self._fanout.leave(made))
         if made.held:
-            self._desk.drop_hold(made.shard, holder)
+            self._state.drop_hold(made.shard, holder)
         else:
             # The hold is still being taken: `held` drops it.
             self._ended_early[holder] = made.shard

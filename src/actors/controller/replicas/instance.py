@@ -398,14 +398,14 @@ class ComputeInstance:
     def _begin(
         self,
         work: Callable[[], Awaitable[None]],
-        told: type[ReplicasChanged | ReplicasNoted],
+        answer: type[ReplicasChanged | ReplicasNoted],
         session: ActorAddress[Any],
         request: ChangeReplicas,
     ) -> None:
         self._ctx.effect(
             work,
-            done=lambda _: told(session, request),
-            failed=lambda error: told(session, request, _told(error)),
+            done=lambda _: answer(session, request),
+            failed=lambda error: answer(session, request, _penstock_error(error)),
         )
 
     async def _make(self, name: str) -> None:
@@ -497,7 +497,7 @@ class ComputeInstance:
         return f"{len(core.connected_names)} of {len(core.names)} replicas connected"
 
 
-def _told(error: Exception) -> PenstockError:
+def _penstock_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
     return PenstockError(f"internal fault: {type(error).__name__}: {error}")

@@ -131,9 +131,9 @@ class HydrationTracker:
 
     def _enqueue(self, id: ObjectId) -> None:
         """Let a dataflow wait for an input that has not hydrated, or else for a slot."""
-        for source in self._dry[id].imports:
-            if source.shard in self._made:
-                self._blocked.setdefault(source.shard, []).append(id)
+        for imported in self._dry[id].imports:
+            if imported.shard in self._made:
+                self._blocked.setdefault(imported.shard, []).append(id)
                 return
         self._queue[id] = None
 

@@ -73,7 +73,7 @@ class MergedResponses(msgspec.Struct):
     """The consequences of one event: responses that count, commands to send, and stashed parts that
     no client will read."""
 
-    told: list[Response] = []
+    responses: list[Response] = []
     sent: list[tuple[str, Command]] = []
     """Pairs of a replica and a command."""
     unread: list[str] = []
@@ -274,7 +274,7 @@ class ReplicaMerge:
                 replica.written[id_] = max(write, replica.written.get(id_, 0))
                 if write > self._joined[id_]:
                     self._joined[id_] = write
-                    merged.told.append(response)
+                    merged.responses.append(response)
             case PeekResponse():
                 self._answered(name, response, merged)
             case SubscribeResponse():
@@ -283,18 +283,18 @@ class ReplicaMerge:
                 if id_ in self._copies:
                     del self._copies[id_]
                     self._copied.add(id_)
-                    merged.told.append(response)
+                    merged.responses.append(response)
             case StatusResponse(id=id_, hi=hi):
                 owner, furthest = self._statuses.get(id_, (name, 0))
                 # A lost replica's status gives way to any other at once.
                 alone = owner not in self._replicas or self._replicas[owner].incarnation is None
                 if owner == name or alone or hi > furthest:
                     self._statuses[id_] = (name, hi)
-                    merged.told.append(response)
+                    merged.responses.append(response)
             case Frontiers():
                 pass
             case _:
-                merged.told.append(response)
+                merged.responses.append(response)
         return merged
 
     def _answered(self, name: str, response: PeekResponse, merged: MergedResponses) -> None:
@@ -341,13 +341,13 @@ class ReplicaMerge:
         """Take the answer that counts, and cancel the peek on the other replicas."""
         answers = self._peeks.pop(response.uuid)
         self._of_all.discard(response.uuid)
-        told = set(_parts(response))
+        known = set(_parts(response))
         for answer in answers.values():
-            merged.unread += [key for key in _parts(answer) if key not in told]
+            merged.unread += [key for key in _parts(answer) if key not in known]
         cancel = CancelPeek(response.uuid)
         # A replica that connects later must not answer it, either.
         self._history.push(cancel)
-        merged.told.append(response)
+        merged.responses.append(response)
         merged.sent += [(each, cancel) for each in self.connected_names if each not in answers]
 
     def _subscribed(self, name: str, response: SubscribeResponse, merged: MergedResponses) -> None:
@@ -377,13 +377,13 @@ class ReplicaMerge:
             batch = _beyond(batch, stream.upper)
         stream.upper = batch.upper
         stream.over = batch.error is not None or is_empty(batch.upper)
-        merged.told.append(SubscribeResponse(response.id, batch))
+        merged.responses.append(SubscribeResponse(response.id, batch))
 
     def _settle_stream(self, stream: _Stream, merged: MergedResponses) -> None:
         connected = self.connected_names
         if connected and not stream.over and all(name in stream.failed for name in connected):
             stream.over = True
-            merged.told.append(next(reversed(stream.failed.values())))
+            merged.responses.append(next(reversed(stream.failed.values())))
 
     # -- inspection ----------------------------------------------------------------------------
 
@@ -409,7 +409,7 @@ class ReplicaMerge:
         connected = set(self.connected_names)
         for uuid, answers in self._peeks.items():
             assert answers.keys() <= connected
-            assert not connected or answers.keys() < connected, "it should have been told"
+            assert not connected or answers.keys() < connected, "it should have been answered"
             rows = (PeekRows, PeekStashed)
             assert uuid in self._of_all or not any(
                 isinstance(each.result, rows) for each in answers.values()

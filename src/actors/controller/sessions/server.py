@@ -270,8 +270,10 @@ class ClientSession(Actor[_SessionMessage]):
         elif not _is_one_of_many(answer):
             self._open.discard(answer.request)
             if self._spans:
-                told = f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
-                self._end_span(answer.request, told)
+                failure = (
+                    f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
+                )
+                self._end_span(answer.request, failure)
         self._push(answer)
 
     def _signed(self, changes: SubscribeChanges) -> SubscribeChanges:
@@ -326,8 +328,8 @@ class ClientSession(Actor[_SessionMessage]):
             self.ctx.stop()
             return
         # The answer was not sent at all, and the connection goes on: only this request fails.
-        told = InvalidUsage(f"the answer is too large: {error}")
-        self._out.appendleft(RequestFailed(answer.request, *to_wire(told)))
+        refused = InvalidUsage(f"the answer is too large: {error}")
+        self._out.appendleft(RequestFailed(answer.request, *to_wire(refused)))
         self._write()
 
     async def _delivered(self, request: int, size: int) -> None:

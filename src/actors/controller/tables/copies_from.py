@@ -91,9 +91,9 @@ class CopiesFrom:
     raises the reason why it cannot be written."""
 
     def __init__(
-        self, desk: ControllerState, target: Callable[[CatalogObject], TableTarget]
+        self, state: ControllerState, target: Callable[[CatalogObject], TableTarget]
     ) -> None:
-        self._desk = desk
+        self._state = state
         self._target = target
         self.push: Callable[[Command], None] | None = None
         """Sends a command to the cluster's storage half; None: there is none."""
@@ -106,8 +106,8 @@ class CopiesFrom:
 
     def copy(self, session: ActorAddress[Any], request: CopyFromFiles) -> None:
         """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
-        desk, limit = self._desk, self._desk.settings.copies_max
-        target = self._target(desk.catalog.find(request.table))
+        state, limit = self._state, self._state.settings.copies_max
+        target = self._target(state.catalog.find(request.table))
         if self.push is None:
             raise InvalidUsage("this service reads nothing from outside")
         check_options(request.format, request.options)
@@ -135,20 +135,20 @@ class CopiesFrom:
         )
         # The cluster gets a fresh name, since a client may repeat its uuid.
         command = RunOneshotIngestion(
-            f"{desk.transient_id()}-{desk.ctx.random.getrandbits(64):016x}",
+            f"{state.transient_id()}-{state.ctx.random.getrandbits(64):016x}",
             target.id,
             target.shard,
             target.schema,
             ConnectorConfiguration(KIND, msgspec.json.encode(wanted)),
         )
         made = self._copies[command.uuid] = _Copy(session, request, target, command)
-        persist, name = desk.persist, made.name
+        persist, name = state.persist, made.name
 
         async def look() -> CopyFound:
             done = (await persist.state(target.shard)).copied(request.uuid)
             return CopyFound(name, done, await persist.tables_upper())
 
-        desk.ctx.effect(
+        state.ctx.effect(
             look,
             done=lambda found: found,
             failed=lambda error: CopyFound(name, error=to_penstock_error(error)),
@@ -172,7 +172,7 @@ class CopiesFrom:
             self._end(made, message.error)
         elif message.done is not None:
             # If that append's outcome was unknown, the controller has not heard of its upper.
-            self._desk.ctx.self.reply(TablesAdvanced(message.tables_upper))
+            self._state.ctx.self.reply(TablesAdvanced(message.tables_upper))
             self._done(made, message.done.rows, message.done.time, repeated=True)
         else:
             made.state = "reading"
@@ -188,9 +188,9 @@ class CopiesFrom:
 
     # -- progress ------------------------------------------------------------------------------
 
-    def noted(self, told: ObjectStatistics) -> None:
+    def noted(self, statistics: ObjectStatistics) -> None:
         """Take a copy's progress from its statistics."""
-        made = self._copies.get(told.id)
+        made = self._copies.get(statistics.id)
         if made is None or made.state != "reading":
             return
         self._far(
@@ -198,11 +198,11 @@ class CopiesFrom:
             CopyFromProgress(
                 made.request.request,
                 made.state,
-                told.messages,
-                told.files_known or 0,
-                told.bytes,
-                told.bytes_known or 0,
-                told.rows_staged,
+                statistics.messages,
+                statistics.files_known or 0,
+                statistics.bytes,
+                statistics.bytes_known or 0,
+                statistics.rows_staged,
             ),
         )
 
@@ -248,10 +248,10 @@ class CopiesFrom:
         rows, number = sum(batch.rows for batch in result.batches), made.request.request
         read = (result.files, result.files, result.bytes, result.bytes)
         self._far(made, CopyFromProgress(number, made.state, *read, rows))
-        desk, target, name = self._desk, made.target, made.name
-        uuid, limit = made.request.uuid, desk.settings.copy_keyed_rows_max
-        desk.ctx.effect(
-            lambda: claim_parts(desk.persist, desk.ctx.clock, target, uuid, parts, limit),
+        state, target, name = self._state, made.target, made.name
+        uuid, limit = made.request.uuid, state.settings.copy_keyed_rows_max
+        state.ctx.effect(
+            lambda: claim_parts(state.persist, state.ctx.clock, target, uuid, parts, limit),
             done=lambda copy: CopyPrepared(name, copy),
             failed=lambda error: CopyPrepared(name, None, to_penstock_error(error)),
         )
@@ -266,13 +266,13 @@ class CopiesFrom:
             self._end(made, message.error or UnknownObject(f"table {made.target.name}"))
             return
         try:
-            entry = self._desk.catalog.get(made.target.id)
+            entry = self._state.catalog.get(made.target.id)
             if entry is None:
                 raise UnknownObject(f"table {made.target.name} was dropped")
             # Raises while the table is being dropped.
             self._target(entry)
-            assert self._desk.writer is not None
-            self._desk.writer.send_nowait(AppendCopy(made.name, copy))
+            assert self._state.writer is not None
+            self._state.writer.send_nowait(AppendCopy(made.name, copy))
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)
             late = ResourceBusy("too many writes wait already: try again later")
@@ -289,8 +289,8 @@ class CopiesFrom:
 
     def _discard(self, parts: tuple[BatchPart, ...]) -> None:
         if parts:
-            persist = self._desk.persist
-            self._desk.ctx.effect(lambda: persist.discard_parts(parts), done=lambda _: None)
+            persist = self._state.persist
+            self._state.ctx.effect(lambda: persist.discard_parts(parts), done=lambda _: None)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of ``penstock.copies_from``."""

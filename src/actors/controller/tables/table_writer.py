@@ -64,8 +64,8 @@ class ClockDue(msgspec.Struct, frozen=True, gc=False):
 class TableTicks:
     """Ticks the table writer; at most one tick runs at a time."""
 
-    def __init__(self, desk: ControllerState) -> None:
-        self._desk = desk
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
         self._catalog: CatalogSnapshot | None = None
         self._mixed: frozenset[ObjectId] = frozenset()
         self._clocked = False
@@ -74,23 +74,23 @@ class TableTicks:
 
     def begin(self) -> None:
         """Start the timer of the next clock tick."""
-        self._desk.ctx.after(self._desk.settings.clock_tick_ms, ClockDue())
+        self._state.ctx.after(self._state.settings.clock_tick_ms, ClockDue())
 
     def clock_due(self) -> None:
         """Seal the tables up to now if a view over them compares rows with the clock."""
         self._look()
         if self._clocked:
-            self._wanted = max(self._wanted, self._desk.ctx.now_ms())
+            self._wanted = max(self._wanted, self._state.ctx.now_ms())
             self._tick()
         self.begin()
 
     def advanced(self, id_: ObjectId) -> None:
         """Seal the tables up to the new upper of a source's table, if a view reads both."""
-        desk = self._desk
+        state = self._state
         self._look()
         if id_ not in self._mixed:
             return
-        upper = desk.frontiers.sealed_below(id_)
+        upper = state.frontiers.sealed_below(id_)
         if not is_empty(upper):
             self._wanted = max(self._wanted, upper)
             self._tick()
@@ -106,12 +106,12 @@ class TableTicks:
             self._tick()
 
     def _tick(self) -> None:
-        desk = self._desk
-        writer = desk.writer
-        if self._ticking or writer is None or desk.frontiers.tables_upper >= self._wanted:
+        state = self._state
+        writer = state.writer
+        if self._ticking or writer is None or state.frontiers.tables_upper >= self._wanted:
             return
         self._ticking = True
-        desk.ctx.effect(
+        state.ctx.effect(
             lambda: writer.ask(TickTables),
             done=lambda _: TablesTicked(),
             failed=lambda error: TablesTicked(
@@ -122,7 +122,7 @@ class TableTicks:
     def _look(self) -> None:
         """Note the source tables that share a dependent with tables, and whether a view over tables
         follows the clock."""
-        catalog = self._desk.catalog
+        catalog = self._state.catalog
         if catalog is self._catalog:
             return
         below = [(entry, catalog.below(entry.id)) for entry in catalog.objects]
@@ -283,8 +283,8 @@ class TableWriter(Actor[_Message]):
             if isinstance(result, PenstockError):
                 self._refuse((message,), result)
             elif isinstance(message, AppendCopy):
-                told = CopyAppended(message.name, result, outcome.time, outcome.repeated)
-                self._controller.reply(told)
+                appended = CopyAppended(message.name, result, outcome.time, outcome.repeated)
+                self._controller.reply(appended)
             elif isinstance(message, TickTables):
                 message.reply.set(outcome.time)
             else:

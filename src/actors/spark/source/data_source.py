@@ -40,7 +40,7 @@ from actors.spark.source.options import (
     SNAPSHOT,
     ColumnCheck,
     checks_of,
-    wish_of,
+    read_options,
 )
 from actors.spark.source.planning import (
     LoadedFrame,
@@ -84,9 +84,9 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _initial(self) -> dict[str, Any]:
         loaded = self._loaded
-        async with open_stores(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.options, loaded.settings) as stores:
             state, upper = await stores.leases.look(loaded.shard)
-        start = loaded.wish.start
+        start = loaded.options.start
         if start == NEWEST:
             return self._offset(max(upper, state.since))
         if start == SNAPSHOT:
@@ -123,7 +123,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         begin = self._time(start)
-        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.options, self._loaded.settings) as stores:
             beyond = begin if isinstance(limit, ReadMaxRows) else EMPTY  # rows are to be counted
             state, upper = await self._looked(stores, begin, beyond)
             if upper <= begin:
@@ -145,7 +145,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     def _passed(self, begin: Time, since: Time) -> ReadBelowSince:
         keep = "start anew with a new checkpoint"
-        if self._loaded.wish.consumer is None:
+        if self._loaded.options.consumer is None:
             keep += ", with option consumer, whose durable hold keeps what is not read yet"
         return ReadBelowSince(
             f"changes of {self._loaded.shown()} from {begin} on are no longer told apart: its since"
@@ -157,11 +157,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     ) -> None:
         """Keep the since at `begin`, by the consumer's hold or else by a lease."""
         loaded = self._loaded
-        if loaded.wish.consumer is not None:
-            held = state.holds.get(consumer_hold(loaded.wish.consumer))
+        if loaded.options.consumer is not None:
+            held = state.holds.get(consumer_hold(loaded.options.consumer))
             # A hold advances only when Spark has committed (`moved`).
             if held is None or held > begin or (moved and held < begin):
-                await stores.leases.hold(loaded.shard, loaded.wish.consumer, begin)
+                await stores.leases.hold(loaded.shard, loaded.options.consumer, begin)
             return
         now = SystemClock().monotonic_ms()
         # A lease is written when it moves and when a quarter of its time is over.
@@ -172,7 +172,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a batch: about so many rows as option maxRowsPerBatch says, cut where
         appends end."""
-        most = self._loaded.wish.batch_rows_max
+        most = self._loaded.options.batch_rows_max
         return ReadAllAvailable() if most is None else ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
@@ -180,7 +180,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._until = anyio.run(self._upper)
 
     async def _upper(self) -> Frontier:
-        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.options, self._loaded.settings) as stores:
             return (await stores.leases.look(self._loaded.shard))[1]
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -198,7 +198,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         return [ShardPartition(n, task, planned) for n, task in enumerate(tasks)]
 
     async def _since(self) -> Time:
-        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.options, self._loaded.settings) as stores:
             return (await stores.leases.look(self._loaded.shard))[0].since
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -211,7 +211,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         anyio.run(self._commit, self._time(end))
 
     async def _commit(self, end: Time) -> None:
-        async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
+        async with open_stores(self._loaded.options, self._loaded.settings) as stores:
             state, _ = await stores.leases.look(self._loaded.shard)
             await self._hold(stores, state, end, moved=True)
 
@@ -223,7 +223,7 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
 
     async def _let_go(self) -> None:
         with suppress(PenstockError):  # it expires
-            async with open_stores(self._loaded.wish, self._loaded.settings) as stores:
+            async with open_stores(self._loaded.options, self._loaded.settings) as stores:
                 await stores.leases.drop_stream(self._loaded.shard, self._name)
 
 
@@ -260,7 +260,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
         # object.
         loaded = self._load()
         columns = ddl(loaded.schema)
-        if loaded.wish.changes:
+        if loaded.options.changes:
             taken = {name.lower() for name in loaded.schema.names} & set(CHANGE_COLUMNS)
             if taken:
                 raise InvalidUsage(
@@ -272,8 +272,8 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
 
     def _load(self) -> LoadedFrame:
         if self._loaded is None:
-            wish = wish_of(self.options)
-            self._loaded = anyio.run(load, wish, load_settings())
+            options = read_options(self.options)
+            self._loaded = anyio.run(load, options, load_settings())
         return self._loaded
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -290,12 +290,12 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
     def streamReader(self, schema: StructType) -> ChangesReader:  # noqa: N802 - Spark's name
         """Return a reader of changes as a stream."""
         loaded = self._load()
-        if not loaded.wish.changes:
+        if not loaded.options.changes:
             raise InvalidUsage(
                 "a stream is of changes, with columns _time and _diff: add"
                 ' .option("changes", "true")'
             )
-        if loaded.wish.as_of is not None:
+        if loaded.options.as_of is not None:
             raise InvalidUsage(
                 "a stream goes on and on: leave option asOf out, or stop with"
                 " .trigger(availableNow=True)"
@@ -320,7 +320,7 @@ def shape_of(schema: StructType) -> pa.Schema:
 
 def check_shape(loaded: LoadedFrame, schema: StructType) -> None:
     """Raise `InvalidUsage` for a schema that a user gave and that is not the shard's."""
-    wanted = [*loaded.schema.names, *(CHANGE_COLUMNS if loaded.wish.changes else ())]
+    wanted = [*loaded.schema.names, *(CHANGE_COLUMNS if loaded.options.changes else ())]
     if schema.fieldNames() != wanted:
         raise InvalidUsage(
             f"{loaded.shown()} has the columns {', '.join(wanted)}, the schema given has"
@@ -377,10 +377,10 @@ class FilteringReader(PenstockReader):
 
 def window_of(loaded: LoadedFrame) -> ReadWindow:
     """Return the window of a batch read. Raises `InvalidUsage`."""
-    wish = loaded.wish
-    if not wish.changes:
+    options = loaded.options
+    if not options.changes:
         return ReadWindow.contents(loaded.as_of)
-    if wish.start == NEWEST:
+    if options.start == NEWEST:
         raise InvalidUsage("changes of a batch read begin somewhere: startingTime newest is an end")
-    lower = 0 if wish.start == SNAPSHOT else loaded.start
+    lower = 0 if options.start == SNAPSHOT else loaded.start
     return ReadWindow(lower, max(lower, loaded.as_of + 1), loaded.start, True)

@@ -207,7 +207,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows_max: int | None
 
 
-def wish_of(options: Mapping[str, str]) -> ReadOptions:
+def read_options(options: Mapping[str, str]) -> ReadOptions:
     """Return the read that options ask for; Spark compares their names without regard to case.
     Raises `InvalidUsage`."""
     known = {name.lower(): name for name in KNOWN}

@@ -55,7 +55,7 @@ _ATTEMPTS_MAX: Final = 16
 class LoadedFrame(msgspec.Struct, frozen=True):
     """The read of a DataFrame, settled when the DataFrame is made."""
 
-    wish: ReadOptions
+    options: ReadOptions
     settings: Settings
     shard: ShardId
     schema: TableSchema
@@ -68,7 +68,7 @@ class LoadedFrame(msgspec.Struct, frozen=True):
 
     def shown(self) -> str:
         """Return the name of the object and its shard, for messages."""
-        return f"{self.wish.object} (shard {self.shard})" if self.wish.object else self.shard
+        return f"{self.options.object} (shard {self.shard})" if self.options.object else self.shard
 
 
 class PlannedRead(msgspec.Struct, frozen=True):
@@ -91,11 +91,11 @@ class OpenedPlace(msgspec.Struct, frozen=True):
 
 
 @asynccontextmanager
-async def open_stores(wish: ReadOptions, settings: Settings) -> AsyncGenerator[OpenedPlace]:
+async def open_stores(options: ReadOptions, settings: Settings) -> AsyncGenerator[OpenedPlace]:
     """Open the stores of a place. Raises `InvalidUsage`, `StateDirectoryError`, `StorageError`."""
     clock = SystemClock()
-    blob = await open_blobs(wish.place, settings, clock)
-    consensus = await open_documents(wish.place, settings, clock, SystemRandom())
+    blob = await open_blobs(options.place, settings, clock)
+    consensus = await open_documents(options.place, settings, clock, SystemRandom())
     try:
         yield OpenedPlace(consensus, blob, HandedLeases(consensus, blob, settings, clock))
     finally:
@@ -108,40 +108,40 @@ def fresh_name() -> str:
     return f"spark-{SystemRandom().getrandbits(64):016x}"
 
 
-async def find_shard(stores: OpenedPlace, wish: ReadOptions) -> ShardId:
+async def find_shard(stores: OpenedPlace, options: ReadOptions) -> ShardId:
     """Return the shard that is meant. Raises `UnknownObject`, `CorruptData`, `StorageError`."""
-    if wish.shard is None:
-        assert wish.object is not None
-        return shard_of(objects_of(await stores.consensus.head(CATALOG)), wish.object)
-    if await stores.consensus.head(shard_key(wish.shard)) is None:
+    if options.shard is None:
+        assert options.object is not None
+        return shard_of(objects_of(await stores.consensus.head(CATALOG)), options.object)
+    if await stores.consensus.head(shard_key(options.shard)) is None:
         prefix = shard_key("")
         keys = await stores.consensus.list_keys(prefix)
         names = [key.removeprefix(prefix) for key in keys]
         raise InvalidUsage(
-            f"there is no shard {wish.shard!r} in {wish.place.shown()};"
-            f" {suggest_names(wish.shard, names, 'shards')}"
+            f"there is no shard {options.shard!r} in {options.place.shown()};"
+            f" {suggest_names(options.shard, names, 'shards')}"
         )
-    return wish.shard
+    return options.shard
 
 
-async def load(wish: ReadOptions, settings: Settings) -> LoadedFrame:
+async def load(options: ReadOptions, settings: Settings) -> LoadedFrame:
     """Settle shard and time, and lease the time. Raises `UnknownObject`, `ReadBelowSince`,
     `ReadTooFarAhead`, `DeadlineExceeded`, `InvalidUsage`, `StorageError`."""
-    async with open_stores(wish, settings) as stores:
-        shard = await find_shard(stores, wish)
+    async with open_stores(options, settings) as stores:
+        shard = await find_shard(stores, options)
         for attempt in range(_ATTEMPTS_MAX):
-            state, upper = await _sealed(stores, settings, wish, shard)
-            as_of = wish.as_of if wish.as_of is not None else min(upper, EMPTY) - 1
-            start = wish.start if isinstance(wish.start, int) else state.since
+            state, upper = await _sealed(stores, settings, options, shard)
+            as_of = options.as_of if options.as_of is not None else min(upper, EMPTY) - 1
+            start = options.start if isinstance(options.start, int) else state.since
             # A stream may go on from its checkpoint although its `start` lies below the since by
             # now: the stream's reader checks `start` where it uses it.
-            held = max(start, state.since) if wish.changes else as_of
-            loaded = LoadedFrame(wish, settings, shard, state.schema, as_of, start, fresh_name())
+            held = max(start, state.since) if options.changes else as_of
+            loaded = LoadedFrame(options, settings, shard, state.schema, as_of, start, fresh_name())
             try:
                 await stores.leases.hold_load(shard, loaded.name, held)
             except ReadBelowSince:
                 # The since advanced meanwhile: retry, unless the user asked for just that time.
-                asked = None if wish.changes else wish.as_of
+                asked = None if options.changes else options.as_of
                 if asked is not None or attempt == _ATTEMPTS_MAX - 1:
                     raise
             else:
@@ -150,32 +150,32 @@ async def load(wish: ReadOptions, settings: Settings) -> LoadedFrame:
 
 
 async def _sealed(
-    stores: OpenedPlace, settings: Settings, wish: ReadOptions, shard: ShardId
+    stores: OpenedPlace, settings: Settings, options: ReadOptions, shard: ShardId
 ) -> tuple[ShardState, Frontier]:
     """Return the shard's state, once the wanted time is sealed."""
     waited_ms = 0
     while True:
         state, upper = await stores.leases.look(shard)
-        wanted = state.since if wish.as_of is None else wish.as_of
-        if wish.as_of is not None and wish.as_of < state.since:
+        wanted = state.since if options.as_of is None else options.as_of
+        if options.as_of is not None and options.as_of < state.since:
             raise ReadBelowSince(
-                f"asOf {wish.as_of} of shard {shard} lies below its since {state.since}: what was"
-                " then is merged into later times"
+                f"asOf {options.as_of} of shard {shard} lies below its since {state.since}: what"
+                " was then is merged into later times"
             )
-        if upper > wanted or (wish.changes and wish.as_of is None):
+        if upper > wanted or (options.changes and options.as_of is None):
             return state, upper
-        if waited_ms >= wish.wait_ms:
+        if waited_ms >= options.wait_ms:
             newest = (
                 "nothing is sealed yet" if upper <= state.since else f"the newest is {upper - 1}"
             )
             what = f"time {wanted} of shard {shard} is not sealed, its upper is"
             text = f"{what} {format_frontier(upper)} ({newest})"
-            if wish.wait_ms:
+            if options.wait_ms:
                 raise DeadlineExceeded(f"{text} after {waited_ms} ms (option waitMs)")
             raise ReadTooFarAhead(
                 f"{text}: ask for an earlier one, or say how long to wait with option waitMs"
             )
-        pause_ms = min(settings.store_poll_ms, wish.wait_ms - waited_ms)
+        pause_ms = min(settings.store_poll_ms, options.wait_ms - waited_ms)
         await anyio.sleep(pause_ms / 1000)
         waited_ms += pause_ms
 
@@ -185,8 +185,8 @@ async def plan(
 ) -> tuple[PlannedRead, list[ReadTask]]:
     """Lease the parts, and return tasks that together give out all that is wanted, once. Raises
     `ReadBelowSince`, `ViewInError`, `CorruptData`, `StorageError`."""
-    wish, settings = loaded.wish, loaded.settings
-    async with open_stores(wish, settings) as stores:
+    options, settings = loaded.options, loaded.settings
+    async with open_stores(options, settings) as stores:
         # Updates below `raise_to` are raised to it anyway: a since up to there may have merged
         # them.
         since = window.lower if window.lower > 0 else window.raise_to
@@ -238,13 +238,13 @@ async def _tasks(
     window: ReadWindow,
     checks: Sequence[ColumnCheck],
 ) -> list[ReadTask]:
-    wish = loaded.wish
+    options = loaded.options
     if not parts:
         return []
     retracting = [part for part in parts if part.retracts]
     if not retracting:
-        return direct(parts, wish.partition_bytes)
-    if sum(part.rows for part in parts) <= wish.sum_rows_max:
+        return direct(parts, options.partition_bytes)
+    if sum(part.rows for part in parts) <= options.sum_rows_max:
         return summing(parts)
     suspects, any_ = SuspectHashes(), False
     for part in retracting:
@@ -255,8 +255,8 @@ async def _tasks(
             any_ = True
     # The parts retract nothing inside the window.
     if not any_:
-        return direct(parts, wish.partition_bytes)
-    return divide_tasks(parts, suspects, wish.partition_bytes, wish.sum_rows_max)
+        return direct(parts, options.partition_bytes)
+    return divide_tasks(parts, suspects, options.partition_bytes, options.sum_rows_max)
 
 
 async def read_part(blob: BlobStore, part: BatchPart) -> bytes:

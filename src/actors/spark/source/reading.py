@@ -68,7 +68,7 @@ def _read(
     loaded, window = planned.loaded, planned.window
     suspects = None if task.suspects is None else SuspectHashes.unpacked(task.suspects)
     names = [*loaded.schema.names, *((TIME, DIFF) if window.changes else (DIFF,))]
-    sums = UpdateSum(loaded.wish.sum_rows_max)
+    sums = UpdateSum(loaded.options.sum_rows_max)
     for part, data in _fetched(portal, planned, task):
         found = updates_of(part, data, planned.schemas, loaded.schema, window, planned.checks)
         updates = found.select(names)
@@ -89,7 +89,7 @@ def _fetched(
     keys = [part.key for part in task.parts if part.key]
     if keys:
         portal.call(_keep, planned, keys)
-    blob = portal.call(open_blobs, loaded.wish.place, loaded.settings, SystemClock())
+    blob = portal.call(open_blobs, loaded.options.place, loaded.settings, SystemClock())
     clock = SystemClock()
     kept_ms = clock.monotonic_ms()
     following: Future[bytes] | None = None
@@ -110,12 +110,12 @@ def _fetched(
 async def _keep(planned: PlannedRead, keys: list[str]) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
-        async with open_stores(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.options, loaded.settings) as stores:
             await stores.leases.keep(planned.handed, keys)
 
 
 async def _done(planned: PlannedRead, number: int) -> None:
     loaded = planned.loaded
     if planned.handed is not None:
-        async with open_stores(loaded.wish, loaded.settings) as stores:
+        async with open_stores(loaded.options, loaded.settings) as stores:
             await stores.leases.done(planned.handed, number)

@@ -45,37 +45,37 @@ ANSI_PROBE: Final = "COALESCE(1, '1')"
 """A string without ANSI mode, a number with it."""
 
 
-def probe_texts(resolved: ResolvedQuery, sources: tuple[str, ...]) -> tuple[str, ...]:
+def probe_texts(resolved: ResolvedQuery, inputs: tuple[str, ...]) -> tuple[str, ...]:
     """Return texts to analyse; `build` reads the answers in the same order."""
-    texts = [render(resolved.root, sources), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"]
+    texts = [render(resolved.root, inputs), f"SELECT {ANSI_PROBE} AS c0 FROM {quote(inputs[0])}"]
     for node in nodes(resolved.root):
-        texts += _questions(node, sources)
+        texts += _questions(node, inputs)
     for claim in resolved.claims:
-        texts.append(_of([claim.left_value], claim.left, sources))
-        texts.append(_of([claim.right_value], claim.right, sources))
+        texts.append(_of([claim.left_value], claim.left, inputs))
+        texts.append(_of([claim.right_value], claim.right, inputs))
     for node in nodes(resolved.root):
         doubtful = [each for each in _expressions(node) if _unknown_function(each)]
         if doubtful:
             tests = " OR ".join(f"({each}) IS NULL" for each in doubtful)
-            texts.append(_of([], inputs_of(node)[0], sources) + f" WHERE {tests}")
+            texts.append(_of([], inputs_of(node)[0], inputs) + f" WHERE {tests}")
     return tuple(dict.fromkeys(texts))
 
 
 def build(
     resolved: ResolvedQuery,
-    sources: tuple[str, ...],
+    inputs: tuple[str, ...],
     output: TableSchema,
     answers: dict[str, TableSchema],
 ) -> ProjectNode:
     """Return the plan with types, from Spark's schema of each probe. Raises
     `UnsupportedConstruct`."""
-    _check_outputs(resolved, output, answers[render(resolved.root, sources)])
-    ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(sources[0])}"].columns[0].type
+    _check_outputs(resolved, output, answers[render(resolved.root, inputs)])
+    ansi = answers[f"SELECT {ANSI_PROBE} AS c0 FROM {quote(inputs[0])}"].columns[0].type
     for claim in resolved.claims:
-        left = answers[_of([claim.left_value], claim.left, sources)].columns[0]
-        right = answers[_of([claim.right_value], claim.right, sources)].columns[0]
+        left = answers[_of([claim.left_value], claim.left, inputs)].columns[0]
+        right = answers[_of([claim.right_value], claim.right, inputs)].columns[0]
         check_claim(claim, (left.type, left.nullable), (right.type, right.nullable))
-    typer = _Typer(sources, answers, ansi=ansi != "string")
+    typer = _Typer(inputs, answers, ansi=ansi != "string")
     columns = tuple(
         NamedExpression(wanted.name, _cast(made.expression, wanted.type))
         for made, wanted in zip(resolved.root.columns, output.columns, strict=True)
@@ -85,16 +85,16 @@ def build(
 
 class _Typer:
     def __init__(
-        self, sources: tuple[str, ...], answers: dict[str, TableSchema], *, ansi: bool
+        self, inputs: tuple[str, ...], answers: dict[str, TableSchema], *, ansi: bool
     ) -> None:
-        self._sources = sources
+        self._inputs = inputs
         self._answers = answers
         self._ansi = ansi
 
     def typed(self, plan: Plan) -> Plan:
         """Return the plan with all types filled in. Probes are those of the untyped plan."""
         inputs = tuple(self.typed(each) for each in inputs_of(plan))
-        found = [self._answers[text].columns for text in _questions(plan, self._sources)]
+        found = [self._answers[text].columns for text in _questions(plan, self._inputs)]
         match plan:
             case AggregationNode():
                 made: Plan = _typed_aggregate(plan, found, ansi=self._ansi)
@@ -124,20 +124,20 @@ def _types_of(
     )
 
 
-def _questions(plan: Plan, sources: tuple[str, ...]) -> list[str]:
+def _questions(plan: Plan, inputs: tuple[str, ...]) -> list[str]:
     """Return the texts whose types a node needs."""
     match plan:
         case AggregationNode():
             parts = [key.expression for key in plan.keys]
             parts += [call.argument for call in plan.calls if call.argument is not None]
-            asked = [_of(parts, plan.input, sources)] if parts else []
-            return [*asked, *([render(plan, sources)] if plan.calls else [])]
+            asked = [_of(parts, plan.input, inputs)] if parts else []
+            return [*asked, *([render(plan, inputs)] if plan.calls else [])]
         case DistinctNode():
-            return [render(plan, sources)]
+            return [render(plan, inputs)]
         case OuterJoin() | SemiJoin():
-            return [render(plan.left, sources), render(plan.right, sources)]
+            return [render(plan.left, inputs), render(plan.right, inputs)]
         case UnionAll():
-            return [render(each, sources) for each in (plan, *plan.inputs)]
+            return [render(each, inputs) for each in (plan, *plan.inputs)]
         case _:
             return []
 
@@ -223,9 +223,9 @@ def _flat(inputs: tuple[Plan, ...]) -> tuple[Plan, ...]:
     return tuple(found)
 
 
-def _of(expressions: list[str], plan: Plan, sources: tuple[str, ...]) -> str:
+def _of(expressions: list[str], plan: Plan, inputs: tuple[str, ...]) -> str:
     columns = ", ".join(f"{each} AS c{n}" for n, each in enumerate(expressions)) or "1 AS c0"
-    return f"SELECT {columns} FROM ({render(plan, sources)}) q"
+    return f"SELECT {columns} FROM ({render(plan, inputs)}) q"
 
 
 def _cast(expression: str, kind: str) -> str:

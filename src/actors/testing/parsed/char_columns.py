@@ -23,7 +23,7 @@ from actors.testing.parsed.trees import UnsupportedConstruct, reads
 
 
 def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
-    """Raise `UnsupportedConstruct` if an expression reads a CHAR(n) column of a source (by number).
+    """Raise `UnsupportedConstruct` if an expression reads a CHAR(n) column of an input (by number).
 
     Spark pads the values that the analysed text compares with such a column; a step's text is over
     columns that are plain strings. Rows, keys and arguments that are the column itself are exempt:
@@ -35,7 +35,7 @@ def check_char_columns(root: Plan, schemas: Sequence[TableSchema]) -> None:
         match node:
             case ScanNode():
                 types = {
-                    column.name: column.type.lower() for column in schemas[node.source].columns
+                    column.name: column.type.lower() for column in schemas[node.input_index].columns
                 }
                 chars |= {id_ for id_, name in node.columns if types[name].startswith("char(")}
             case FilterNode():

@@ -39,7 +39,7 @@ def lower_columns(schema: TableSchema) -> dict[str, str]:
 def read_tables(
     sql: str, tables: Mapping[str, TableSchema]
 ) -> tuple[Tree | None, str, tuple[str, ...]]:
-    """Return (tree or None, reason for None, sources) of a query.
+    """Return (tree or None, reason for None, inputs) of a query.
 
     Raises `QueryRejected` for a text that is no query, and `UnknownTable`.
     """
@@ -57,7 +57,7 @@ def read_tables(
         return None, "the parser takes the text for an expression", _words(sql, catalog)
     if not isinstance(tree, exp.Query):
         raise QueryRejected(f"a view is a query; this is a command ({tree.key.upper()})")
-    return tree, "", _sources(tree, catalog)
+    return tree, "", _inputs(tree, catalog)
 
 
 def _query_of(tree: Tree | None) -> Tree | None:
@@ -71,7 +71,7 @@ def _query_of(tree: Tree | None) -> Tree | None:
     return tree
 
 
-def _sources(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
+def _inputs(tree: Tree, catalog: Mapping[str, str]) -> tuple[str, ...]:
     ctes = {cte.alias_or_name.lower() for cte in tree.find_all(exp.CTE)}
     found: dict[str, None] = {}
     for table in tree.find_all(exp.Table):

@@ -104,10 +104,10 @@ class _Relation(msgspec.Struct):
 
 
 def resolve(
-    tree: Tree, sources: tuple[str, ...], tables: Mapping[str, TableSchema]
+    tree: Tree, inputs: tuple[str, ...], tables: Mapping[str, TableSchema]
 ) -> ResolvedQuery:
     """Return the query as a plan. Raises `UnsupportedConstruct`."""
-    resolver = _Resolver(sources, tables)
+    resolver = _Resolver(inputs, tables)
     relation = resolver.query(normalize_aggregates(tree), {}, "the view")
     outputs = [tree for _, tree in relation.columns]
     plan = close(relation.block, resolver.fresh)
@@ -122,9 +122,9 @@ def resolve(
 
 
 class _Resolver:
-    def __init__(self, sources: tuple[str, ...], tables: Mapping[str, TableSchema]) -> None:
-        self._sources = {name.lower(): index for index, name in enumerate(sources)}
-        self._tables = [tables[name] for name in sources]
+    def __init__(self, inputs: tuple[str, ...], tables: Mapping[str, TableSchema]) -> None:
+        self._inputs = {name.lower(): index for index, name in enumerate(inputs)}
+        self._tables = [tables[name] for name in inputs]
         self._seen: dict[int, int] = {}
         self.fresh = FreshColumnIds()
         self.claims: list[TypeClaim] = []
@@ -343,7 +343,7 @@ class _Resolver:
         return block, aliased(scope, tree)
 
     def _table(self, table: Tree) -> _Relation:
-        index = self._sources[table.name.lower()]
+        index = self._inputs[table.name.lower()]
         seen = self._seen.get(index, 0)
         self._seen[index] = seen + 1
         if sum(self._seen.values()) > OCCURRENCES_MAX:

@@ -1,8 +1,8 @@
-"""Columns and rows of its sources that a view reads, so that all others are dropped early.
+"""Columns and rows of its inputs that a view reads, so that all others are dropped early.
 
 A step keeps of its changes the columns that the view reads, and sums up equal rows, before it looks
-anything up. Arrangements hold only columns and rows that are read (`arrangement.shared`). A
-source's listen task skips parts all of whose rows the view's WHERE drops (`persist.filtering`).
+anything up. Arrangements hold only columns and rows that are read (`arrangement.shared`). An
+input's listen task skips parts all of whose rows the view's WHERE drops (`persist.filtering`).
 
 Rows are dropped only if each use of them goes through a WHERE all of whose conjuncts are understood
 and cannot raise an error: a column compared with a literal that has its type, or casts to it
@@ -34,11 +34,11 @@ from actors.views.operators import children_of, is_name
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 
-class SourceUse(msgspec.Struct, frozen=True):
-    """Columns and rows of one source that a plan reads."""
+class InputUse(msgspec.Struct, frozen=True):
+    """Columns and rows of one input that a plan reads."""
 
     schema: TableSchema
-    """Columns, in the source's order; with the PRIMARY KEY if all of it is among them."""
+    """Columns, in the input's order; with the PRIMARY KEY if all of it is among them."""
     changes: PartFilter | None
     """Filter of changed rows; None: all."""
     state: PartFilter | None
@@ -52,23 +52,24 @@ class SourceUse(msgspec.Struct, frozen=True):
         return consolidate_if_smaller(changes.select([*self.schema.names, TIME, DIFF]))
 
 
-def source_uses(plan: DeltaPlan) -> tuple[SourceUse, ...]:
-    """Return the uses of each of a plan's sources."""
-    return tuple(_source_use(plan, number) for number in range(len(plan.sources)))
+def input_uses(plan: DeltaPlan) -> tuple[InputUse, ...]:
+    """Return the uses of each of a plan's inputs."""
+    return tuple(_input_use(plan, number) for number in range(len(plan.inputs)))
 
 
-def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
-    schema = plan.source_schemas[source]
-    changes_name, state_name = InputKind.CHANGES.text(source), InputKind.STATE.text(source)
+def _input_use(plan: DeltaPlan, input_index: int) -> InputUse:
+    schema = plan.input_schemas[input_index]
+    changes_name = InputKind.CHANGES.text(input_index)
+    state_name = InputKind.STATE.text(input_index)
     near = {
         InputKind.NEARBY.text(k): each
         for k, each in enumerate(plan.nearby)
-        if each.source == source
+        if each.input_index == input_index
     }
     covered = {
         InputKind.COVERED.text(k): each
         for k, each in enumerate(plan.covered)
-        if each.source == source
+        if each.input_index == input_index
     }
     own = {changes_name, state_name, *near, *covered}
     read = {column for each in near.values() for column in each.columns}
@@ -88,22 +89,22 @@ def _source_use(plan: DeltaPlan, source: int) -> SourceUse:
         changes = state = None
     kept = columns_kept(schema, read)
     key = schema.key if {each.name for each in kept}.issuperset(schema.key) else ()
-    return SourceUse(TableSchema(kept, key), changes, state)
+    return InputUse(TableSchema(kept, key), changes, state)
 
 
-def source_filter(plan: DeltaPlan, source: int) -> PartFilter | None:
-    """Return the filter of the changes of a source for its listen task; None: all are needed."""
-    state = InputKind.STATE.text(source)
+def input_filter(plan: DeltaPlan, input_index: int) -> PartFilter | None:
+    """Return the filter of the changes of an input for its listen task; None: all are needed."""
+    state = InputKind.STATE.text(input_index)
     named = {name for stratum in plan.strata for name in stratum.inputs}
     named |= {lookup.target for stratum in plan.strata for lookup in stratum.lookups}
     # The listen task feeds the state's arrangement, too: a looked-up state needs all rows.
     if state in named:
         return None
-    return _source_use(plan, source).changes
+    return _input_use(plan, input_index).changes
 
 
 def _passing(plan: DeltaPlan, schema: TableSchema, names: Set[str]) -> PartFilter | None:
-    """Return the filter of some inputs of one source; None: all rows are read."""
+    """Return the filter of some rows of one input; None: all rows are read."""
     # Under another collation equal texts have different bytes: bounds would drop matching rows.
     if any("collation" in name.lower() for name, _ in plan.conf):
         return None
@@ -129,7 +130,7 @@ def _paths(node: Node, names: Set[str]) -> Iterator[list[Node]]:
 
 
 def _use(path: list[Node], schema: TableSchema) -> list[PartCondition]:
-    """Return the conditions that one use of the source puts on its rows; none if it may read every
+    """Return the conditions that one use of the input puts on its rows; none if it may read every
     row."""
     columns = {name: name for name in schema.names}
     found: list[PartCondition] = []

@@ -1,4 +1,4 @@
-"""What a view's WHERE lets a source leave out: only what is surely the same without it."""
+"""What a view's WHERE lets an input leave out: only what is surely the same without it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from actors.plan.nearby import CoveredChanges, NearbyRows, SortColumn
 from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.views.compile import compile_view
-from actors.views.source_uses import SourceUse, source_filter, source_uses
+from actors.views.input_uses import InputUse, input_filter, input_uses
 
 TABLES = {
     "t": TableSchema(
@@ -42,8 +42,8 @@ TABLES = {
 }
 
 
-async def filter_of(sql: str, source: int = 0) -> str | None:
-    found = source_filter(await compile_view(sql, TABLES, analyze_in_memory), source)
+async def filter_of(sql: str, input_index: int = 0) -> str | None:
+    found = input_filter(await compile_view(sql, TABLES, analyze_in_memory), input_index)
     return None if found is None else str(found)
 
 
@@ -109,8 +109,8 @@ async def test_a_source_whose_state_is_looked_up_is_read_whole() -> None:
     assert await filter_of(sql, 1) is None
 
 
-async def uses_of(sql: str) -> tuple[SourceUse, ...]:
-    return source_uses(await compile_view(sql, TABLES, analyze_in_memory))
+async def uses_of(sql: str) -> tuple[InputUse, ...]:
+    return input_uses(await compile_view(sql, TABLES, analyze_in_memory))
 
 
 async def test_columns_are_those_that_anything_reads() -> None:
@@ -166,27 +166,27 @@ def test_columns_are_read_by_nodes_lookups_neighbours_and_edges() -> None:
     near = NearbyRows(0, ("e",), (SortColumn("f"),), "rows", 1)
     covered = CoveredChanges(0, 0, ("g",), (SortColumn("b"),), ("x", "y"))
     of = plan_by_hand(NamedInput("d0", ("b",)), lookup, nearby=(near,), covered=(covered,))
-    (use,) = source_uses(of)
+    (use,) = input_uses(of)
     assert use.schema == TableSchema(WIDE.columns[1:7])
-    (use,) = source_uses(plan_by_hand(NamedInput("d0", ("b", "a"))))
+    (use,) = input_uses(plan_by_hand(NamedInput("d0", ("b", "a"))))
     assert use.schema == TableSchema(WIDE.columns[:2], ("a",))
-    (use,) = source_uses(plan_by_hand(NamedInput("d0", ())))
+    (use,) = input_uses(plan_by_hand(NamedInput("d0", ())))
     assert use.schema == TableSchema(WIDE.columns[:1], ("a",)), "what is only counted"
 
 
 def test_neighbours_are_among_the_rows_that_changes_are_told_by() -> None:
     near = (NearbyRows(0, ("e",), (SortColumn("f"),), "rows", 1),)
     large = FilterRows(NamedInput("n0", ("b",)), "b > 5")
-    (use,) = source_uses(plan_by_hand(UnionRows((LARGE, large)), nearby=near))
+    (use,) = input_uses(plan_by_hand(UnionRows((LARGE, large)), nearby=near))
     assert (str(use.changes), str(use.state)) == ("b > 5", "b > 5")
     for both in (
         (LARGE, NamedInput("n0", ("b",))),
         (NamedInput("d0", ("b",)), large),
         (SMALL, large),
     ):
-        (use,) = source_uses(plan_by_hand(UnionRows(both), nearby=near))
+        (use,) = input_uses(plan_by_hand(UnionRows(both), nearby=near))
         assert (use.changes, use.state) == (None, None)
-    (use,) = source_uses(
+    (use,) = input_uses(
         plan_by_hand(UnionRows((SMALL, FilterRows(NamedInput("s0", ("b",)), "b > 5"))))
     )
     assert (str(use.changes), str(use.state)) == ("b < 5", "b > 5"), "without neighbours"
@@ -195,15 +195,13 @@ def test_neighbours_are_among_the_rows_that_changes_are_told_by() -> None:
 def test_changes_up_to_edges_are_changes() -> None:
     covered = (CoveredChanges(0, 0, ("b",), (SortColumn("b"),), ("x", "y")),)
     found = UnionRows((LARGE, FilterRows(NamedInput("k0", ("b",)), "b > 5")))
-    (use,) = source_uses(plan_by_hand(found, covered=covered))
+    (use,) = input_uses(plan_by_hand(found, covered=covered))
     assert str(use.changes) == "b > 5"
-    (use,) = source_uses(
-        plan_by_hand(UnionRows((LARGE, NamedInput("k0", ("b",)))), covered=covered)
-    )
+    (use,) = input_uses(plan_by_hand(UnionRows((LARGE, NamedInput("k0", ("b",)))), covered=covered))
     assert use.changes is None
 
 
 def test_other_collations_compare_otherwise() -> None:
     conf = (("spark.sql.session.collation", "UNICODE_CI"),)
-    (use,) = source_uses(plan_by_hand(LARGE, conf=conf))
+    (use,) = input_uses(plan_by_hand(LARGE, conf=conf))
     assert use.changes is None

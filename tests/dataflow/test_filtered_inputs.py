@@ -1,4 +1,4 @@
-"""Views whose sources leave out parts that hold no row for them: right at every time; proved."""
+"""Views whose inputs leave out parts that hold no row for them: right at every time; proved."""
 
 from __future__ import annotations
 
