@@ -133,7 +133,6 @@ RELAY = ["wal", "relay", "a:1", "host=b", f"--tenant={'1' * 32}", f"--timeline={
 @pytest.mark.parametrize(
     ("arguments", "package", "extra"),
     [
-        (["check-views", "x.view"], "sqlglot", "testing"),
         (RELAY, "psycopg", "postgres"),
         (["demo", "--source", "postgres"], "psycopg", "postgres"),
     ],

@@ -36,6 +36,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("catalyst",),
     ("protocol",),
     ("sql",),
+    ("pg_catalog",),
     ("object_store", "transport"),
     ("client",),
     ("persist",),

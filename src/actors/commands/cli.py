@@ -32,7 +32,6 @@ from actors.commands.console import (
     Key,
     LogLevel,
     TokenFile,
-    needs_extra,
     parse_settings,
     run_loop,
     set_up_logging,
@@ -313,9 +312,9 @@ def check_views(
     engine killed. Prints one line a view; exit status 1 if any is wrong or an expectation fails.
     """
     set_up_logging(log_level)
-    with needs_extra("testing", "check-views"):
-        from actors.testing.check_views import CheckCommand
-        from actors.testing.check_views import main as check
+    # Imported late: they bring the in-memory engine, which no other command needs.
+    from actors.testing.check_views import CheckCommand
+    from actors.testing.check_views import main as check
 
     if bool(paths) == bool(fuzz):
         raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")

@@ -1,0 +1,40 @@
+"""Fixtures: one catalog, in a real PostgreSQL and as a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import psycopg
+import pytest
+from catalog_lab import create_objects, lab_snapshot  # type: ignore[import-not-found]
+
+from actors.pg_catalog.catalog_queries import CatalogQueries
+from actors.testing.postgres_server import NotInstalled, postgres_server
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """A machine without PostgreSQL passes all other tests, and is told what to install."""
+    try:
+        return (yield)
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[psycopg.Connection[Any]]:
+    """A connection to a PostgreSQL with the objects of `catalog_lab`."""
+    with postgres_server(fsync="off") as server:
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            create_objects(connection)
+        with psycopg.connect(server.conninfo(), autocommit=True) as connection:
+            yield connection
+
+
+@pytest.fixture(scope="session")
+def queries() -> CatalogQueries:
+    """Our answers, over the same objects."""
+    made = CatalogQueries()
+    made.apply_snapshot(lab_snapshot())
+    return made
