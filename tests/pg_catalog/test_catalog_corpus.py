@@ -14,6 +14,7 @@ from catalog_lab import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import PenstockError
+from actors.pg_catalog.catalog_data import load_system_catalog
 from actors.pg_catalog.catalog_queries import CatalogAnswer, CatalogQueries
 from actors.pg_catalog.pg_types import format_catalog_value
 
@@ -206,4 +207,36 @@ def test_values_are_as_postgresql_gives_them(real: Real, queries: CatalogQueries
     ]
     wrong = [text for text in found if text]
     print("\n".join(wrong))
+    assert wrong == []
+
+
+def test_every_system_relation_can_be_read(real: Real, queries: CatalogQueries) -> None:
+    wrong = []
+    for shape in load_system_catalog().relations:
+        text = f"SELECT * FROM {shape.schema}.{shape.name}"
+        result = real.pgconn.exec_(f"{text} LIMIT 0".encode())
+        names = [(result.fname(at) or b"").decode() for at in range(result.nfields)]
+        wanted = list(zip(names, (result.ftype(at) for at in range(result.nfields)), strict=True))
+        answer = queries.answer_catalog_query(text, (), lab_session())
+        ours = [(column.name, column.type) for column in answer.columns]
+        if wanted != ours:
+            wrong.append((shape.name, list(zip(wanted, ours, strict=True))))
+    assert wrong == []
+
+
+def test_parameters_have_the_types_that_postgresql_gives_them(
+    real: Real, queries: CatalogQueries
+) -> None:
+    theirs, ours, wrong = real_oids(real), our_oids(queries), []
+    for query in CORPUS:
+        if query.parameters:
+            real.pgconn.prepare(b"", query.for_oids(theirs)[0].encode(), query.parameter_types)
+            described = real.pgconn.describe_prepared(b"")
+            wanted = tuple(described.param_type(at) for at in range(described.nparams))
+            description = queries.describe_catalog_query(
+                query.for_oids(ours)[0], query.parameter_types
+            )
+            if wanted != description.parameters:
+                wrong.append((query.label, wanted, description.parameters))
+    print("\n".join(map(str, wrong)))
     assert wrong == []

@@ -6,13 +6,15 @@ import msgspec
 import pytest
 from catalog_lab import lab_session, lab_snapshot  # type: ignore[import-not-found]
 
+from actors.pg_catalog import catalog_database
 from actors.pg_catalog.catalog_errors import CatalogQueryError
 from actors.pg_catalog.catalog_queries import CatalogQueries
 from actors.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
-    PgCatalogSnapshot,
+    CatalogSession,
     OidAssignment,
+    PgCatalogSnapshot,
     object_oid,
     relation_objects,
 )
@@ -267,3 +269,96 @@ def test_values_as_text() -> None:
 def test_a_snapshot_is_plain_data() -> None:
     snapshot = lab_snapshot()
     assert msgspec.json.decode(msgspec.json.encode(snapshot), type=PgCatalogSnapshot) == snapshot
+
+
+def test_who_is_connected(queries: CatalogQueries) -> None:
+    text = "SELECT pid, usename, state, pid = pg_backend_pid() FROM pg_stat_activity ORDER BY 1"
+    assert rows_of(queries, text) == [(4242, "bench", "active", True)]
+    queries.apply_sessions([CatalogSession(user="reader", process_id=7, state="idle")])
+    assert rows_of(queries, text)[0] == (7, "reader", "idle", False)
+    assert rows_of(queries, "SELECT ssl FROM pg_stat_ssl WHERE pid = 7") == [(False,)]
+    queries.apply_sessions([])
+
+
+def test_a_query_without_end_is_stopped(
+    queries: CatalogQueries, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catalog_database, "STEPS_MAX", 1_000_000)
+    with pytest.raises(CatalogQueryError, match="too many steps") as raised:
+        rows_of(queries, "SELECT count(*) FROM pg_proc a, pg_proc b WHERE a.oid <> b.oid")
+    assert raised.value.sqlstate == "57014"
+    assert rows_of(queries, "SELECT count(*) FROM pg_am") == [(7,)]
+    with pytest.raises(CatalogQueryError, match="at most"):
+        rows_of(queries, "SELECT count(*) FROM generate_series(1, 1000000000), pg_am")
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [
+        ("row_number() OVER (PARTITION BY amtype ORDER BY amname DESC)", 1),
+        ("sum(1) OVER (ORDER BY oid ROWS BETWEEN UNBOUNDED PRECEDING AND CURRENT ROW)", 1),
+        ("array_agg(amname) FILTER (WHERE amname = 'heap') OVER ()", ["heap"]),
+        ("CASE amname WHEN 'heap' THEN 'a' ELSE 'b' END", "a"),
+        ("string_agg(amname, '-') OVER ()", "heap"),
+        ("json_agg(amname = 'heap') OVER ()", "[true]"),
+        ("amname LIKE ANY (ARRAY['h%', 'x'])", True),
+        ("amname <> ALL ('{heap}')", False),
+        ("amname ~* '^H' AND amname !~ '^H'", True),
+        ("amname OPERATOR(pg_catalog.~) '^(heap)$' COLLATE pg_catalog.default", True),
+        ("(ARRAY[1,2,3])[2:3]", [2, 3]),
+        ("ARRAY[amname::text, 'x'] || 'y'::text", ["heap", "x", "y"]),
+        ("ARRAY(SELECT a.amname FROM pg_am a WHERE a.oid = m.oid)", ["heap"]),
+        ("string_to_array('a,b', ',') && '{b,c}'", True),
+        ("regexp_replace(amname, '(.)e', '[\\1]')", "[h]ap"),
+        (
+            "json_build_object('a', amname, 'b', true, 'c', ARRAY[1])",
+            '{"a" : "heap", "b" : true, "c" : [1]}',
+        ),
+        ("EXISTS (SELECT 1 FROM pg_class c WHERE c.relam = m.oid)", True),
+        ("(oid, amname) = (2, 'heap')", True),
+        ("amname IS DISTINCT FROM 'heap'", False),
+        ("coalesce(nullif(amname, 'heap'), 'none')", "none"),
+        ("substring(amname from 2 for 2) || position('a' in amname)", "ea3"),
+        ("trim(both 'h' from amname)", "eap"),
+        ("greatest(oid::int, 7, NULL)", 7),
+        ("amhandler::regproc::text", "heap_tableam_handler"),
+        ("'int4'::regtype::oid = 23 AND format_type(1043, 14) = 'character varying(10)'", True),
+        ("extract(year from now())", 2000),
+        ("pg_typeof(amname)", "name"),
+        ("E'a\\nb'", "a\nb"),
+        ("'it''s' || U&'\\0021'", "it's!"),
+    ],
+)
+def test_expressions(queries: CatalogQueries, expression: str, value: object) -> None:
+    text = f"SELECT {expression} AS v FROM pg_catalog.pg_am m"
+    query = f"SELECT v FROM ({text} WHERE amname = 'heap') q"
+    assert rows_of(queries, query) == [(value,)]
+
+
+def test_distinct_on_takes_the_first_of_each(queries: CatalogQueries) -> None:
+    text = (
+        "SELECT DISTINCT ON (amtype) amtype, amname FROM pg_am ORDER BY amtype, amname DESC LIMIT 5"
+    )
+    assert rows_of(queries, text) == [("i", "spgist"), ("t", "heap")]
+
+
+def test_joins_by_using_merge_their_columns(queries: CatalogQueries) -> None:
+    text = """
+        WITH a(x, y) AS (VALUES (1, 'a'), (2, 'b')), b(x, z) AS (VALUES (2, pg_backend_pid()))
+        SELECT * FROM a LEFT JOIN b USING (x) ORDER BY x"""
+    answer = queries.answer_catalog_query(text, (), lab_session())
+    assert [column.name for column in answer.columns] == ["x", "y", "z"]
+    assert answer.rows == [(1, "a", None), (2, "b", 4242)]
+
+
+def test_a_recursive_query(queries: CatalogQueries) -> None:
+    text = """
+        WITH RECURSIVE up(oid, depth) AS (
+            SELECT 'totals'::regclass::oid, 0
+            UNION ALL
+            SELECT d.refobjid, depth + 1 FROM up
+            JOIN pg_rewrite r ON r.ev_class = up.oid
+            JOIN pg_depend d ON d.objid = r.oid AND d.refobjid <> up.oid AND d.deptype = 'n'
+        )
+        SELECT oid::regclass::text, depth FROM up ORDER BY depth"""
+    assert rows_of(queries, text) == [("totals", 0), ("orders", 1)]

@@ -12,7 +12,6 @@ from actors.pg_catalog.function_calls import (
     AGGREGATES,
     WINDOW_FUNCTIONS,
     FunctionCatalog,
-    json_letters,
 )
 from actors.pg_catalog.pg_types import (
     ANYELEMENT,
@@ -108,8 +107,10 @@ class CallCompiler:
         name = identifier_name(node.this) if not isinstance(node.this, str) else node.this.lower()
         arguments = []
         for each in node.expressions:
+            # A VARIADIC array counts as one argument, which is how our functions take it.
             if isinstance(each, exp.Variadic):
                 each = each.this
+            # Names of arguments are dropped: catalog functions are called in their order.
             if isinstance(each, exp.Kwarg | exp.PropertyEQ):
                 each = each.expression
             if isinstance(each, exp.Column) and isinstance(each.this, exp.Star):
@@ -117,12 +118,14 @@ class CallCompiler:
                 arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', RECORD))
                 continue
             arguments.append(self._context.compile(each, scope))
+        # `text(x)` and the like are casts that are written as calls.
         cast = self._type_oids(name) if len(arguments) == 1 else None
         if cast is not None and not self._functions.is_known(name):
             return cast_value(arguments[0], cast)
         if cast is not None and name in _CAST_FUNCTIONS:
             return cast_value(arguments[0], cast)
         made = self.call(name, arguments)
+        # The template hands on the array; its elements are the rows.
         if name == "unnest":
             element = ELEMENT_OF.get(made.type, TEXT)
             return TypedSql(made.sql, element)
@@ -138,6 +141,7 @@ class CallCompiler:
 
     def _anonymous(self, node: Any, scope: QueryScope) -> TypedSql:
         name = self.call_name(node)
+        # Before functions: `min` and `max` of SQLite take several values, too.
         if name in AGGREGATES:
             return self._aggregate(name, node, scope)
         if name == "array" and len(node.expressions) == 1:
@@ -147,37 +151,47 @@ class CallCompiler:
             return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
         if name == "exists":
             return self._context.compile(exp.Exists(this=node.expressions[0]), scope)
+        # The select list and FROM take sets out before they come here.
         if self._functions.returns_set(name):
             raise CatalogQueryError(
                 f"set-returning function {name} is not allowed here", NOT_SUPPORTED
             )
         return self.compile_call(node, scope)
 
-    def _aggregate(self, name: str, node: Any, scope: QueryScope) -> TypedSql:
+    def _aggregate(self, name: str, node: Any, scope: QueryScope, behind: str = "") -> TypedSql:
+        """Compile an aggregate; `behind` is its FILTER and OVER, which stand within what we wrap
+        around SQLite's own aggregate."""
         arguments = list(node.expressions)
         order, distinct = "", ""
+        # sqlglot hangs ORDER BY of an aggregate on its last argument.
         if arguments and isinstance(arguments[-1], exp.Order):
             order = self.compile_order(arguments[-1], scope)
             arguments[-1] = arguments[-1].this
+        # DISTINCT holds all arguments, the separator of string_agg too.
         if arguments and isinstance(arguments[0], exp.Distinct):
             arguments, distinct = list(arguments[0].expressions), "DISTINCT "
         if name == "count" and (not arguments or isinstance(arguments[0], exp.Star)):
-            return TypedSql("count(*)", INT8)
+            return TypedSql(f"count(*){behind}", INT8)
         values = [self._context.compile(each, scope) for each in arguments]
         first = values[0]
-        inside = f"{distinct}{first.sql}{order}"
-        if name in ("array_agg", "json_agg", "jsonb_agg"):
-            return _collect(name, first, inside)
         if name == "string_agg":
-            text = cast_value(decide_type(first, TEXT), TEXT).sql
-            inside = f"{distinct}{text}{order}"
-            # SQLite takes no separator beside DISTINCT.
-            rows = f"nullif(json_group_array({inside}), '[]')"
-            return TypedSql(f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)", TEXT)
+            first = cast_value(decide_type(first, TEXT), TEXT)
+        inside = f"{distinct}{first.sql}{order}"
+        if name in ("array_agg", "json_agg", "jsonb_agg", "string_agg"):
+            if name.startswith("json"):
+                inside = f"{distinct}{_as_json(first)}{order}"
+            # Of no rows PostgreSQL makes NULL, and SQLite an empty array.
+            rows = f"nullif(json_group_array({inside}){behind}, '[]')"
+            if name == "string_agg":
+                # SQLite's own takes no separator beside DISTINCT.
+                return TypedSql(f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)", TEXT)
+            return TypedSql(rows, array_type(first.type) if name == "array_agg" else JSON)
         if name in ("json_object_agg", "jsonb_object_agg"):
-            return TypedSql(f"json_group_object({first.sql}, {values[1].sql})", JSON)
+            sql = f"json_group_object({first.sql}, {_as_json(values[1])})"
+            return TypedSql(f"{sql}{behind}", JSON)
+        # Flags are 0 and 1: the greatest of them is their OR.
         native = {"bool_or": "max", "bool_and": "min", "every": "min"}.get(name, name)
-        return TypedSql(f"{native}({inside})", _aggregate_type(name, first))
+        return TypedSql(f"{native}({inside}){behind}", _aggregate_type(name, first))
 
     def compile_order(self, node: Any, scope: QueryScope) -> str:
         """Return an ORDER BY, with a blank before."""
@@ -187,29 +201,30 @@ class CallCompiler:
             terms.append(value.sql + ordering(each))
         return f" ORDER BY {', '.join(terms)}"
 
-    def _filter(self, node: Any, scope: QueryScope) -> TypedSql:
-        name = self.call_name(node.this)
+    def _filter(self, node: Any, scope: QueryScope, over: str = "") -> TypedSql:
+        name, call = self.call_name(node.this), _plain_call(node.this)
+        if name not in AGGREGATES:
+            raise CatalogQueryError(f"FILTER of {name} is not supported here", NOT_SUPPORTED)
         condition = self._context.compile_condition(node.expression.this, scope)
-        made = self._context.compile(node.this, scope)
-        if name in ("string_agg", "array_agg", "json_agg", "jsonb_agg"):
-            # FILTER stands behind the aggregate, which these wrap.
-            head, mark, tail = made.sql.partition(", '[]')")
-            return TypedSql(f"{head} FILTER (WHERE {condition}){mark}{tail}", made.type)
-        return TypedSql(f"{made.sql} FILTER (WHERE {condition})", made.type)
+        return self._aggregate(name, call, scope, f" FILTER (WHERE {condition}){over}")
 
     def _window(self, node: Any, scope: QueryScope) -> TypedSql:
-        name = self.call_name(node.this)
-        if name in WINDOW_FUNCTIONS:
-            inner = node.this
-            while isinstance(inner, exp.Dot):
-                inner = inner.expression
-            arguments = [self._context.compile(each, scope) for each in inner.expressions]
-            returns = WINDOW_FUNCTIONS[name]
-            if returns == ANYELEMENT:
-                returns = arguments[0].type
-            call = TypedSql(f"{name}({', '.join(each.sql for each in arguments)})", returns)
-        else:
-            call = self._context.compile(node.this, scope)
+        over = self._compile_over(node, scope)
+        if isinstance(node.this, exp.Filter):
+            return self._filter(node.this, scope, over)
+        name, call = self.call_name(node.this), _plain_call(node.this)
+        if name in AGGREGATES:
+            return self._aggregate(name, call, scope, over)
+        if name not in WINDOW_FUNCTIONS:
+            raise CatalogQueryError(f"OVER of {name} is not supported here", NOT_SUPPORTED)
+        arguments = [self._context.compile(each, scope) for each in call.expressions]
+        returns = WINDOW_FUNCTIONS[name]
+        # Such a function returns what its first argument is.
+        if returns == ANYELEMENT:
+            returns = arguments[0].type
+        return TypedSql(f"{name}({', '.join(each.sql for each in arguments)}){over}", returns)
+
+    def _compile_over(self, node: Any, scope: QueryScope) -> str:
         parts = []
         if node.args.get("partition_by"):
             keys = ", ".join(
@@ -218,9 +233,10 @@ class CallCompiler:
             parts.append(f"PARTITION BY {keys}")
         if node.args.get("order"):
             parts.append(self.compile_order(node.args["order"], scope).strip())
+        # Frames are written anew: text of the client's never reaches SQLite.
         if node.args.get("spec"):
             parts.append(_frame(node.args["spec"]))
-        return TypedSql(f"{call.sql} OVER ({' '.join(parts)})", call.type)
+        return f" OVER ({' '.join(parts)})"
 
     def _substring(self, node: Any, scope: QueryScope) -> TypedSql:
         parts = [node.this, node.args.get("start"), node.args.get("length")]
@@ -245,12 +261,14 @@ class CallCompiler:
     def _extract(self, node: Any, scope: QueryScope) -> TypedSql:
         value = self._context.compile_as(node.expression, scope, TIMESTAMPTZ)
         field = str(node.this.name if hasattr(node.this, "name") else node.this).lower()
+        # Times are in UTC here; SQLite does not read the zone as PostgreSQL writes it.
+        moment = f"substr({value.sql}, 1, 19)"
         if field == "epoch":
-            return TypedSql(f"unixepoch({value.sql})", NUMERIC)
+            return TypedSql(f"unixepoch({moment})", NUMERIC)
         formats = {"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M"}
         if field not in formats:
             raise CatalogQueryError(f"extract of {field} is not supported here", NOT_SUPPORTED)
-        return TypedSql(f"CAST(strftime('{formats[field]}', {value.sql}) AS INTEGER)", NUMERIC)
+        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", NUMERIC)
 
 
 def _frame(spec: Any) -> str:
@@ -261,7 +279,7 @@ def _frame(spec: Any) -> str:
         if bound is None:
             continue
         text = bound if isinstance(bound, str) else str(bound.name)
-        if text not in ("UNBOUNDED", "CURRENT ROW") and not text.isdecimal():
+        if text not in ("UNBOUNDED", "CURRENT ROW") and not (text.isascii() and text.isdecimal()):
             raise CatalogQueryError("a window's bounds are numbers here", NOT_SUPPORTED)
         bounds.append(f"{text} {str(side).upper()}" if side else text)
     kind = {"ROWS": "ROWS", "RANGE": "RANGE", "GROUPS": "GROUPS"}[str(spec.args["kind"]).upper()]
@@ -274,14 +292,21 @@ def ordering(node: Any) -> str:
     return f"{word} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
 
 
-def _collect(name: str, value: TypedSql, inside: str) -> TypedSql:
-    if name == "array_agg":
-        return TypedSql(f"nullif(json_group_array({inside}), '[]')", array_type(value.type))
+def _plain_call(node: Any) -> Any:
+    """Return a call without the schema before it."""
+    while isinstance(node, exp.Dot):
+        node = node.expression
+    return node
+
+
+def _as_json(value: TypedSql) -> str:
+    """Return a value's SQL as JSON functions of SQLite take it."""
+    # SQLite would quote JSON that it takes for a text.
     if value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
-        inside = inside.replace(value.sql, f"json({value.sql})", 1)
-    if json_letters([value]) == "b":
-        inside = inside.replace(value.sql, f"json(pg_json_value('b', {value.sql}))", 1)
-    return TypedSql(f"nullif(json_group_array({inside}), '[]')", JSON)
+        return f"json({value.sql})"
+    if value.type == BOOL:
+        return f"json(pg_json_value('b', {value.sql}))"
+    return value.sql
 
 
 def _aggregate_type(name: str, value: TypedSql) -> int:

@@ -59,6 +59,7 @@ class SystemRows(msgspec.Struct, frozen=True):
             return held
         if "=" in held:
             return [held["="]] * self.count
+        # Most rows have one value: only the others are in the file.
         values = [held["~"]] * self.count
         for row, value in held["at"].items():
             values[int(row)] = value
@@ -100,6 +101,7 @@ def pack_column(values: list[Any]) -> Any:
     >>> pack_column([7, 7, 7]), pack_column([1, 2, 3])
     ({'=': 7}, [1, 2, 3])
     """
+    # By their JSON, as lists cannot be counted, and 1 is not True.
     texts = [msgspec.json.encode(value) for value in values]
     if not values:
         return []

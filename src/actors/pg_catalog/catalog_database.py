@@ -98,6 +98,11 @@ _OWN_VIEWS: Final = {
     " value ->> 'state' AS state, NULL AS backend_xid, NULL AS backend_xmin, NULL AS query_id,"
     " value ->> 'query' AS query, 'client backend' AS backend_type"
     " FROM json_each(pg_sessions())",
+    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, value ->> 'encrypted' AS ssl, NULL AS version,"
+    " NULL AS cipher, NULL AS bits, NULL AS client_dn, NULL AS client_serial, NULL AS issuer_dn"
+    " FROM json_each(pg_sessions())",
+    "pg_stat_gssapi": "SELECT value ->> 'pid' AS pid, 0 AS gss_authenticated, NULL AS principal,"
+    " 0 AS encrypted FROM json_each(pg_sessions())",
     # A session's settings go before the defaults.
     "pg_settings": "SELECT name, pg_setting_now(name, setting) AS setting, unit, category,"
     " short_desc, NULL AS extra_desc, context, vartype, source, min_val, max_val, enumvals,"
@@ -115,7 +120,8 @@ class CatalogDatabase:
         self.version: int | None = None
         """The version of the snapshot that is held; None: there is none yet."""
         self._laterals: Mapping[str, LateralQuery] = {}
-        """Those of the query that runs."""
+        """LATERAL subqueries of the query that runs."""
+        self._view_laterals: dict[str, LateralQuery] = {}
         self._compilers = itertools.count()
         self._shapes: dict[tuple[str, str], tuple[str, RelationShape]] = {}
         self._views: set[str] = set()
@@ -123,6 +129,7 @@ class CatalogDatabase:
         self._static: dict[str, int] = {}
         """The last row of each table that is PostgreSQL's own."""
         self._connection = apsw.Connection(":memory:")
+        # LIKE tells cases apart in PostgreSQL, and in SQLite only when it is told to.
         self._connection.execute("PRAGMA case_sensitive_like = ON")
         self._connection.execute("PRAGMA journal_mode = OFF")
         # A query runs on the event loop: one that would take seconds is stopped.
@@ -163,9 +170,11 @@ class CatalogDatabase:
             for column in shape.columns
         )
         self._shapes[shape.schema, shape.name] = name, RelationShape(columns, shape.oid)
+        # Its rows are beside it, for the view to read.
         if name in _OWN_VIEWS:
             self._make_table(f"{name}/rows", shape)
             self._connection.execute(f"CREATE VIEW {quote_name(name)} AS {_OWN_VIEWS[name]}")
+        # Compiled when it is first read: all of them take a second.
         elif f"{shape.schema}.{shape.name}" in self.system.views:
             self._views.add(name)
         else:
@@ -246,11 +255,13 @@ class CatalogDatabase:
         names = zip(namespaces.values_of("nspname"), namespaces.values_of("oid"), strict=True)
         rows = SnapshotRows(snapshot, dict(names)).rows
         with self._connection:
+            # PostgreSQL's own rows stay: they are the first of each table.
             for table, last in self._static.items():
                 self._connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid > {last}")
             for table, records in rows.items():
                 for columns, values in _grouped(records):
                     self._insert(table, columns, values)
+        # After the tables: a failure before leaves both as they were.
         self.functions.lookups.fill(snapshot, rows)
         self.functions.database = snapshot.database
         self.version = snapshot.version
@@ -279,11 +290,11 @@ class CatalogDatabase:
     def make_views(self, relations: Iterable[str]) -> None:
         """Make the views among these relations that are not made yet."""
         for name in sorted(set(relations) & self._views):
-            self._views.discard(name)
             schema, _, view = name.rpartition(".")
             key = (schema or "pg_catalog", view)
             compiler = self.make_compiler()
             sql, shape = compiler.compile_query(parse_query(self.system.views[".".join(key)]))
+            # Views read views: those come first.
             self.make_views(compiler.relations)
             wanted = self._shapes[key][1].columns
             fields = ", ".join(
@@ -293,12 +304,16 @@ class CatalogDatabase:
             self._connection.execute(
                 f"CREATE VIEW {quote_name(name)} AS SELECT {fields} FROM ({sql})"
             )
+            # A view lives as long as the database, and so do its subqueries.
+            self._view_laterals.update(compiler.laterals)
+            self._views.discard(name)
 
     def run(
         self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, LateralQuery]
     ) -> list[tuple[Any, ...]]:
         """Run compiled SQL and return the rows as SQLite holds them. Raises `CatalogQueryError`."""
         self._laterals = laterals
+        # Counted, not timed: the same query ends the same everywhere.
         self._steps_left = STEPS_MAX // STEPS_BETWEEN
         try:
             return list(self._connection.execute(sql, bindings))
@@ -320,7 +335,7 @@ class CatalogDatabase:
 
     def _run_lateral(self, name: str, *values: Any) -> str:
         """Run a LATERAL subquery for one row of what is before it; return its rows."""
-        lateral = self._laterals[name]
+        lateral = self._laterals.get(name) or self._view_laterals[name]
         bindings = {f"l{at}": value for at, value in enumerate(values)}
         return array_json(list(row) for row in self._connection.execute(lateral.sql, bindings))
 
@@ -373,6 +388,7 @@ def _guarded(name: str, function: Callable[..., Any], *, strict: bool) -> Callab
 def _affinity(type_oid: int) -> str:
     if type_oid in (FLOAT4, FLOAT8):
         return "REAL"
+    # With an affinity, a text that a client compares with a number becomes one.
     integers = INTEGERS | REGISTERED | {BOOL}
     return "INTEGER" if type_oid in integers else "TEXT"
 
@@ -381,6 +397,7 @@ def _default(type_oid: int, *, required: bool) -> str:
     """Return what a column holds where a row does not say: its type's zero."""
     if type_oid in NUMBERS or type_oid in REGISTERED or type_oid == BOOL:
         return "0"
+    # PostgreSQL's catalogs say NULL only where the column may be.
     if not required:
         return "NULL"
     return quote_text("[]" if type_oid in ELEMENT_OF else "")

@@ -72,6 +72,7 @@ class CatalogFunctions:
     def setting(self, name: str) -> str | None:
         """Return a setting's value; None of an unknown one."""
         low = name.lower()
+        # The session's own come first, then ours, then PostgreSQL's defaults.
         if low in self.session.settings:
             return self.session.settings[low]
         if low in _OWN_SETTINGS:
@@ -89,6 +90,7 @@ class CatalogFunctions:
 
     def _session_rows(self) -> str:
         """Return the rows of `pg_stat_activity`."""
+        # Who asks is always there: clients look for their own row.
         asking = self.session.process_id
         others = [each for each in self.sessions if each.process_id != asking]
         database = object_oid(self.database, "database")
@@ -106,12 +108,14 @@ class CatalogFunctions:
                 "query_start": each.now,
                 "state": each.state,
                 "query": each.query,
+                "encrypted": int(each.encrypted),
             }
             for each in (self.session, *others)
         )
 
     def _set_config(self, name: str, value: str | None, local: int = 0) -> str:
         del local
+        # Not done here: the session is the door's.
         self.settings_set.append((name.lower(), value or ""))
         return value or ""
 
@@ -130,6 +134,7 @@ class CatalogFunctions:
     # -- names and definitions -----------------------------------------------------------------
 
     def _read_registered(self, type_oid: int, text: Any) -> int:
+        # Already an OID: the argument was cast before.
         if isinstance(text, int):
             return text
         found = self.lookups.find_registered(type_oid, text)
@@ -159,6 +164,7 @@ class CatalogFunctions:
         text = self.lookups.views.get(self._relation_oid(view))
         if text is None:
             return None
+        # Clients cut it off; some look for it.
         # As PostgreSQL's, which ends in a semicolon and begins with a blank.
         return f" {text.strip().rstrip(';')};"
 
@@ -167,6 +173,7 @@ class CatalogFunctions:
         if index is None:
             return None
         columns = [quote_identifier(name) for name in index.columns]
+        # A column of the index alone, as psql and JDBC ask for it.
         if number:
             return columns[number - 1] if 0 < number <= len(columns) else ""
         unique = "UNIQUE " if index.unique else ""
@@ -252,6 +259,7 @@ class CatalogFunctions:
 
     def _has_relation_privilege(self, *arguments: Any) -> int | None:
         relation = arguments[-2]
+        # An unknown name is an error, and an unknown OID is NULL, as in PostgreSQL.
         if isinstance(relation, str):
             self._read_registered(REGCLASS, relation)
         elif relation not in self.lookups.relations:
@@ -284,6 +292,7 @@ class CatalogFunctions:
         return 2 if type_oid in (*_TYPE_BITS, 700, 701) else None
 
     def _numeric_scale(self, type_oid: int, modifier: int) -> int | None:
+        # Of whole numbers it is known to be none.
         if type_oid in _TYPE_BITS:
             return 0
         return (modifier - 4) & 0x7FF if type_oid == 1700 and modifier != -1 else None
@@ -304,6 +313,7 @@ class CatalogFunctions:
             **self._definition_functions(),
             **self._privilege_functions(),
             "pg_relation_size": self._relation_size,
+            # All of an object's bytes are its table's: indexes are in memory.
             "pg_table_size": self._relation_size,
             "pg_total_relation_size": self._relation_size,
             "pg_indexes_size": lambda relation: 0 * self._relation_oid(relation),
@@ -363,6 +373,7 @@ class CatalogFunctions:
             "pg_get_partition_constraintdef": self._rule_definition,
             "pg_get_statisticsobjdef": self._rule_definition,
             "pg_get_statisticsobjdef_columns": self._rule_definition,
+            # Expressions are held as their text: there is nothing to print.
             "pg_get_expr": lambda expression, relation, pretty=0: expression,
             "pg_get_userbyid": self._role_name,
             "pg_get_serial_sequence": lambda relation, column: None,
@@ -370,6 +381,7 @@ class CatalogFunctions:
             "pg_get_function_identity_arguments": self._function_identity,
             "pg_get_function_result": self._function_result,
             "pg_get_function_sqlbody": self._rule_definition,
+            "pg_get_function_arg_default": lambda function, number: None,
             "pg_table_is_visible": self._relation_visible,
             "pg_type_is_visible": self._type_visible,
             "pg_function_is_visible": self._function_visible,

@@ -136,12 +136,14 @@ class CatalogLookups:
             for row in self._all_rows("pg_type", rows)
         }
         self._fill_definitions(rows)
+        # By name, as rows of pg_class do not say which object they show.
         sizes = {(each.schema, each.name): each.size_bytes for each in snapshot.objects}
         self.sizes = {
             oid: sizes.get((self.namespaces.get(found.namespace, ""), found.name), 0)
             for oid, found in self.relations.items()
         }
         self._by_name = {
+            # Reversed, so that the first of two equal names stays.
             kind: {(each.name, each.namespace): oid for oid, each in reversed(held.items())}
             for kind, held in (("relation", self.relations), ("type", self.types))
         }
@@ -156,6 +158,7 @@ class CatalogLookups:
         for row in rows.get("pg_attribute", ()):
             if row["attnum"] > 0:
                 columns.setdefault(row["attrelid"], []).append(row["attname"])
+        # Those of the system are not among the snapshot's rows.
         for shape in self._system.relations:
             columns[shape.oid] = [column.name for column in shape.columns]
         self.columns = {oid: tuple(names) for oid, names in columns.items()}
@@ -188,6 +191,7 @@ class CatalogLookups:
         by_name = self._by_name["relation" if held is self.relations else "type"]
         for namespace in self.visible_namespaces():
             other = by_name.get((found.name, namespace))
+            # The first of the path that has the name hides the others.
             if other is not None:
                 return other == oid
         return False
@@ -233,6 +237,7 @@ class CatalogLookups:
         words = {"i": "", "o": "OUT ", "b": "INOUT ", "v": "VARIADIC "}
         texts = []
         for type_oid, mode, name in zip(types, modes, named, strict=False):
+            # Columns of a returned table are no parameters.
             if mode == "t" or (not names and mode == "o"):
                 continue
             shown = f"{quote_identifier(name)} " if name and names else ""
@@ -256,6 +261,7 @@ class CatalogLookups:
 
     def registered_name(self, type_oid: int, oid: int) -> str:
         """Return the text of a value of `regclass` or the like."""
+        # Zero stands for no object.
         if oid == 0:
             return "-"
         shown: str | None
@@ -296,6 +302,7 @@ class CatalogLookups:
         stripped = text.strip()
         if stripped == "-":
             return 0
+        # A number is an OID, whether or not something has it.
         if stripped.isdecimal():
             return int(stripped)
         if type_oid == REGTYPE:
@@ -328,6 +335,7 @@ class CatalogLookups:
 
     def _find_type(self, text: str) -> int | None:
         base = re.sub(r"\s*\([\d\s,]*\)", "", text)
+        # Dimensions make no other type: text[][] is text[].
         arrays = base.endswith("[]")
         base = re.sub(r"(\s*\[\d*\])+$", "", base).strip()
         low = " ".join(base.lower().split())
@@ -346,6 +354,7 @@ class CatalogLookups:
         name, _, arguments = text.partition("(")
         found = self._functions_by_name.get(split_name(name)[-1], [])
         if not exact:
+            # A name alone must be one function's, as `regproc` has no arguments.
             if len(found) > 1:
                 raise CatalogQueryError(f'more than one function named "{text}"', "42725")
             return found[0] if found else None

@@ -115,6 +115,7 @@ class CatalogQueries:
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
         """Show this snapshot from now on. Costs nothing for the version that is shown."""
         self._database.apply_snapshot(snapshot)
+        # Names that begin with pg_ may be ours: then a query is no catalog query.
         self._own_names = frozenset(each.name.lower() for each in snapshot.objects)
 
     def apply_sessions(self, sessions: Sequence[CatalogSession]) -> None:
@@ -131,12 +132,14 @@ class CatalogQueries:
             tree = _parsed(text)
         except CatalogQueryError:
             return False
+        # Statements that change something are never answered here.
         return isinstance(tree, exp.Query) and self._asks_the_catalog(tree)
 
     def _asks_the_catalog(self, tree: Any) -> bool:
         ctes = {identifier_name(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
         asked = False
         for table in tree.find_all(exp.Table):
+            # What is in them is looked at for itself.
             if isinstance(table.this, exp.Func | exp.Query | exp.Values):
                 continue
             schema = identifier_name(table.args["db"]) if table.args.get("db") else ""
@@ -173,10 +176,12 @@ class CatalogQueries:
             return self._show(_shown_name(shown["name"]), session)
         compiled = self._compile(text, tuple(parameter_types))
         types = compiled.description.parameters
+        # More than the query has are let pass, as PostgreSQL's drivers may send them.
         if len(parameters) < len(types):
             raise CatalogQueryError(
                 f"there is no parameter ${len(parameters) + 1}", UNDEFINED_PARAMETER
             )
+        # Before the parameters: a name among them is found by the session's path.
         self._database.functions.enter(session)
         bindings = {
             f"p{at}": self._bound(value, kind)
@@ -217,6 +222,7 @@ class CatalogQueries:
         """Return a parameter's value as SQLite holds one of its type."""
         if isinstance(value, bytes):
             value = value.decode()
+        # Before numbers: True is an int to Python.
         if isinstance(value, bool):
             return int(value)
         if isinstance(value, list | tuple):
@@ -240,6 +246,7 @@ class CatalogQueries:
             return lambda value: self._reference(kind, value)
         if kind in ELEMENT_OF:
             return lambda value: self._read_array(value, ELEMENT_OF[kind])
+        # Texts of numbers come from casts that SQLite leaves as they are.
         if kind in INTEGERS:
             return int
         if kind in (FLOAT4, FLOAT8):
@@ -300,6 +307,7 @@ def _show_columns(name: str) -> tuple[AnswerColumn, ...]:
 
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> Any:
+    # SQL is parsed in Python: that is most of an answer's time.
     # Kept from one question to the next: the door asks what it is, then for its answer.
     return parse_query(text)
 

@@ -104,6 +104,8 @@ class CatalogSession(msgspec.Struct, frozen=True):
     started: str = "2000-01-01 00:00:00+00"
     """The time at which the service was started."""
     connected: str = "2000-01-01 00:00:00+00"
+    encrypted: bool = False
+    """True if the connection has TLS."""
     state: str = "active"
     query: str = ""
     """The statement that runs, or ran last."""
@@ -135,6 +137,7 @@ class OidAssignment:
 
     def oid_of(self, identity: str, role: str = "") -> int:
         """Return the OID of an object, or of what belongs to it."""
+        # Asked for again and again: by the rows of types, keys and rules.
         found = self._known.get((identity, role))
         if found is None:
             found = self._known[identity, role] = self._derive(identity, role)
@@ -143,6 +146,7 @@ class OidAssignment:
 
     def _derive(self, identity: str, role: str) -> int:
         oid = object_oid(identity, role)
+        # The next free one, which is the same as long as the ids are.
         while oid in self._taken:
             oid = FIRST_OBJECT_OID + (oid + 1 - FIRST_OBJECT_OID) % _OID_SPAN
         return oid

@@ -11,6 +11,7 @@ from sqlglot import exp
 from actors.pg_catalog.call_compiler import CallCompiler
 from actors.pg_catalog.catalog_errors import (
     NOT_SUPPORTED,
+    SYNTAX_ERROR,
     UNDEFINED_COLUMN,
     UNDEFINED_FUNCTION,
     UNDEFINED_OBJECT,
@@ -112,6 +113,8 @@ _NO_PARENTHESES: Final[dict[Any, str]] = {
     exp.CurrentTimestamp: "current_timestamp",
     exp.Localtimestamp: "current_timestamp",
 }
+_NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+_UNICODE: Final = re.compile(r"\\(?:\+([0-9a-fA-F]{6})|([0-9a-fA-F]{4}))")
 _TYPED_NAME: Final = re.compile(r'("char"|[^(\[]+)(?:\(([\d,]+)\))?((?:\[\])*)')
 
 
@@ -130,6 +133,7 @@ class ParameterTypes:
     def decide(self, value: TypedSql) -> None:
         """Keep the type of a value that is a parameter."""
         if value.parameter and value.type != UNKNOWN:
+            # The first use decides, as in PostgreSQL.
             self._types.setdefault(value.parameter, value.type)
 
     def all_types(self) -> tuple[int, ...]:
@@ -155,6 +159,7 @@ class ExpressionCompiler:
 
     def compile(self, node: Any, scope: QueryScope) -> TypedSql:
         """Return an expression. Raises `CatalogQueryError`."""
+        # By the class itself: a subclass in sqlglot is another operator.
         method = self._methods.get(type(node))
         if method is not None:
             return method(node, scope)
@@ -197,6 +202,7 @@ class ExpressionCompiler:
             exp.Boolean: lambda node, scope: TypedSql(str(int(node.this)), BOOL),
             exp.ByteString: lambda node, scope: text_constant(str(node.this)),
             exp.RawString: lambda node, scope: text_constant(str(node.this)),
+            exp.UnicodeString: self._unicode,
             exp.National: lambda node, scope: text_constant(str(node.this)),
             exp.Parameter: self._parameter,
             exp.Column: self._column,
@@ -245,17 +251,27 @@ class ExpressionCompiler:
 
     def _literal(self, node: Any, scope: QueryScope) -> TypedSql:
         text = str(node.this)
+        # Its type is open until it is used: 'f' may be a text, a flag or an OID.
         if node.is_string:
             return text_constant(text)
-        if text.isdecimal():
+        if text.isascii() and text.isdecimal():
             return TypedSql(text, INT4 if int(text) < 2**31 else INT8)
+        # Written into SQL as it stands: it must be a number to SQLite, too.
+        if _NUMBER.fullmatch(text) is None:
+            raise CatalogQueryError(f"{text} is no number", SYNTAX_ERROR)
         return TypedSql(text, NUMERIC)
+
+    def _unicode(self, node: Any, scope: QueryScope) -> TypedSql:
+        """Compile a constant with characters by their numbers, as ``U&'\\0061'``."""
+        text = _UNICODE.sub(lambda found: chr(int(found[1] or found[2], 16)), str(node.this))
+        return text_constant(text)
 
     def _parameter(self, node: Any, scope: QueryScope) -> TypedSql:
         text = str(node.this.name if hasattr(node.this, "name") else node.this)
         if not text.isdecimal() or not int(text):
             raise CatalogQueryError(f"there is no parameter ${text}", UNDEFINED_PARAMETER)
         value = self.parameters.read(int(text))
+        # Within a LATERAL subquery parameters have the names that it binds.
         carried = scope.carry_in_all(value)
         return TypedSql(carried.sql, value.type, parameter=value.parameter)
 
@@ -277,6 +293,7 @@ class ExpressionCompiler:
             found = self._field_of_column(table, name, scope)
             if found is not None:
                 return found
+            # An unknown table is another error than a column that it lacks.
             if scope.source(table) is None:
                 raise CatalogQueryError(
                     f'missing FROM-clause entry for table "{table}"', UNDEFINED_TABLE
@@ -297,6 +314,7 @@ class ExpressionCompiler:
 
     def _dot(self, node: Any, scope: QueryScope) -> TypedSql:
         inner = node.expression
+        # A call with a schema before it.
         if isinstance(inner, exp.Anonymous | exp.Window | exp.Filter):
             schema = identifier_name(node.this)
             self._check_schema(schema, inner)
@@ -313,6 +331,7 @@ class ExpressionCompiler:
 
     def _paren(self, node: Any, scope: QueryScope) -> TypedSql:
         value = self.compile(node.this, scope)
+        # Parentheses decide no type.
         if value.literal is not None or value.parameter:
             return value
         return TypedSql(f"({value.sql})", value.type, value.fields)
@@ -335,6 +354,7 @@ class ExpressionCompiler:
     def _match_types(self, left: TypedSql, right: TypedSql) -> tuple[TypedSql, TypedSql]:
         """Return two values that are compared, an undecided one with the other's type."""
         chosen = common_type((left.type, right.type))
+        # A name is compared with the object's name, not with its OID.
         if left.type in REGISTERED and right.type in TEXTUAL - {UNKNOWN}:
             left = cast_value(left, TEXT)
         elif right.type in REGISTERED and left.type in TEXTUAL - {UNKNOWN}:
@@ -367,6 +387,7 @@ class ExpressionCompiler:
     ) -> TypedSql:
         """Compile ``left operator ANY (values)`` and ALL; `values` is an array or a query."""
         inner = values
+        # ANY (x) and ANY ((x)) are one.
         while isinstance(inner, exp.Paren):
             inner = inner.this
         negated = "NOT " if every else ""
@@ -380,6 +401,7 @@ class ExpressionCompiler:
         else:
             array = self.compile(inner, scope)
             element = ELEMENT_OF.get(array.type)
+            # A constant or a parameter: an array of what is on the left.
             if element is None:
                 array = self._note(array, array_type(TEXT if left.undecided else left.type))
                 element = ELEMENT_OF.get(array.type, TEXT)
@@ -429,6 +451,7 @@ class ExpressionCompiler:
         query = node.args.get("query")
         if query is not None:
             sql, shape = self._compile_query(query, scope)
+            # Several columns are compared with a row.
             if len(shape.columns) == 1:
                 left = self._note(left, shape.columns[0].type)
             return TypedSql(f"({left.sql} IN ({sql}))", BOOL)
@@ -464,6 +487,7 @@ class ExpressionCompiler:
         subject = self.compile(operand, scope) if operand is not None else None
         heads, values = [], []
         for branch in node.args["ifs"]:
+            # CASE WHEN condition, without an operand.
             if subject is None:
                 heads.append(self.compile_condition(branch.this, scope))
             else:
@@ -504,6 +528,7 @@ class ExpressionCompiler:
         types = [each.type for each in (left, right) if each.type in NUMBERS]
         chosen = common_type(types) if types else INT4
         # Of an OID and an integer PostgreSQL makes an integer.
+        # SQLite's integers have 64 bits: nothing overflows.
         chosen = INT8 if chosen == OID else chosen
         if chosen == TEXT:
             chosen = NUMERIC
@@ -520,10 +545,12 @@ class ExpressionCompiler:
         texts = []
         for value in (left, right):
             value = self._note(value, TEXT)
+            # SQLite writes numbers as PostgreSQL does; flags and names are ours to write.
             texts.append(value.sql if value.type in NUMBERS else cast_value(value, TEXT).sql)
         return TypedSql(f"({texts[0]} || {texts[1]})", TEXT)
 
     def _concatenate_arrays(self, left: TypedSql, right: TypedSql) -> TypedSql:
+        # An element before an array, or behind one.
         if left.type not in ELEMENT_OF and not left.undecided:
             return TypedSql(f"pg_prepend_element({left.sql}, {right.sql})", right.type)
         if right.type not in ELEMENT_OF and not right.undecided:
@@ -570,9 +597,11 @@ class ExpressionCompiler:
             return quantified
         text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT).sql
         pattern = self.compile_as(node.expression, scope, TEXT).sql
+        # SQLite's LIKE was told to tell cases apart.
         if word == "ILIKE":
             text, pattern = f"lower({text})", f"lower({pattern})"
         negated = "NOT " if node.args.get("negate") else ""
+        # PostgreSQL's default is a backslash; SQLite has none.
         escaped = f" ESCAPE {quote_text(escape)}" if escape else ""
         return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", BOOL)
 
@@ -597,6 +626,7 @@ class ExpressionCompiler:
     def _json_path(self, node: Any, scope: QueryScope, operator: str, returns: int) -> TypedSql:
         value = self.compile_as(node.this, scope, JSON)
         path = node.expression
+        # sqlglot has made a path of a plain key.
         if isinstance(path, exp.JSONPath):
             last = path.expressions[-1]
             key = quote_text(str(last.this)) if not isinstance(last.this, int) else str(last.this)
@@ -623,6 +653,7 @@ class ExpressionCompiler:
     def _cast(self, node: Any, scope: QueryScope) -> TypedSql:
         target, length = self.type_of(node.args["to"])
         inner = node.this
+        # An empty array has its type from the cast alone.
         if isinstance(inner, exp.Array) and not inner.expressions:
             return TypedSql("'[]'", target)
         value = self.compile(inner, scope)
@@ -637,6 +668,7 @@ class ExpressionCompiler:
         texts = []
         for value in values:
             self.parameters.decide(value)
+            # An array within an array is JSON, not a text.
             nested = value.type in ELEMENT_OF
             texts.append(f"json({value.sql})" if nested else value.sql)
         kind = element if element in ELEMENT_OF else array_type(element)
@@ -656,6 +688,7 @@ class ExpressionCompiler:
         if not node.expressions:
             # `x::oid[]` whose type was read without its brackets.
             return array
+        # Vectors count from 0, arrays from 1.
         first = 0 if array.type in VECTORS else 1
         place = node.expressions[0]
         if array.type in (JSON, JSONB):

@@ -158,6 +158,7 @@ def _description(catalog_at: int | None) -> Callable[[list[TypedSql]], TypedSql]
     def template(args: list[TypedSql]) -> TypedSql:
         oid = decide_type(args[0], OID).sql
         where = f"objoid = {oid} AND objsubid = 0"
+        # Objects of two catalogs may have one OID.
         if catalog_at is not None and len(args) > 1:
             where += (
                 " AND classoid = (SELECT oid FROM pg_class WHERE relnamespace = 11"
@@ -170,6 +171,7 @@ def _description(catalog_at: int | None) -> Callable[[list[TypedSql]], TypedSql]
 
 def _column_description(args: list[TypedSql]) -> TypedSql:
     where = f"objoid = {args[0].sql} AND classoid = 1259 AND objsubid = {args[1].sql}"
+    # 0 is the relation itself, which is no column.
     where += f" AND {args[1].sql} <> 0"
     return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
 
@@ -241,6 +243,7 @@ def _to_json(args: list[TypedSql]) -> TypedSql:
 def _array_bound(upper: bool) -> Callable[[list[TypedSql]], TypedSql]:
     def template(args: list[TypedSql]) -> TypedSql:
         length = f"nullif(json_array_length({args[0].sql}), 0)"
+        # The length of an empty array is NULL, and so are its bounds.
         if args[0].type in VECTORS:
             sql = f"({length} - 1)" if upper else f"({length} * 0)"
         else:
@@ -437,6 +440,7 @@ class FunctionCatalog:
 
     def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
         """Return a call. Raises `CatalogQueryError` for a function that there is not."""
+        # Before the signatures: no argument changes these.
         if name in CONSTANTS:
             return CONSTANTS[name]
         signature = self.choose(name, arguments)
@@ -444,6 +448,7 @@ class FunctionCatalog:
             arguments = _decide_arguments(signature, arguments)
         if name in TEMPLATES:
             return TEMPLATES[name](arguments)
+        # As an array without elements, whose rows are none.
         if name in EMPTY_SETS:
             return TypedSql("'[]'", RECORD, EMPTY_SETS[name])
         if name in self._in_python:
@@ -453,6 +458,7 @@ class FunctionCatalog:
             counted = signature.returns in NUMBERS
             return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
+        # PostgreSQL has it, and we do not: that is another error than an unknown name.
         if name in self._signatures:
             raise CatalogQueryError(f"function {shown} is not supported here", NOT_SUPPORTED)
         raise CatalogQueryError(f"function {shown} does not exist", UNDEFINED_FUNCTION)
@@ -493,6 +499,7 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
     """Return how well a signature fits: higher is better, None not at all."""
     points = 0
     wanted = list(signature.arguments)
+    # The last parameter takes all arguments that are left.
     if signature.variadic and wanted:
         wanted += [wanted[-1]] * (len(types) - len(wanted))
     for want, given in zip(wanted, types, strict=False):
@@ -515,6 +522,7 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
             points += 3
         elif want in REGISTERED and given in INTEGERS:
             points += 2
+        # What is left can at best be made a text.
         elif given not in REGISTERED and given not in ELEMENT_OF:
             return None
     return points
@@ -525,6 +533,7 @@ def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -
     for at, argument in enumerate(arguments):
         want = signature.arguments[min(at, len(signature.arguments) - 1)]
         if want in _POLYMORPHIC:
+            # A parameter needs a type; a constant may wait for the other arguments.
             want = TEXT if argument.parameter else UNKNOWN
         decided.append(decide_type(argument, want))
     if ANYARRAY in signature.arguments or 5078 in signature.arguments:
@@ -535,6 +544,7 @@ def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -
 def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
     """Return arguments of a function on arrays, with elements and arrays of one type."""
     arrays = [each.type for each in arguments if each.type in ELEMENT_OF]
+    # None says what it is: braces tell an array, then one of texts.
     if not arrays:
         return [
             decide_type(each, array_type(TEXT)) if (each.literal or "").startswith("{") else each
@@ -563,6 +573,7 @@ def _return_type(name: str, signature: FunctionSignature | None, arguments: list
         if arrays:
             return arrays[0]
         return array_type(common_type(argument.type for argument in arguments))
+    # `anyelement` is what the array has.
     if arrays:
         return ELEMENT_OF[arrays[0]]
     return common_type(argument.type for argument in arguments)

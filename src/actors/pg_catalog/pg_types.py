@@ -440,6 +440,7 @@ def format_type(oid: int, modifier: int | None, name_of: Callable[[int], str | N
     """
     if oid == 0:
         return "-"
+    # A vector has a name of its own, int2vector.
     if oid in ELEMENT_OF and oid not in VECTORS:
         return format_type(ELEMENT_OF[oid], modifier, name_of) + "[]"
     sized = modifier is not None and modifier >= 0
@@ -472,6 +473,7 @@ def _array_element(value: Any, element: int) -> str:
     if isinstance(value, list):
         return array_text(value, element)
     text = format_catalog_value(value, element) or ""
+    # The word NULL without quotes would be no text.
     if _ARRAY_PLAIN.fullmatch(text) and text.upper() != "NULL":
         return text
     return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -512,6 +514,7 @@ def _parse_braces(text: str, at: int) -> tuple[list[Any], int]:
     while at < len(text):
         if text[at] == "}":
             return values, at + 1
+        # An array within the array.
         if text[at] == "{":
             inner, at = _parse_braces(text, at + 1)
             values.append(inner)
@@ -522,6 +525,7 @@ def _parse_braces(text: str, at: int) -> tuple[list[Any], int]:
             if found is None:  # pragma: no cover: the pattern matches the empty text
                 break
             quoted, bare = found[1], found[2]
+            # Quotes keep blanks and the word NULL as they are.
             if quoted is not None:
                 values.append(re.sub(r"\\(.)", r"\1", quoted, flags=re.S))
             else:
@@ -538,6 +542,7 @@ def format_catalog_value(value: Any, type_oid: int) -> str | None:
     """
     if value is None:
         return None
+    # Before numbers: True is an int to Python.
     if isinstance(value, bool):
         return "t" if value else "f"
     if isinstance(value, list):

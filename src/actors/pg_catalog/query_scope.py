@@ -69,6 +69,7 @@ class QueryScope:
     def find_cte(self, name: str) -> RelationShape | None:
         """Return the shape of a CTE that is visible here."""
         scope: QueryScope | None = self
+        # A CTE of an inner query hides an outer one of its name.
         while scope is not None:
             if name in scope.ctes:
                 return scope.ctes[name]
@@ -103,6 +104,7 @@ class QueryScope:
 
     def _find(self, table: str, name: str) -> TypedSql | None:
         if not table:
+            # USING makes one column of two: it is not ambiguous.
             merged = [value for each, value in self.merged if each == name]
             if merged:
                 return merged[0]
@@ -122,6 +124,7 @@ class QueryScope:
     def _find_system_column(
         self, sources: list[ScopeSource], table: str, name: str
     ) -> TypedSql | None:
+        # Only tables have them; a subquery has what it selects.
         stored = [each for each in sources if each.oid]
         if not stored or (not table and len(stored) > 1):
             return None

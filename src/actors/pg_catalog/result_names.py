@@ -41,6 +41,7 @@ def _find_name(node: Any) -> tuple[str, int]:
     way to the word CASE; "" if there is none."""
     if isinstance(node, exp.Paren | exp.Collate | exp.Window | exp.Filter | exp.Bracket):
         return _find_name(node.this)
+    # A column, a field and a function name what they return.
     if isinstance(node, exp.Column):
         return identifier_name(node.this), _STRONG
     if isinstance(node, exp.Dot):

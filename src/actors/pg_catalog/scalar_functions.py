@@ -53,6 +53,7 @@ def compile_pattern(pattern: str, flags: str = "") -> re.Pattern[str]:
     # PostgreSQL's *** prefixes choose the kind of pattern; the one that is used makes it literal.
     if pattern.startswith("***="):
         pattern = re.escape(pattern[4:])
+    # A dot matches line breaks in PostgreSQL unless it is told otherwise.
     options = re.DOTALL if "n" not in flags else re.MULTILINE
     if "i" in flags:
         options |= re.IGNORECASE
@@ -107,6 +108,7 @@ def find_all_groups(text: str, pattern: str, flags: str = "") -> str:
 
 def split_by_pattern(text: str, pattern: str, flags: str = "") -> str:
     """Return the parts of a text between matches."""
+    # Not by re.split, which adds the groups to the parts.
     compiled = compile_pattern(pattern, flags)
     parts, start = [], 0
     for found in compiled.finditer(text):
@@ -208,6 +210,7 @@ def translate_text(text: str, source: str, target: str) -> str:
 
 def overlay_text(text: str, new: str, start: int, count: int | None = None) -> str:
     """Return a text with characters from `start` replaced."""
+    # By default as many characters as the new text has.
     taken = len(new) if count is None else count
     return text[: start - 1] + new + text[start - 1 + taken :]
 
@@ -257,6 +260,7 @@ def split_text(text: str, separator: str | None, null: str | None = None) -> str
         parts = list(text)
     else:
         parts = text.split(separator) if separator else [text]
+    # An empty text has no parts, rather than an empty one.
     parts = parts if text else []
     return array_json(None if null is not None and part == null else part for part in parts)
 
@@ -356,12 +360,14 @@ def make_subscripts(array: str, dimension: int, first: int) -> str:
 def zip_arrays(*arrays: str | None) -> str:
     """Return the rows of `unnest` of several arrays: the shorter ones are filled up with NULLs."""
     held = [json.loads(array or "[]") for array in arrays]
+    # Side by side, as PostgreSQL does.
     rows = zip_longest(*held)
     return array_json({f"f{at}": value for at, value in enumerate(row, start=1)} for row in rows)
 
 
 def write_array(value: str, type_oid: int) -> str:
     """Return the text of an array, vector or record that is held as JSON."""
+    # A record, whose fields are by name.
     held = json.loads(value)
     if isinstance(held, dict):
         texts = ("" if each is None else str(each) for each in held.values())
@@ -515,6 +521,7 @@ def explode_privileges(items: str | None, role_oids: Callable[[str], int]) -> st
         found = _ACL_ITEM.fullmatch(item)
         if found is None:
             raise CatalogQueryError(f"malformed privileges {item!r}", NOT_SUPPORTED)
+        # A star says that the right may be passed on.
         for letter, option in re.findall(r"([a-zA-Z])(\*?)", found[2]):
             rows.append(
                 {

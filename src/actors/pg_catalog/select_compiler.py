@@ -98,6 +98,7 @@ class SelectCompiler:
     def compile_query(self, node: Any, parent: QueryScope | None = None) -> CompiledQuery:
         """Return a query's SQL and its columns. Raises `CatalogQueryError`."""
         scope = QueryScope(parent)
+        # Parentheses around a whole query.
         if isinstance(node, exp.Subquery):
             return self._compile_wrapped(node, scope)
         head = self._compile_with(node, scope)
@@ -133,6 +134,7 @@ class SelectCompiler:
             else:
                 sql, shape = self.compile_query(cte.this, scope)
                 shape = _renamed(shape, given)
+            # Later CTEs and the query itself see it.
             scope.ctes[name] = shape
             columns = ", ".join(column.sql for column in shape.columns)
             parts.append(f"{quote_name(name)}({columns}) AS ({sql})")
@@ -169,6 +171,7 @@ class SelectCompiler:
                 raise CatalogQueryError(f"{word} ALL is not supported here", NOT_SUPPORTED)
             word = "UNION ALL"
         sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
+        # ORDER BY of a union may name its columns alone.
         for column in shape.columns:
             scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
         tail = self._compile_tail(node, scope, shape)
@@ -177,6 +180,7 @@ class SelectCompiler:
 
     def _compile_arm(self, node: Any, scope: QueryScope) -> CompiledQuery:
         sql, shape = self.compile_query(node, scope)
+        # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
         return f"SELECT * FROM ({sql})", shape
 
     def _compile_wrapped(self, node: Any, scope: QueryScope) -> CompiledQuery:
@@ -226,9 +230,11 @@ class SelectCompiler:
         source = self._compile_from(node, scope)
         sets: dict[str, tuple[str, TypedSql]] = {}
         outputs = list(self._compile_outputs(node, scope, sets))
+        # After the select list, which says which sets there are.
         source += _join_sets(sets, has_from=bool(source))
         columns = []
         for at, (name, value) in enumerate(outputs, start=1):
+            # A constant that nothing has given a type is a text in a result.
             kind = TEXT if value.undecided else value.type
             self.parameters.decide(decide_type(value, kind))
             columns.append(RelationColumn(name, f"_o{at}", kind, value.fields))
@@ -279,6 +285,7 @@ class SelectCompiler:
             return self.expressions.compile(node, scope)
         made = self.expressions.calls.compile_call(_call_node(found), scope)
         # Equal sets of one list go hand in hand: they are one.
+        # PostgreSQL, too, makes rows of equal calls once a row.
         alias, _ = sets.setdefault(made.sql, (self._next_alias("s"), made))
         value = TypedSql(f"{alias}.value", made.type, made.fields)
         if found is node:
@@ -301,6 +308,7 @@ class SelectCompiler:
 
     def _find_set(self, node: Any) -> Any:
         """Return the call in an expression that returns a set, if there is one."""
+        # A set in a subquery is that one's own.
         if isinstance(node, exp.Query):
             return None
         name = self.expressions.calls.call_name(node)
@@ -346,6 +354,7 @@ class SelectCompiler:
             return f"_o{at}" if prefer_alias or not outputs else outputs[at - 1][1].sql
         if isinstance(node, exp.Column) and not node.args.get("table"):
             name = identifier_name(node.this)
+            # ORDER BY looks at the result's names first, GROUP BY at the input's.
             if prefer_alias and name in scope.aliases:
                 return scope.aliases[name].sql
             if not prefer_alias and scope.resolve("", name) is None:
@@ -376,6 +385,7 @@ class SelectCompiler:
         if limit is not None and not _is_limit_all(limit):
             count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
             text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
+        # SQLite has no OFFSET without LIMIT.
         elif offset is not None:
             text += " LIMIT -1"
         if offset is not None:
@@ -444,6 +454,7 @@ class SelectCompiler:
         elif join.args.get("on") is not None:
             condition = self.expressions.compile_condition(join.args["on"], scope)
         else:
+            # CROSS JOIN would bind SQLite to the order that is written.
             condition = _ON_TRUE
         return f" {word} {source} ON {condition}"
 
@@ -525,6 +536,7 @@ class SelectCompiler:
         schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
         name = identifier_name(node.this)
         cte = scope.find_cte(name) if not schema else None
+        # A CTE hides a system relation of its name.
         if cte is not None:
             sql, shape = quote_name(name), cte
         else:
@@ -587,6 +599,7 @@ class SelectCompiler:
                 f"function {identifier_name(schema)}.{name} does not exist", "42883"
             )
         offset = node.args.get("ordinality")
+        # Any other function is a set of one row in FROM.
         if self._functions.returns_set(name):
             made = self.expressions.calls.compile_call(_call_node(call), scope)
         else:
@@ -637,6 +650,7 @@ class SelectCompiler:
         )
         name = f"{self._base}{len(self.laterals)}"
         self.laterals[name] = LateralQuery(sql, len(shape.columns))
+        # Values of this row, in the order in which the subquery binds them.
         taken = "".join(f", {outer}" for outer in around.outside or ())
         shown = identifier_name(alias.this) if alias is not None else self._next_alias("l")
         quoted = quote_name(shown)
@@ -701,6 +715,7 @@ def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
 
 def _common_column_type(one: RelationColumn, other: RelationColumn) -> int:
     types = [UNKNOWN if each.sql == "NULL" else each.type for each in (one, other)]
+    # Names, where one arm has names and the other OIDs of named objects.
     if one.type in REGISTERED and other.type in TEXTUAL:
         return TEXT
     # A column of NULLs alone was taken for text; the other arm knows better.

@@ -13,8 +13,8 @@ from typing import Any, Final
 from actors.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
-    PgCatalogSnapshot,
     OidAssignment,
+    PgCatalogSnapshot,
     object_oid,
 )
 from actors.pg_catalog.pg_types import (
@@ -46,11 +46,8 @@ CatalogRows = dict[str, list[dict[str, Any]]]
 
 SUPERUSER_OID: Final = 10
 PG_CLASS_OID: Final = 1259
-PG_TYPE_OID: Final = 1247
 PG_REWRITE_OID: Final = 2618
 PG_DATABASE_OID: Final = 1262
-PG_NAMESPACE_OID: Final = 2615
-PUBLIC_NAMESPACE_OID: Final = 2200
 HEAP_METHOD: Final = 2
 BTREE_METHOD: Final = 403
 DEFAULT_COLLATION: Final = 100
@@ -121,8 +118,10 @@ class SnapshotRows:
         self._oids = OidAssignment(snapshot.objects)
         self._roles: dict[str, int] = {}
         self._by_name: dict[tuple[str, str], CatalogObjectRow] = {}
+        self._indexed = {
+            (each.schema, each.on.lower()) for each in snapshot.objects if each.kind == "index"
+        }
         self.rows: CatalogRows = {}
-        self.comments: dict[int, str] = {}
         for each in snapshot.objects:
             # Indexes and connectors have names of their own kind: they shadow no relation.
             if each.kind in ("table", "materialized view", "view"):
@@ -130,6 +129,7 @@ class SnapshotRows:
         self._add_roles()
         self._add_namespaces()
         self._add_database()
+        # Roles and schemas first: objects refer to them.
         for each in snapshot.objects:
             self._add_object(each)
 
@@ -213,14 +213,12 @@ class SnapshotRows:
             return
         if each.kind in ("source", "sink"):
             self._add_connector(each)
+            # Without columns there is nothing to read.
             if not each.columns:
                 return
         oid = self._oids.oid_of(each.id)
         stored = each.kind in ("table", "materialized view")
-        indexed = bool(each.key) or any(
-            other.kind == "index" and (other.schema, other.on) == (each.schema, each.name)
-            for other in self._snapshot.objects
-        )
+        indexed = bool(each.key) or (each.schema, each.name.lower()) in self._indexed
         row_type = self._oids.oid_of(each.id, "type")
         self._add_class(
             each,
@@ -230,16 +228,19 @@ class SnapshotRows:
             relhasindex=stored and indexed,
             relhasrules="view" in each.kind,
             relnatts=len(each.columns),
+            # As PostgreSQL writes it for what has rows of its own.
             relreplident="d" if stored else "n",
             relfrozenxid=1 if stored else 0,
             relminmxid=1 if stored else 0,
             relfilenode=oid if stored else 0,
         )
+        # Clients find a relation's columns through its type, too.
         self._add_row_type(each, oid, row_type)
         self._add_attributes(oid, each.columns, frozenset(each.key))
         if stored or each.kind in ("source", "sink"):
             self._add_system_attributes(oid)
         self._add_comments(each, oid)
+        # A view has no key in PostgreSQL.
         if each.key and stored:
             self._add_key(each, oid)
         if "view" in each.kind:
@@ -322,6 +323,7 @@ class SnapshotRows:
                 number,
                 atttypmod=shown.modifier,
                 attndims=1 if shown.oid in ELEMENT_OF else 0,
+                # Columns of a PRIMARY KEY are never NULL.
                 attnotnull=not column.nullable or column.name in required,
             )
 
@@ -418,10 +420,12 @@ class SnapshotRows:
         columns: tuple[str, ...],
         **values: Any,
     ) -> list[int]:
+        # Names are compared without regard to case, as Spark does.
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
         types = [postgres_type(column.type).oid for column in shown]
+        # The key's index is no object of the catalog's: it gets its row from one made here.
         index = CatalogObjectRow(id=each.id, name=name, kind="index", schema=on.schema)
         self._add_class(
             index,
@@ -476,6 +480,7 @@ class SnapshotRows:
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="i")
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="n")
         for name in each.depends:
+            # What is not shown cannot be depended on.
             read = self._by_name.get((each.schema, name.lower()))
             if read is not None:
                 self._add("pg_depend", **of_rule, refobjid=self._oids.oid_of(read.id), deptype="n")

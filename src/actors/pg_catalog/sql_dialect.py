@@ -78,6 +78,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
         if not quoted and _TWO_WORDS.get(name) == self._curr.text.lower():
             name = f"{name} {self._curr.text.lower()}"
             self._advance()
+        # Without quotes it is CHARACTER.
         if quoted and name == "char":
             name = '"char"'
         modifier = self._parse_type_modifier()
@@ -114,6 +115,7 @@ class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
             start = self._index
             if not self._match(TokenType.L_BRACKET):
                 return dimensions
+            # A length, which PostgreSQL takes and forgets.
             self._match(TokenType.NUMBER)
             if not self._match(TokenType.R_BRACKET):
                 # A subscript of the value that was cast.

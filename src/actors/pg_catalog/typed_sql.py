@@ -206,6 +206,7 @@ def _to_text(value: TypedSql) -> str:
 def _to_array(value: TypedSql, target: int) -> str:
     if value.type in ELEMENT_OF:
         source, element = ELEMENT_OF[value.type], ELEMENT_OF[target]
+        # Elements are OIDs, whose names are wanted.
         if element in TEXTUAL and source in REGISTERED:
             return f"pg_array_of_names({value.sql}, {source})"
         if element in TEXTUAL and source not in TEXTUAL:
@@ -218,9 +219,11 @@ def _to_array(value: TypedSql, target: int) -> str:
 
 def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
     """Return a value cast to a type. A cast that changes nothing here is none."""
+    # Read at once: the text of a constant is known here.
     if value.undecided and (value.parameter or value.literal is not None):
         decided = decide_type(value, target)
         return _shortened(decided, target, modifier)
+    # Nothing to do: most casts of clients are such.
     if value.type == target and modifier < 0:
         return value
     sql = value.sql
@@ -229,6 +232,7 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
             sql = f"{registered_lookup(target)}({sql})"
     elif target in TEXTUAL or target in (JSON, JSONB, ACLITEM):
         sql = _to_text(value)
+        # The type "char" holds one character.
         if target == CHAR:
             sql = f"substr({sql}, 1, 1)"
     elif target in ELEMENT_OF:
@@ -250,6 +254,7 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
 
 def _shortened(value: TypedSql, target: int, modifier: int) -> TypedSql:
     """Return a text cut to the length that its type says."""
+    # Only varchar and its like have a length that cuts.
     if modifier < 0 or target not in TEXTUAL or target == NAME:
         return TypedSql(value.sql, value.type, value.fields, parameter=value.parameter)
     return TypedSql(f"substr({value.sql}, 1, {modifier})", target)
