@@ -14,8 +14,6 @@ from hypothesis import strategies as st
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 
 from actors.connectors.sources.postgres_types import (
-    BYTEA,
-    NUMERIC,
     ColumnType,
     TypeFacts,
     UnrepresentableValue,
@@ -24,6 +22,7 @@ from actors.connectors.sources.postgres_types import (
     parse_array,
 )
 from actors.errors import InvalidUsage
+from actors.pgwire.type_map import BYTEA, NUMERIC
 
 UTC = dt.UTC
 SETUP = """

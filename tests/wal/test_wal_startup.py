@@ -14,23 +14,20 @@ from actors.errors import (
     PenstockError,
     WalRefused,
 )
+from actors.pgwire.decoder import packet_bytes, parse_packet
+from actors.pgwire.messages import CancelRequest, EncryptionRequest, StartupPacket
 from actors.wal import startup
 from actors.wal.startup import (
     AskReceivers,
-    CancelRequest,
     ConnectionTarget,
-    EncryptionRequest,
     IdentifySystem,
     ShowParameter,
     StartReplication,
     StartupHandshake,
-    StartupPacket,
     StartWalPush,
     TimelineStatus,
     body_bytes,
-    packet_bytes,
     parse_command,
-    parse_packet,
     parse_target,
     split_options,
 )
@@ -89,7 +86,8 @@ def test_a_copy_holds_a_whole_append() -> None:
 def test_packets() -> None:
     assert parse_packet(SSL) == EncryptionRequest(gss=False)
     assert parse_packet(GSS) == EncryptionRequest(gss=True)
-    assert parse_packet(struct.pack("!III", 80877102, 1, 2)) == CancelRequest()
+    cancel = parse_packet(struct.pack("!III", 80877102, 1, 2))
+    assert cancel == CancelRequest(1, struct.pack("!I", 2))
     assert parse_packet(packet(user="a", dbname="")) == StartupPacket({"user": "a", "dbname": ""})
     assert parse_packet(struct.pack("!I", 196608) + b"\0") == StartupPacket({})
 
@@ -246,7 +244,6 @@ def test_what_is_no_command(text: str) -> None:
 
 def test_messages_of_ours() -> None:
     assert startup.COPY_BOTH == b"W\0\0\0\x07\0\0\0"
-    assert startup.copy_data(b"xy") == b"d\0\0\0\x06xy"
     assert startup.error_response("no\0pe", "42601") == (
         b"E\0\0\0\x21SERROR\0VERROR\0C42601\0Mno pe\0\0"
     )

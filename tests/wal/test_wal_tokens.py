@@ -25,8 +25,9 @@ from test_wal_served import served  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
 from actors.errors import AuthenticationFailed, BadSettings
+from actors.pgwire.messages import CLEARTEXT_PASSWORD_REQUEST
 from actors.settings import Settings
-from actors.wal.startup import StartupHandshake, TenantGrant, message
+from actors.wal.startup import StartupHandshake, TenantGrant
 from actors.wal.tokens import TOKEN_BYTES_MAX, load_keys, token_check, verify_token
 
 KEY = ed25519.Ed25519PrivateKey.generate()
@@ -162,7 +163,7 @@ def startup(options: str) -> bytes:
 @pytest.mark.parametrize("options", [f"-c tenant_id={TENANT}", ""])
 def test_a_tenants_token_opens_that_tenant(options: str) -> None:
     handshake = StartupHandshake(has_tls=False, knows=None, check=lambda _: TenantGrant(TENANT))
-    assert handshake.packet(startup(options)).data == message(b"R", b"\0\0\0\3")
+    assert handshake.packet(startup(options)).data == CLEARTEXT_PASSWORD_REQUEST
     handshake.password(b"token\0")
     assert handshake.target is not None
     assert handshake.target.tenant == TENANT

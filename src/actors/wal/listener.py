@@ -31,6 +31,8 @@ from actors.errors import (
     WalRemoved,
 )
 from actors.kernel import STOP, ActorClock, ActorSystem, ReplySlot
+from actors.pgwire.decoder import parse_text
+from actors.pgwire.messages import COPY_DONE
 from actors.settings import Settings
 from actors.wal import codec_v2, codec_v3
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
@@ -46,7 +48,6 @@ from actors.wal.receiver import (
 from actors.wal.replication import keepalive, parse_reader, piece_bytes, xlog_data
 from actors.wal.startup import (
     COPY_BOTH,
-    COPY_DONE,
     COPY_FAILED,
     INTERNAL_ERROR,
     NO_PASSWORD,
@@ -67,7 +68,6 @@ from actors.wal.startup import (
     TimelineStatus,
     error_response,
     parse_command,
-    parse_text,
     rows,
 )
 from actors.wal.stream import PgStream
@@ -340,8 +340,8 @@ class WalListener:
             case AskPeerStatus():
                 found = self._timelines.find(target.tenant, target.timeline)
                 alive = found is not None and found.acceptor.stopped is None
-                found_rows = [status_row(peer_status(found.acceptor))] if found and alive else []
-                return rows(dict.fromkeys(COLUMNS, str), list(found_rows))
+                told = [status_row(peer_status(found.acceptor))] if found and alive else []
+                return rows(dict.fromkeys(COLUMNS, str), list(told))
             case AskReceivers():
                 found = self._timelines.find(target.tenant, target.timeline)
                 receivers = found.registry.receivers if found is not None else []

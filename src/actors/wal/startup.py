@@ -2,7 +2,7 @@
 
 A connection begins with packets without a type: requests for encryption, then one startup packet.
 From then on each message is a type byte, a length of 4 bytes that counts itself, and a body.
-`packet_bytes` and `body_bytes` check a length before any byte of the body is kept,
+`body_bytes` checks a length before any byte of the body is kept (`packet_bytes` for a packet's),
 `StartupHandshake` lets a peer in, and `parse_command` reads its commands. `send` and the codecs
 handle what is inside CopyData.
 
@@ -29,20 +29,33 @@ from actors.errors import (
     PeerRejected,
     WalRefused,
 )
+from actors.pgwire.decoder import parse_packet, parse_text
+from actors.pgwire.messages import (
+    AUTHENTICATION_OK,
+    CLEARTEXT_PASSWORD_REQUEST,
+    ENCRYPTION_ACCEPTED,
+    ENCRYPTION_DECLINED,
+    CancelRequest,
+    EncryptionRequest,
+    ErrorReport,
+    FieldDescription,
+    StartupPacket,
+    encode_command_complete,
+    encode_error,
+    encode_message,
+    encode_parameter_status,
+    encode_ready,
+    encode_row_description,
+)
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX
 
-STARTUP_BYTES_MAX: Final = 10_000
 QUERY_BYTES_MAX: Final = 8_192
 PASSWORD_BYTES_MAX: Final = 16_384
 """Room for a long token."""
 COPY_BYTES_MAX: Final = WAL_BYTES_MAX + 64 * 1024
 """Most bytes in one CopyData: a piece of log, or a greeting or history of some thousand entries."""
 
-_SSL_REQUEST: Final = 80877103
-_GSS_REQUEST: Final = 80877104
-_CANCEL_REQUEST: Final = 80877102
-_VERSION_3: Final = 3 << 16
 
 _LIMITS: Final = {
     b"Q": QUERY_BYTES_MAX,
@@ -56,20 +69,6 @@ _U32: Final = struct.Struct("!I")
 _HEX: Final = frozenset("0123456789abcdef")
 
 # -- what peers send: sizes ------------------------------------------------------------------------
-
-
-def packet_bytes(header: bytes) -> int:
-    """Return how many bytes follow a startup packet's length of 4 bytes. Raises `MalformedFrame`
-    and `FrameTooLarge`."""
-    (length,) = _U32.unpack(header)
-    if length > STARTUP_BYTES_MAX:
-        raise FrameTooLarge(
-            f"a startup packet announces {length} bytes (limit {STARTUP_BYTES_MAX}): this port "
-            "speaks PostgreSQL's protocol"
-        )
-    if length < 8:
-        raise MalformedFrame(f"a startup packet of {length} bytes: it has at least 8")
-    return int(length) - 4
 
 
 def body_bytes(header: bytes) -> tuple[bytes, int]:
@@ -93,59 +92,6 @@ def body_bytes(header: bytes) -> tuple[bytes, int]:
 
 
 # -- what peers send: contents ---------------------------------------------------------------------
-
-
-class EncryptionRequest(msgspec.Struct, frozen=True):
-    """SSLRequest, or (`gss`) GSSENCRequest."""
-
-    gss: bool
-
-
-class CancelRequest(msgspec.Struct, frozen=True):
-    """A request to cancel a query of another connection; no query here can be cancelled."""
-
-
-class StartupPacket(msgspec.Struct, frozen=True):
-    """The parameters of a startup packet, as sent."""
-
-    parameters: Mapping[str, str]
-
-
-def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPacket:
-    """Parse a packet without its length. Raises `MalformedFrame`."""
-    if len(body) < 4:
-        raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
-    (code,) = _U32.unpack_from(body)
-    if code in (_SSL_REQUEST, _GSS_REQUEST):
-        if len(body) != 4:
-            raise MalformedFrame(f"a request for encryption of {len(body)} bytes: it has 4")
-        return EncryptionRequest(code == _GSS_REQUEST)
-    if code == _CANCEL_REQUEST:
-        return CancelRequest()
-    if code >> 16 != 3:
-        raise MalformedFrame(f"version {code >> 16}.{code & 0xFFFF} of the protocol: only 3 is")
-    if not body.endswith(b"\0", 4):
-        raise MalformedFrame("the parameters of a startup packet do not end with a NUL")
-    texts = _texts(body[4:-1].split(b"\0"))
-    if texts and texts[-1] == "":
-        texts.pop()  # the terminator after the last value
-    if len(texts) % 2:
-        raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
-    return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)))
-
-
-def _texts(parts: list[bytes]) -> list[str]:
-    try:
-        return [part.decode() for part in parts]
-    except UnicodeDecodeError as error:
-        raise MalformedFrame(f"a text of a peer is no UTF-8: {error}") from None
-
-
-def parse_text(body: bytes) -> str:
-    """Parse the one text of a query, password or CopyFail. Raises `MalformedFrame`."""
-    if body[-1:] != b"\0" or b"\0" in body[:-1]:
-        raise MalformedFrame("a text of a peer does not end with one NUL")
-    return _texts([body[:-1]])[0]
 
 
 class ConnectionTarget(msgspec.Struct, frozen=True):
@@ -265,9 +211,9 @@ class StartupHandshake:
                 self._asked.add(gss)
                 # GSS encryption is never offered.
                 if gss or not self._has_tls:
-                    return StartupAnswer(b"N")
+                    return StartupAnswer(ENCRYPTION_DECLINED)
                 self._encrypted = True
-                return StartupAnswer(b"S", begin_tls=True)
+                return StartupAnswer(ENCRYPTION_ACCEPTED, begin_tls=True)
             case StartupPacket(parameters):
                 return self._started(parameters)
 
@@ -281,7 +227,7 @@ class StartupHandshake:
             self.target = target
             return StartupAnswer(_LET_IN)
         self._waiting = target
-        return StartupAnswer(message(b"R", _U32.pack(3)))
+        return StartupAnswer(CLEARTEXT_PASSWORD_REQUEST)
 
     def password(self, body: bytes) -> StartupAnswer:
         """Handle a password message's body. Raises `AuthenticationFailed`, `MalformedFrame`."""
@@ -419,32 +365,16 @@ def _parse_push(options: str) -> StartWalPush:
 # -- what is sent ----------------------------------------------------------------------------------
 
 
-def message(kind: bytes, body: bytes = b"") -> bytes:
-    """Return a message: type, length, body."""
-    return kind + _U32.pack(len(body) + 4) + body
-
-
-def copy_data(body: bytes) -> bytes:
-    """Return a CopyData message with this body."""
-    return message(b"d", body)
-
-
-COPY_BOTH: Final = message(b"W", bytes(3))
+COPY_BOTH: Final = encode_message(b"W", bytes(3))
 """Both sides send CopyData from here on; text format, no columns."""
-COPY_DONE: Final = message(b"c")
-READY: Final = message(b"Z", b"I")
+READY: Final = encode_ready(b"I")
 """ReadyForQuery: the next query may come."""
 
-
-def _parameter(name: str, value: str) -> bytes:
-    return message(b"S", f"{name}\0{value}\0".encode())
-
-
 _LET_IN: Final = (
-    message(b"R", _U32.pack(0))
-    + _parameter("client_encoding", "UTF8")
-    + _parameter("integer_datetimes", "on")
-    + _parameter("server_version", "14.1")
+    AUTHENTICATION_OK
+    + encode_parameter_status("client_encoding", "UTF8")
+    + encode_parameter_status("integer_datetimes", "on")
+    + encode_parameter_status("server_version", "14.1")
     + READY
 )
 """Lets a peer in. Proposers ignore the parameters; PostgreSQL's own receivers need the last two."""
@@ -461,27 +391,25 @@ REMOVED: Final = "58P01"
 
 def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
     """Return an ErrorResponse: why the connection ends, or the query failed."""
-    # A NUL would end the field.
-    clean = text.replace("\0", " ")
-    return message(b"E", f"SERROR\0VERROR\0C{code}\0M{clean}\0\0".encode(errors="replace"))
+    return encode_error(ErrorReport(code, text))
 
 
-_TEXT_OID: Final = 25
-_INT4_OID: Final = 23
+_TEXT: Final = (25, -1)
+_INT4: Final = (23, 4)
+"""OID and size of the types of answers."""
 
 
 def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
     """Return a whole answer to a query, with its ReadyForQuery. Columns are `str` or `int`."""
-    parts = [struct.pack("!H", len(columns))]
-    for name, kind in columns.items():
-        size, oid = (4, _INT4_OID) if kind is int else (-1, _TEXT_OID)
-        parts.append(name.encode() + b"\0" + struct.pack("!IHIhih", 0, 0, oid, size, -1, 0))
-    out = [message(b"T", b"".join(parts))]
+    fields = [
+        FieldDescription(name, *(_INT4 if kind is int else _TEXT)) for name, kind in columns.items()
+    ]
+    out = [encode_row_description(fields)]
     for row in found:
         cells = [struct.pack("!H", len(row))]
         for value in row:
             text = b"" if value is None else str(value).encode()
             cells.append(struct.pack("!i", -1 if value is None else len(text)) + text)
-        out.append(message(b"D", b"".join(cells)))
-    out.append(message(b"C", f"SELECT {len(found)}\0".encode()))
+        out.append(encode_message(b"D", b"".join(cells)))
+    out.append(encode_command_complete(f"SELECT {len(found)}"))
     return b"".join(out) + READY

@@ -12,9 +12,11 @@ import ssl
 from typing import Any, Final
 
 from actors.errors import ConnectionBroken, MalformedFrame, PenstockError
+from actors.pgwire.decoder import packet_bytes
+from actors.pgwire.messages import encode_copy_data
 from actors.settings import Settings
 from actors.wal.receiver import CopyEnd
-from actors.wal.startup import COPY_BYTES_MAX, body_bytes, copy_data, packet_bytes
+from actors.wal.startup import COPY_BYTES_MAX, body_bytes
 
 BUFFER_BYTES_MAX: Final = 2 * COPY_BYTES_MAX
 TLS_SHUTDOWN_S: Final = 2.0
@@ -193,7 +195,7 @@ class PgStream(asyncio.Protocol):
 
     async def send_copy(self, data: bytes) -> None:
         """See `actors.wal.receiver.ReceiverConnection`."""
-        await self.send(copy_data(data))
+        await self.send(encode_copy_data(data))
 
     async def begin_tls(self, context: ssl.SSLContext) -> None:
         """Encrypt all that follows. Raises `ConnectionBroken`, `MalformedFrame`."""

@@ -28,13 +28,29 @@ from actors.connectors.sources.postgres_copy import (
     be32,
     be64,
 )
+from actors.pgwire.type_map import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    DAYS_TO_2000,
+    DECIMAL_DIGITS_MAX,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    JSON,
+    NAME,
+    NUMERIC,
+    OID,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    US_TO_2000,
+    VARCHAR,
+)
 from actors.plan.schema import arrow_type
-
-DECIMAL_DIGITS_MAX: Final = 38
-
-BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 19, 20, 21, 23, 25, 26
-JSON, FLOAT4, FLOAT8, BPCHAR, VARCHAR, DATE = 114, 700, 701, 1042, 1043, 1082
-TIMESTAMP, TIMESTAMPTZ, NUMERIC = 1114, 1184, 1700
 
 _SPARK: Final[dict[int, str]] = {
     BOOL: "boolean",
@@ -60,8 +76,6 @@ _NUMBERS: Final[dict[int, str]] = {
     FLOAT4: ">f4",
     FLOAT8: ">f8",
 }
-_DAYS_TO_2000: Final = 10_957
-_US_TO_2000: Final = 946_684_800_000_000
 _DAY_US: Final = 86_400_000_000
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
 """Days since 1970 of 0001-01-01 and 9999-12-31."""
@@ -325,13 +339,13 @@ def from_binary(data: Bytes, values: TupleValues, kind: ColumnType) -> pa.Array:
             made.astype(made.dtype.newbyteorder("=")), mask=mask, type=_number_type(oid)
         )
     if oid == DATE:
-        days = be32(data, values.starts) + _DAYS_TO_2000
+        days = be32(data, values.starts) + DAYS_TO_2000
         _check_days(np.where(none, 0, days), values, "date")
         return pa.array(days.astype(np.int32), pa.int32(), mask=mask).cast(pa.date32())
     if oid in _TIMES:
         raw = be64(data, values.starts)
         # infinity is the largest and the smallest number
-        times = np.clip(raw, -(2**62), 2**62) + _US_TO_2000
+        times = np.clip(raw, -(2**62), 2**62) + US_TO_2000
         _check_days(np.where(none, 0, times // _DAY_US), values, "timestamp")
         return pa.array(times, pa.int64(), mask=mask).cast(arrow_type(kind.spark))
     texts = column(data, values)

@@ -1,0 +1,159 @@
+"""SQLSTATEs: which one a client gets for each of our errors, and errors that carry their own.
+
+Source: PostgreSQL's documentation, "PostgreSQL Error Codes".
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from actors import errors
+from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected, SqlSyntaxError
+from actors.pgwire.messages import ErrorReport
+
+INVALID_TEXT: Final = "22P02"
+INVALID_BINARY: Final = "22P03"
+BAD_COPY_FORMAT: Final = "22P04"
+NUMBER_OUT_OF_RANGE: Final = "22003"
+TIME_OUT_OF_RANGE: Final = "22008"
+INVALID_TIME: Final = "22007"
+NOT_IN_ENCODING: Final = "22021"
+NULL_NOT_ALLOWED: Final = "23502"
+LIMIT_EXCEEDED: Final = "54000"
+NOT_SUPPORTED: Final = "0A000"
+OUTCOME_UNKNOWN: Final = "40003"
+OUT_OF_MEMORY: Final = "53200"
+INTERNAL_ERROR: Final = "XX000"
+
+
+class InvalidClientData(InvalidUsage):
+    """A parameter, or a row of a COPY, holds no value of its type."""
+
+    def __init__(self, message: str, sqlstate: str = INVALID_TEXT) -> None:
+        super().__init__(message)
+        self.sqlstate = sqlstate
+
+
+SQLSTATES: Final[dict[type[PenstockError], str]] = {
+    errors.PenstockError: INTERNAL_ERROR,
+    # change the request
+    errors.InvalidUsage: "22023",
+    errors.UnknownObject: "42P01",
+    errors.ObjectExists: "42P07",
+    errors.ObjectInUse: "2BP01",
+    errors.TypeMismatch: "42804",
+    errors.IncompatibleSchema: "42804",
+    errors.DuplicateKey: "23505",
+    errors.AbsentRow: "P0002",
+    errors.QueryRejected: "42000",
+    errors.SqlSyntaxError: "42601",
+    errors.WriteConflict: "40001",
+    errors.TransactionAborted: "25P02",
+    errors.ReadBelowSince: "72000",
+    errors.ReadTooFarAhead: "22023",
+    errors.ShardClosed: "55000",
+    errors.BadSettings: "22023",
+    InvalidClientData: INVALID_TEXT,
+    # wait, or try again
+    errors.WouldBlock: "53000",
+    errors.ResourceBusy: "53000",
+    errors.SlowSubscriber: "57014",
+    errors.DeadlineExceeded: "57014",
+    errors.OperationCanceled: "57014",
+    # the other side is gone
+    errors.ResourceClosed: "57P01",
+    errors.ConnectionBroken: "08006",
+    errors.ActorDead: "57P02",
+    errors.AskCycle: INTERNAL_ERROR,
+    errors.ConnectionDisplaced: "08006",
+    # a broken protocol
+    errors.ProtocolError: "08P01",
+    errors.LocalProtocolError: "08P01",
+    errors.RemoteProtocolError: "08P01",
+    errors.FrameTooLarge: "08P01",
+    errors.MalformedFrame: "08P01",
+    errors.UnknownCommand: "08P01",
+    errors.IncompatibleVersion: NOT_SUPPORTED,
+    errors.WrongService: "08004",
+    errors.WalRefused: "08004",
+    errors.WalRemoved: "58P01",
+    errors.PeerRejected: "08004",
+    errors.AuthenticationFailed: "28P01",
+    # storage
+    errors.StorageError: "58030",
+    errors.StoreFull: "53100",
+    errors.StoreBusy: "53000",
+    errors.CorruptData: "XX001",
+    errors.LeaseLost: "72000",
+    errors.UnsoundFilter: INTERNAL_ERROR,
+    errors.WriterFenced: "57P01",
+    errors.StateDirectoryError: "58000",
+    errors.AddressInUse: "58000",
+    # the engine
+    errors.EngineError: INTERNAL_ERROR,
+    errors.DefiniteError: "22000",
+    errors.EngineLost: "57P02",
+    errors.JobTooLarge: LIMIT_EXCEEDED,
+    errors.EngineUnavailable: "57P03",
+    errors.ServiceExpired: "57P01",
+    errors.ViewInError: "55000",
+}
+"""SQLSTATE of each class of error; a class that is not here has its parent's."""
+
+_SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
+_SPARK_PLACE: Final = re.compile(r"\bline (\d{1,9}),? pos(ition)? (\d{1,9})\b")
+
+
+def sqlstate_of(error: BaseException) -> str:
+    """Return the SQLSTATE of an error: its own, Spark's, or that of its class.
+
+    >>> sqlstate_of(errors.UnknownObject("t"))
+    '42P01'
+    """
+    if isinstance(error, MemoryError):
+        return OUT_OF_MEMORY
+    if not isinstance(error, PenstockError):
+        return INTERNAL_ERROR
+    own = getattr(error, "sqlstate", "")
+    if isinstance(own, str) and own:
+        return own
+    # What may have happened must not look like what did not: a client could do it twice.
+    if not error.determinate:
+        return OUTCOME_UNKNOWN
+    if isinstance(error, QueryRejected | DefiniteError) and (
+        found := _SPARK_STATE.search(str(error))
+    ):
+        return found[1]
+    return next(SQLSTATES[kind] for kind in type(error).__mro__ if kind in SQLSTATES)
+
+
+def spark_position(message: str, query: str) -> int:
+    """Return the place in a query that a message of Spark's names, in characters from 1 on; 0 if it
+    names none.
+
+    >>> spark_position("no such column (line 2, pos 7)", "SELECT\\n  a, b")
+    15
+    """
+    found = _SPARK_PLACE.search(message)
+    if found is None:
+        return 0
+    # Spark counts by line feeds alone; `splitlines` would find other ends too.
+    lines = [f"{line}\n" for line in query.split("\n")]
+    # Errors of parsing count columns from 0 on, those of an expression from 1 on.
+    line, column = int(found[1]), int(found[3]) - (found[2] is not None)
+    if not 1 <= line <= len(lines) or column > len(lines[line - 1]):
+        return 0
+    return sum(map(len, lines[: line - 1])) + column + 1
+
+
+def error_report(error: BaseException, query: str = "", severity: str = "ERROR") -> ErrorReport:
+    """Return what a client is told of an error, with its place in the query if Spark named one."""
+    position, hint = 0, ""
+    text = str(error) or type(error).__name__
+    if isinstance(error, QueryRejected | DefiniteError):
+        position = spark_position(text, query)
+    elif isinstance(error, SqlSyntaxError):
+        text, hint = error.problem, error.hint
+        position = 0 if error.position is None else error.position + 1
+    return ErrorReport(sqlstate_of(error), text, severity, hint=hint, position=position)

@@ -1,0 +1,490 @@
+"""Parses one value in PostgreSQL's text or binary format as a Python value.
+
+Values are ``bool``, ``int``, ``float``, ``Decimal``, ``str``, ``bytes``, ``date``, ``datetime``
+(aware in UTC for ``timestamptz``) and lists of these and of None. A value that its type, or
+Spark's, cannot hold is `InvalidClientData`, never rounded or cut: dates before year 1, after 9999
+or infinite ones, NaN in a ``numeric``, arrays of several dimensions.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+import struct
+import uuid
+from collections.abc import Callable
+from decimal import Decimal, InvalidOperation
+from typing import Final, TypeAlias
+
+from actors.errors import InvalidUsage
+from actors.pgwire.decimal_digits import parse_binary_decimal
+from actors.pgwire.sqlstate import (
+    INVALID_BINARY,
+    INVALID_TEXT,
+    INVALID_TIME,
+    NOT_IN_ENCODING,
+    NOT_SUPPORTED,
+    NUMBER_OUT_OF_RANGE,
+    TIME_OUT_OF_RANGE,
+    InvalidClientData,
+)
+from actors.pgwire.time_text import local_to_utc_second
+from actors.pgwire.type_map import (
+    BOOL,
+    BPCHAR,
+    BYTEA,
+    DATE,
+    DAYS_TO_2000,
+    ELEMENT_OF,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    JSON,
+    JSONB,
+    NAME,
+    NUMERIC,
+    OID,
+    TEXT,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UNKNOWN,
+    US_TO_2000,
+    UUID,
+    VARCHAR,
+)
+
+ParameterValue: TypeAlias = (
+    bool
+    | int
+    | float
+    | Decimal
+    | str
+    | bytes
+    | dt.date
+    | dt.datetime
+    | list["ParameterValue | None"]
+)
+
+UNTYPED: Final = 0
+"""OID of a parameter whose type the client left open."""
+TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
+"""Types whose binary form is their text."""
+_SHOWN_MAX: Final = 64
+_EPOCH_DATE: Final = dt.date(1970, 1, 1)
+_EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_INT_LIMITS: Final = {
+    INT2: (-(2**15), 2**15 - 1, "smallint"),
+    INT4: (-(2**31), 2**31 - 1, "integer"),
+    INT8: (-(2**63), 2**63 - 1, "bigint"),
+    OID: (0, 2**32 - 1, "oid"),
+}
+_LAYOUTS: Final = {
+    BOOL: struct.Struct("!?"),
+    INT2: struct.Struct("!h"),
+    INT4: struct.Struct("!i"),
+    INT8: struct.Struct("!q"),
+    OID: struct.Struct("!I"),
+    FLOAT4: struct.Struct("!f"),
+    FLOAT8: struct.Struct("!d"),
+    DATE: struct.Struct("!i"),
+    TIMESTAMP: struct.Struct("!q"),
+    TIMESTAMPTZ: struct.Struct("!q"),
+}
+_INTEGER: Final = re.compile(r"[+-]?[0-9]{1,40}")
+_FLOAT: Final = re.compile(
+    r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?|inf(?:inity)?)|nan",
+    re.IGNORECASE,
+)
+_DECIMAL_TEXT_MAX: Final = 2_000
+_TIME: Final = re.compile(
+    r"(?P<year>[0-9]{4,7})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})"
+    r"(?:[T ]\s*(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})"
+    r"(?::(?P<second>[0-9]{2})(?:\.(?P<fraction>[0-9]{0,12}))?)?)?"
+    r"\s*(?P<zone>[zZ]|[+-][0-9]{1,2}(?::?[0-9]{2}(?::?[0-9]{2})?)?"
+    r"|(?!(?:BC|AD)\b)[A-Za-z_]+(?:/[A-Za-z_+-]+)*)?"
+    r"\s*(?P<era>\s(?:BC|AD))?"
+)
+_OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
+_BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
+_OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
+
+
+def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:
+    """Return the error for a text that is no value of a type."""
+    shown = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+    return InvalidClientData(f'invalid input syntax for type {kind}: "{shown}"', sqlstate)
+
+
+def _out_of_range(kind: str, text: str, sqlstate: str = NUMBER_OUT_OF_RANGE) -> InvalidClientData:
+    return InvalidClientData(
+        f'value "{text[:_SHOWN_MAX]}" is out of range for type {kind}', sqlstate
+    )
+
+
+# -- text ------------------------------------------------------------------------------------------
+
+
+def parse_text_value(text: str, oid: int, zone: str = "UTC") -> ParameterValue:
+    """Parse a value in text format; `zone` is that of times without one. Raises
+    `InvalidClientData`. A value of a type that is not known stays text.
+
+    >>> parse_text_value("{1,NULL}", 1007)
+    [1, None]
+    """
+    if oid in ELEMENT_OF:
+        element = ELEMENT_OF[oid]
+        return [
+            None if word is None else parse_text_value(word, element, zone)
+            for word in parse_array(text)
+        ]
+    if oid in (TIMESTAMP, TIMESTAMPTZ):
+        return _parse_timestamp(text, oid, zone)
+    parser = _TEXT_PARSERS.get(oid)
+    return text if parser is None else parser(text)
+
+
+def _parse_integer(oid: int) -> Callable[[str], int]:
+    low, high, name = _INT_LIMITS[oid]
+
+    def parse(text: str) -> int:
+        stripped = text.strip()
+        # `int` alone would take underscores, and the digits of other scripts.
+        if _INTEGER.fullmatch(stripped) is None:
+            raise invalid(name, text)
+        number = int(stripped)
+        if not low <= number <= high:
+            raise _out_of_range(name, text)
+        return number
+
+    return parse
+
+
+def _parse_float(oid: int) -> Callable[[str], float]:
+    name = "real" if oid == FLOAT4 else "double precision"
+
+    def parse(text: str) -> float:
+        stripped = text.strip()
+        if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
+            raise invalid(name, text)
+        number = float(stripped)
+        if oid == FLOAT4:
+            try:
+                number = float(struct.unpack("f", struct.pack("f", number))[0])
+            except OverflowError:
+                raise _out_of_range(name, text) from None
+        # Only the word may mean infinity: 1e400 is too large.
+        if math.isinf(number) and "inf" not in stripped.lower():
+            raise _out_of_range(name, text)
+        return number
+
+    return parse
+
+
+def _parse_decimal(text: str) -> Decimal:
+    stripped = text.strip()
+    if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
+        raise invalid("numeric", text)
+    try:
+        number = Decimal(stripped)
+    except InvalidOperation:
+        raise invalid("numeric", text) from None
+    return _finite(number)
+
+
+def _finite(number: Decimal) -> Decimal:
+    if not number.is_finite():
+        raise InvalidClientData(f"numeric value {number} cannot be held", NUMBER_OUT_OF_RANGE)
+    return number
+
+
+_TRUE: Final = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
+_FALSE: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"})
+
+
+def _parse_boolean(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise invalid("boolean", text)
+
+
+def parse_bytea(text: str) -> bytes:
+    r"""Parse bytes in the hex format, or in the escape format. Raises `InvalidClientData`.
+
+    >>> parse_bytea(r"\x6869"), parse_bytea(r"h\151\\")
+    (b'hi', b'hi\\')
+    """
+    if text.startswith("\\x"):
+        try:
+            return bytes.fromhex(text[2:])
+        except ValueError:
+            raise invalid("bytea", text) from None
+    raw = text.encode()
+    parts = _OCTAL.findall(raw)
+    if sum(map(len, parts)) != len(raw):
+        raise invalid("bytea", text)
+    return b"".join(_unescaped(part) for part in parts)
+
+
+def _unescaped(part: bytes) -> bytes:
+    if len(part) == 1:
+        return part
+    return b"\\" if part == b"\\\\" else bytes([int(part[1:], 8)])
+
+
+def _parse_uuid(text: str) -> str:
+    try:
+        return str(uuid.UUID(text.strip()))
+    except ValueError:
+        raise invalid("uuid", text) from None
+
+
+class _Moment:
+    """The parts of a text of a date or a time."""
+
+    def __init__(self, text: str, kind: str) -> None:
+        stripped = text.strip()
+        found = _TIME.fullmatch(stripped)
+        if found is None:
+            if stripped.lower().lstrip("+-") in ("infinity", "epoch"):
+                raise _out_of_range(kind, text, TIME_OUT_OF_RANGE)
+            raise invalid(kind, text, INVALID_TIME)
+        self._found = found
+        self._out = _out_of_range(kind, text, TIME_OUT_OF_RANGE)
+        self.zone: str | None = found["zone"]
+        if found["era"] is not None and found["era"].strip() == "BC":
+            raise self._out
+
+    def date(self) -> dt.date:
+        """Return the date."""
+        year, month, day = (int(self._found[name]) for name in ("year", "month", "day"))
+        try:
+            return dt.date(year, month, day)
+        except ValueError:
+            raise self._out from None
+
+    def since_midnight(self) -> dt.timedelta:
+        """Return the time of the day; 24:00 is the next day's beginning."""
+        hour, minute, second = (int(self._found[n] or 0) for n in ("hour", "minute", "second"))
+        # PostgreSQL rounds to microseconds.
+        micros = round(float(f"0.{self._found['fraction'] or 0}") * 1_000_000)
+        if hour > 24 or minute > 59 or second > 60 or (hour == 24 and (minute or second or micros)):
+            raise self._out
+        return dt.timedelta(hours=hour, minutes=minute, seconds=second, microseconds=micros)
+
+    def moment(self) -> dt.datetime:
+        """Return date and time, without the zone."""
+        try:
+            start = dt.datetime.combine(self.date(), dt.time())
+            return start + self.since_midnight()
+        except OverflowError:
+            raise self._out from None
+
+    def in_utc(self, zone: str) -> dt.datetime:
+        """Return date and time in UTC; `zone` is that of a text without one."""
+        local = self.moment().replace(tzinfo=dt.UTC)
+        seconds, micros = divmod((local - _EPOCH) // dt.timedelta(microseconds=1), 1_000_000)
+        offset = None if self.zone is None else _offset_seconds(self.zone)
+        if offset is not None:
+            seconds -= offset
+        else:
+            try:
+                seconds = local_to_utc_second(seconds, self.zone or zone)
+            except InvalidUsage as error:
+                raise InvalidClientData(str(error), "22023") from None
+        try:
+            return _EPOCH + dt.timedelta(seconds=seconds, microseconds=micros)
+        except OverflowError:
+            raise self._out from None
+
+
+def _offset_seconds(zone: str) -> int | None:
+    """Return the seconds east of UTC that a zone's text gives; None if it is a name."""
+    if zone in ("z", "Z"):
+        return 0
+    found = _OFFSET.fullmatch(zone)
+    if found is None:
+        return None
+    hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
+    size = hours * 3600 + minutes * 60 + seconds
+    return -size if found[1] == "-" else size
+
+
+def _parse_date(text: str) -> dt.date:
+    # Some clients send a date with a time or a zone, which PostgreSQL ignores.
+    return _Moment(text, "date").date()
+
+
+def _parse_timestamp(text: str, oid: int, zone: str) -> dt.datetime:
+    if oid == TIMESTAMPTZ:
+        return _Moment(text, "timestamp with time zone").in_utc(zone)
+    # A zone in a text of this type is ignored, as PostgreSQL does.
+    return _Moment(text, "timestamp").moment()
+
+
+_TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
+    BOOL: _parse_boolean,
+    **{oid: _parse_integer(oid) for oid in _INT_LIMITS},
+    FLOAT4: _parse_float(FLOAT4),
+    FLOAT8: _parse_float(FLOAT8),
+    NUMERIC: _parse_decimal,
+    BYTEA: parse_bytea,
+    UUID: _parse_uuid,
+    DATE: _parse_date,
+}
+
+
+def parse_array(text: str) -> list[str | None]:
+    r"""Parse the elements of an array's text, of one dimension. Raises `InvalidClientData`.
+
+    >>> parse_array(r'{1, NULL,"a,\"b"}')
+    ['1', None, 'a,"b']
+    """
+    body = _BOUNDS.sub("", text.strip(), count=1)
+    end = len(body) - 1
+    if end < 1 or body[0] != "{" or body[end] != "}":
+        raise invalid("array", text)
+    words: list[str | None] = []
+    at = _skip_blanks(body, 1, end)
+    if at == end:
+        return words
+    while True:
+        word, at = _take_element(body, at, end, text)
+        words.append(word)
+        if at == end:
+            return words
+        at = _skip_blanks(body, at + 1, end)
+
+
+def _skip_blanks(body: str, at: int, end: int) -> int:
+    while at < end and body[at].isspace():
+        at += 1
+    return at
+
+
+def _take_element(body: str, at: int, end: int, text: str) -> tuple[str | None, int]:
+    """Return (the element that begins at that place, the place of the comma or brace after it)."""
+    if body[at] == "{":
+        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+    quoted = body[at] == '"'
+    at += quoted
+    parts: list[str] = []
+    while at < end and body[at] != ('"' if quoted else ","):
+        if body[at] in '"{}' and not quoted:
+            raise invalid("array", text)
+        # A backslash takes the next character as it is.
+        at += body[at] == "\\"
+        parts.append(body[at])
+        at += 1
+    if quoted and at < end:
+        at = _skip_blanks(body, at + 1, end)
+        if at == end or body[at] == ",":
+            return "".join(parts), at
+    word = "".join(parts).rstrip()
+    # Past the end: the last brace was taken for an escaped one.
+    if quoted or at > end or not word:
+        raise invalid("array", text)
+    return None if word.upper() == "NULL" else word, at
+
+
+# -- binary ----------------------------------------------------------------------------------------
+
+
+def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
+    """Parse a value in binary format. Raises `InvalidClientData`."""
+    if oid in TEXTS:
+        return decode_text(data)
+    if (layout := _LAYOUTS.get(oid)) is not None:
+        if len(data) != layout.size:
+            raise _bad_binary(oid, f"{len(data)} bytes instead of {layout.size}")
+        (number,) = layout.unpack(data)
+        return _from_number(number, oid)
+    if oid == NUMERIC:
+        try:
+            return _finite(parse_binary_decimal(data))
+        except ValueError as error:
+            raise _bad_binary(oid, str(error)) from None
+    if oid == BYTEA:
+        return data
+    if oid == UUID:
+        if len(data) != 16:
+            raise _bad_binary(oid, f"{len(data)} bytes instead of 16")
+        return str(uuid.UUID(bytes=data))
+    if oid == JSONB:
+        if data[:1] != b"\x01":
+            raise _bad_binary(oid, "its version is not 1")
+        return decode_text(data[1:])
+    if oid in ELEMENT_OF:
+        return _parse_binary_array(data, oid)
+    raise InvalidClientData(
+        f"no binary format of type {oid} is known: send the value as text", NOT_SUPPORTED
+    )
+
+
+def decode_text(data: bytes) -> str:
+    """Return the text of its UTF-8. Raises `InvalidClientData`."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise InvalidClientData(
+            f'invalid byte sequence for encoding "UTF8": 0x{data[error.start : error.end].hex()}',
+            NOT_IN_ENCODING,
+        ) from None
+
+
+def _bad_binary(oid: int, why: str) -> InvalidClientData:
+    return InvalidClientData(f"incorrect binary data format for type {oid}: {why}", INVALID_BINARY)
+
+
+def _from_number(number: ParameterValue, oid: int) -> ParameterValue:
+    if oid not in (DATE, TIMESTAMP, TIMESTAMPTZ):
+        return number
+    assert isinstance(number, int)
+    try:
+        if oid == DATE:
+            return _EPOCH_DATE + dt.timedelta(days=number + DAYS_TO_2000)
+        moment = _EPOCH + dt.timedelta(microseconds=number + US_TO_2000)
+    except OverflowError:
+        raise InvalidClientData(
+            "a date or time is out of range: only years 1 to 9999 can be held", TIME_OUT_OF_RANGE
+        ) from None
+    return moment if oid == TIMESTAMPTZ else moment.replace(tzinfo=None)
+
+
+def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
+    if len(data) < 12:
+        raise _bad_binary(oid, f"{len(data)} bytes")
+    dimensions, _, element = struct.unpack_from("!iiI", data)
+    if element != ELEMENT_OF[oid]:
+        raise _bad_binary(oid, f"elements of type {element} instead of {ELEMENT_OF[oid]}")
+    if dimensions == 0:
+        return []
+    if dimensions != 1:
+        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+    values: list[ParameterValue | None] = []
+    try:
+        count, _ = struct.unpack_from("!ii", data, 12)
+        at = 20
+        # The remaining bytes bound a count from the wire: each element has four at least.
+        if not 0 <= count <= (len(data) - at) // 4:
+            raise _bad_binary(oid, f"{count} elements in {len(data)} bytes")
+        for _ in range(count):
+            (length,) = struct.unpack_from("!i", data, at)
+            at += 4
+            if length == -1:
+                values.append(None)
+                continue
+            if not 0 <= length <= len(data) - at:
+                raise _bad_binary(oid, f"an element of {length} bytes")
+            values.append(parse_binary_value(data[at : at + length], element))
+            at += length
+    except struct.error:
+        raise _bad_binary(oid, "it ends within an element") from None
+    if at != len(data):
+        raise _bad_binary(oid, f"{len(data) - at} bytes follow the last element")
+    return values
