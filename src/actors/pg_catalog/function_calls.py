@@ -41,6 +41,7 @@ from actors.pg_catalog.pg_types import (
     TEXTUAL,
     UNKNOWN,
     VECTORS,
+    VOID,
 )
 from actors.pg_catalog.typed_sql import (
     TypedSql,
@@ -329,6 +330,8 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
 """Functions that are written in SQLite's SQL, by PostgreSQL's name."""
 
 CONSTANTS: Final[dict[str, TypedSql]] = {
+    # There are no advisory locks; pools of connections release all of theirs between users.
+    "pg_advisory_unlock_all": TypedSql("''", VOID),
     "pg_backup_start_time": TypedSql("NULL", 1184),
     "pg_blocking_pids": TypedSql("'[]'", 1007),
     "pg_current_xact_id_if_assigned": TypedSql("NULL", 5069),
