@@ -262,6 +262,14 @@ class EngineUnavailable(EngineError):
     """The engine cannot be started; the message says why (no Java, for example)."""
 
 
+class WriteConflict(InvalidUsage):
+    """Another session changed a row first, and nothing was written: repeat the transaction."""
+
+
+class TransactionAborted(InvalidUsage):
+    """The transaction has failed before: roll it back."""
+
+
 class ServiceExpired(PenstockError):
     """The service has run for as long as it was to run (`expiration_ms`)."""
 

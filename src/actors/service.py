@@ -17,12 +17,14 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
 
+from actors.client.client import Client
 from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import WorkerCluster
@@ -42,6 +44,7 @@ from actors.errors import ResourceClosed, ServiceExpired
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
 from actors.persist import PersistClient
+from actors.pg_server.server import PgListener, PgServer
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage
 from actors.settings import Settings, without_user
@@ -91,6 +94,7 @@ class Service:
         self._system: ActorSystem | None = None
         self._server: ActorAddress[Any] | None = None
         self._listener: TransportListener | None = None
+        self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
         self._stopping = anyio.Event()
@@ -129,6 +133,9 @@ class Service:
         # Before the engine starts: an address that is in use fails at once.
         self._listener = listener = await self._bind(settings.listen)
         stack.push_async_callback(listener.aclose)
+        if settings.pg_listen:
+            self._pg_listener = await PgListener.bind(settings.pg_listen)
+            stack.push_async_callback(self._pg_listener.aclose)
         scratch = directory / SCRATCH
         await clock.run_blocking(lambda: _empty(scratch))
         system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
@@ -159,6 +166,8 @@ class Service:
             "controller",
         )
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
+        if self._pg_listener is not None:
+            system.spawn(partial(PgServer, self._pg_listener, settings, self._client), "pg")
         if settings.expiration_ms is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
@@ -251,6 +260,14 @@ class Service:
     def cluster_address(self) -> str:
         """Return the address of the replica protocol's listener; empty if there is none."""
         return "" if self._cluster_listener is None else str(self._cluster_listener.address)
+
+    @property
+    def pg_address(self) -> str:
+        """Return the address of the listener for PostgreSQL's clients; empty if there is none."""
+        return "" if self._pg_listener is None else self._pg_listener.address
+
+    async def _client(self) -> Client:
+        return await Client.in_process(self, settings=self.settings)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """Return a client's connection without a socket; see `Client.in_process`."""

@@ -63,6 +63,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     state_dir: str = "state"
     listen: str = "127.0.0.1:6874"
     """Address of the client listener: host:port (port 0 takes a free one) or unix:/path."""
+    pg_listen: str = ""
+    """Address of the listener for PostgreSQL's clients, in the same way; empty: there is none."""
+    pg_connections_max: int = 100
+    """Clients of PostgreSQL's protocol at a time."""
+    sql_rows_bytes_max: int = 256 * 1024 * 1024
+    """Bytes of rows that one SQL statement, or one transaction, changes."""
+    sql_write_attempts_max: int = 20
+    """Attempts of an UPDATE, DELETE or MERGE while other sessions change the same rows."""
     cluster_listen: str = ""
     """Address of the replica protocol's listener, in the same way; empty: in process only."""
     storage_listen: str = ""

@@ -78,9 +78,12 @@ from actors.protocol.api import (
     CreateIndex,
     CreateTable,
     CreateView,
+    DescribeQuery,
     DropObject,
+    ExplainQuery,
     ExplainView,
     ListActors,
+    QueryDescribed,
     ReadStatus,
     ReplicaReport,
     Request,
@@ -281,6 +284,21 @@ class Client(ClientSources):
             await self._exchange.ask(ExplainView(self._exchange.number(), view), RequestDone)
         ).text
 
+    async def explain_query(
+        self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
+    ) -> str:
+        """Return the plan by which a view of this query would be maintained. Nothing is created.
+        Raises as `create_materialized_view`."""
+        number = self._exchange.number()
+        request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
+        return (await self._exchange.ask(request, RequestDone)).text
+
+    async def describe_query(self, sql: str) -> TableSchema:
+        """Return the columns of a query, which is not run. Raises `QueryRejected`,
+        `UnknownObject`."""
+        request = DescribeQuery(self._exchange.number(), sql)
+        return (await self._exchange.ask(request, QueryDescribed)).schema
+
     # -- writing -------------------------------------------------------------------------------
 
     async def insert(self, table: str, rows: Rows) -> Time:
@@ -412,10 +430,16 @@ class Client(ClientSources):
             yield rest
 
     async def query(
-        self, sql: str, *, as_of: Time | None = None, deadline_ms: int | None = None
+        self,
+        sql: str,
+        *,
+        as_of: Time | None = None,
+        deadline_ms: int | None = None,
+        latest: bool = False,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
-        time at which all its inputs are sealed), in the query's order: at least one batch.
+        time at which all its inputs are sealed, or with `latest` the latest written time), in the
+        query's order: at least one batch.
 
         A plain read of one object (columns, comparisons with literals, order, limit) is answered
         from an index or a shard; everything else is run by Spark, over the contents at the same
@@ -425,7 +449,9 @@ class Client(ClientSources):
         `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`,
         `ResourceBusy` and `InvalidUsage`.
         """
-        async with contextlib.aclosing(self._queried(sql, as_of, deadline_ms)) as pieces:
+        async with contextlib.aclosing(
+            self._queried(sql, as_of, deadline_ms, latest=latest)
+        ) as pieces:
             async for piece in pieces:
                 table = expand(piece)
                 # At least one batch, so that the caller learns the columns.
@@ -433,13 +459,19 @@ class Client(ClientSources):
                     yield batch
 
     async def _queried(
-        self, sql: str, as_of: Time | None, deadline_ms: int | None, *, engine: bool = False
+        self,
+        sql: str,
+        as_of: Time | None,
+        deadline_ms: int | None,
+        *,
+        engine: bool = False,
+        latest: bool = False,
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
             request = RunQuery(
-                number, sql, as_of, deadline_ms, engine, make_request_context(opened)
+                number, sql, as_of, deadline_ms, engine, make_request_context(opened), latest
             )
             slot = await self._exchange.open(request)
             instead = await self._exchange.read_instead(number, slot)

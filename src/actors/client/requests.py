@@ -26,7 +26,9 @@ from actors.errors import (
 )
 from actors.protocol.api import (
     CopyTo,
+    DescribeQuery,
     EndRequest,
+    ExplainQuery,
     ExplainView,
     ListActors,
     ListSources,
@@ -84,6 +86,8 @@ class RequestSlot:
 
 # A subscribe or a read holds something at the service, which drops it with the lost session.
 READ_ONLY: Final = (
+    DescribeQuery,
+    ExplainQuery,
     ExplainView,
     ListActors,
     ListSources,

@@ -194,6 +194,8 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
         async with AsyncExitStack() as stack:
             service = await stack.enter_async_context(Service(settings))
             print(f"listening on {service.address}", flush=True)
+            if service.pg_address:
+                print(f"listening for PostgreSQL's clients on {service.pg_address}", flush=True)
             if metrics is not None:
                 metrics.watch(service.actors)
                 page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))

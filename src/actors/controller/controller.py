@@ -106,10 +106,12 @@ from actors.protocol.api import (
     CreateSource,
     CreateTable,
     CreateView,
+    DescribeQuery,
     DropObject,
     DropSink,
     DropSource,
     EndRequest,
+    ExplainQuery,
     ExplainView,
     ForgetSource,
     ListActors,
@@ -396,6 +398,10 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.wait_for(session, request)
             case RunQuery():
                 self._queries.query(session, request)
+            case DescribeQuery():
+                self._queries.describe(session, request)
+            case ExplainQuery():
+                self._statements.explain(session, request)
             case SubscribeObject():
                 self._subscribes.subscribe(session, request)
             case EndRequest(number, target):

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 from actors.dataflow.engine import EngineClient, JobResult
 from actors.dataflow.touched import StateLookups, StepLookups
-from actors.errors import DefiniteError, LocalProtocolError
+from actors.errors import DefiniteError
 from actors.plan.delta import (
     INTERVAL,
     INTERVAL_SCHEMA,
@@ -36,7 +36,7 @@ from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import JobRows, LikelyRun
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.nearby import nearby_rows
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, spark_type
 from actors.plan.updates import concat, consolidate, consolidate_if_smaller, to_ipc
 from actors.progress import Frontier, Time
 from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
@@ -185,42 +185,6 @@ def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> TableSchema:
         return TableSchema(tuple(column for column in known.columns if column.name in given))
     # A stratum's output is not in the plan: its types are read off the Arrow columns.
     return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in fields))
-
-
-def spark_type(kind: pa.DataType) -> str:
-    """Return Spark's name of an Arrow type of the engine's answers."""
-    for test, text in _SIMPLE:
-        if test(kind):
-            return text
-    if pa.types.is_decimal(kind):
-        return f"decimal({kind.precision},{kind.scale})"
-    if pa.types.is_timestamp(kind):
-        return "timestamp_ntz" if kind.tz is None else "timestamp"
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"array<{spark_type(kind.value_type)}>"
-    if pa.types.is_map(kind):
-        return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        inner = ",".join(f"{field.name}:{spark_type(field.type)}" for field in kind)
-        return f"struct<{inner}>"
-    raise LocalProtocolError(f"the engine answered with a column of type {kind}")
-
-
-_SIMPLE: Final = (
-    (pa.types.is_boolean, "boolean"),
-    (pa.types.is_int8, "tinyint"),
-    (pa.types.is_int16, "smallint"),
-    (pa.types.is_int32, "int"),
-    (pa.types.is_int64, "bigint"),
-    (pa.types.is_float32, "float"),
-    (pa.types.is_float64, "double"),
-    (pa.types.is_string, "string"),
-    (pa.types.is_large_string, "string"),
-    (pa.types.is_binary, "binary"),
-    (pa.types.is_large_binary, "binary"),
-    (pa.types.is_date, "date"),
-    (pa.types.is_null, "void"),
-)
 
 
 def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:

@@ -9,6 +9,7 @@ and, only in parts that hold error updates, `ERROR`.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Final
 
@@ -47,6 +48,13 @@ class TableSchema(msgspec.Struct, frozen=True):
     def names(self) -> tuple[str, ...]:
         """Return the column names in order."""
         return tuple(column.name for column in self.columns)
+
+    def renamed(self, names: Mapping[str, str]) -> TableSchema:
+        """Return the columns that `names` has, in its order and under the names that it gives them;
+        without a key."""
+        own = {column.name: column for column in self.columns}
+        columns = (TableColumn(new, own[old].type, own[old].nullable) for old, new in names.items())
+        return TableSchema(tuple(columns))
 
     def ddl(self) -> str:
         """Return the columns as Spark's DDL: ``a bigint, b string``, with names quoted."""
@@ -165,3 +173,39 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:index])
             start = index + 1
     return [*parts, text[start:]]
+
+
+def spark_type(kind: pa.DataType) -> str:
+    """Return Spark's name of an Arrow type. Raises `InvalidUsage` for one that it has not."""
+    for test, text in _SPARK_NAMES:
+        if test(kind):
+            return text
+    if pa.types.is_decimal(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp_ntz" if kind.tz is None else "timestamp"
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"array<{spark_type(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{spark_type(kind.key_type)},{spark_type(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        inner = ",".join(f"{field.name}:{spark_type(field.type)}" for field in kind)
+        return f"struct<{inner}>"
+    raise InvalidUsage(f"a column of Arrow type {kind} has no type in Spark")
+
+
+_SPARK_NAMES: Final = (
+    (pa.types.is_boolean, "boolean"),
+    (pa.types.is_int8, "tinyint"),
+    (pa.types.is_int16, "smallint"),
+    (pa.types.is_int32, "int"),
+    (pa.types.is_int64, "bigint"),
+    (pa.types.is_float32, "float"),
+    (pa.types.is_float64, "double"),
+    (pa.types.is_string, "string"),
+    (pa.types.is_large_string, "string"),
+    (pa.types.is_binary, "binary"),
+    (pa.types.is_large_binary, "binary"),
+    (pa.types.is_date, "date"),
+    (pa.types.is_null, "void"),
+)

@@ -373,6 +373,25 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     """True if the engine must run even a plain read."""
     traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
+    latest: bool = False
+    """True: without `as_of` it is read at the latest written time, and waits until that is
+    sealed."""
+
+
+class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Asks for the columns of a query, which is not run. Answered by `QueryDescribed`."""
+
+    request: int
+    sql: str
+
+
+class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Asks for the plan by which a view of this query would be maintained, as text."""
+
+    request: int
+    sql: str
+    conf: dict[str, str] = {}
+    refresh_policy: str = "auto"
 
 
 class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -409,6 +428,8 @@ Request: TypeAlias = (
     | SetTracing
     | ChangeReplicas
     | RunQuery
+    | DescribeQuery
+    | ExplainQuery
     | CopyTo
     | CreateSource
     | AlterSource
@@ -564,6 +585,13 @@ class ReadInstead(msgspec.Struct, frozen=True, gc=False, tag=True):
     finishing: RowSetFinishing | None = None
 
 
+class QueryDescribed(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """The answer to `DescribeQuery`."""
+
+    request: int
+    schema: TableSchema
+
+
 class RequestFailed(msgspec.Struct, frozen=True, gc=False, tag="Failed"):
     """The request failed; `code` is an error class of `actors.errors`."""
 
@@ -607,6 +635,7 @@ Answer: TypeAlias = (
     | RequestFailed
     | ReplicaReport
     | ReadInstead
+    | QueryDescribed
     | CopyProgressed
     | CopiedInto
     | SourceReport

@@ -515,7 +515,7 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
 
 def _made(table: pa.Table) -> NodeRelation:
     """Return a stratum's output, its types read off Arrow."""
-    from actors.dataflow.step import spark_type
+    from actors.plan.schema import spark_type
 
     fields = [field for field in table.schema if field.name not in (TIME, DIFF)]
     columns = tuple((field.name, spark_type(field.type)) for field in fields)

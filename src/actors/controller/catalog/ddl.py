@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -44,6 +44,7 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress
 from actors.persist import CompareAndSet, NewShard, PersistClient
+from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import AnalyzeStatement, ExecutorMessage, QueryAnalyzed, SubmitJob
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
@@ -142,15 +143,7 @@ class CatalogStore:
         catalog.check_free(name)
         # Checked before anything is held: a refused view leaves nothing behind.
         retained, lag_ms = retain(request.retain_history_ms), target_lag(request.target_lag_ms)
-        conf = tuple(sorted(request.conf.items()))
-        limits = PlanLimits(
-            self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
-        )
-        choose = partial(self._eager_choice, catalog)
-        plan = await compile_view(
-            request.sql, catalog.readable(), self._analyze, conf, limits, choose
-        )
-        plan = with_policy(plan, request.refresh_policy)
+        plan = await self.compile(catalog, request.sql, request.conf, request.refresh_policy)
         inputs = [catalog.find(name) for name in plan.inputs]
         id_ = catalog.new_id
         # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
@@ -185,6 +178,19 @@ class CatalogStore:
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, shards)
+
+    async def compile(
+        self, catalog: CatalogSnapshot, sql: str, conf: Mapping[str, str], policy: str
+    ) -> DeltaPlan:
+        """Return the plan of a view of this query; nothing is changed. Raises `QueryRejected`,
+        `UnknownObject`, `InvalidUsage` and engine errors."""
+        limits = PlanLimits(
+            self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
+        )
+        choose = partial(self._eager_choice, catalog)
+        settings = tuple(sorted(conf.items()))
+        plan = await compile_view(sql, catalog.readable(), self._analyze, settings, limits, choose)
+        return with_policy(plan, policy)
 
     async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
         """Return the choice of sums below joins, by the inputs' numbers of rows."""

@@ -39,11 +39,13 @@ from actors.protocol.api import (
     DropObject,
     DropSink,
     DropSource,
+    ExplainQuery,
     RequestDone,
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.spans import forget_measures, span_below
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
+from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
 
@@ -98,6 +100,22 @@ class StatementQueue:
         """Queue a statement."""
         self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
         self._next()
+
+    def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
+        """Answer with the plan of a view that is not created."""
+        store, catalog = self._state.store, self._state.catalog
+
+        async def answer() -> None:
+            try:
+                plan = await store.compile(
+                    catalog, request.sql, request.conf, request.refresh_policy
+                )
+                session.reply(RequestDone(request.request, explain(plan)))
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                reply_error(session, request.request, to_penstock_error(error))
+
+        # Beside the queue: it changes nothing, and a statement may take long.
+        self._state.ctx.effect(answer, done=lambda _: None)
 
     def describe(self) -> str:
         """Return the running statement, for people."""

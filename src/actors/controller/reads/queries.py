@@ -55,7 +55,13 @@ from actors.plan.jobs import ExecutorMessage, SelectContents
 from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
-from actors.protocol.api import ReadContents, ReadInstead, RunQuery
+from actors.protocol.api import (
+    DescribeQuery,
+    QueryDescribed,
+    ReadContents,
+    ReadInstead,
+    RunQuery,
+)
 from actors.protocol.relations import RELATIONS
 from actors.spans import use_context
 from actors.telemetry import TRACEPARENT
@@ -164,7 +170,7 @@ class RunningQueries:
         if found is None or request.engine or not self._plain:
             return None
         as_of = request.as_of
-        if as_of is None and found.name not in relations:
+        if as_of is None and found.name not in relations and not request.latest:
             as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
         return ReadInstead(
             request.request,
@@ -175,6 +181,30 @@ class RunningQueries:
             found.filter,
             found.finishing,
         )
+
+    def describe(self, session: ActorAddress[Any], request: DescribeQuery) -> None:
+        """Answer with a query's columns: of a plain read at once, else when Spark has analysed
+        it."""
+        state, sql = self._state, query_text(request.sql)
+        readable = state.catalog.readable()
+        found = simple_read(sql, readable | {n: each.schema for n, each in RELATIONS.items()})
+        if found is not None and self._plain:
+            schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
+                dict(zip(found.project, found.names, strict=True))
+            )
+            session.reply(QueryDescribed(request.request, schema))
+            return
+        self._numbers += 1
+        analyze = analyzer(self._executor, f"describe-{self._numbers}")
+
+        async def describe() -> None:
+            try:
+                analyzed = await analyzed_query(sql, readable, analyze)
+                session.reply(QueryDescribed(request.request, analyzed.schema))
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                reply_error(session, request.request, to_penstock_error(error))
+
+        state.ctx.effect(describe, done=lambda _: None)
 
     def _begin(
         self,
@@ -345,12 +375,14 @@ class _Run:
 
     async def _analysed(self) -> TableSchema:
         """Return the query's columns, and note its inputs and its time."""
-        state, running = self._state, self._running
-        sql, analyze = running.request.sql, analyzer(self._executor, f"{self._name}/analyze")
+        state, running, request = self._state, self._running, self._running.request
+        sql, analyze = request.sql, analyzer(self._executor, f"{self._name}/analyze")
         analyzed = await analyzed_query(sql, state.catalog.readable(), analyze)
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
         running.names = ", ".join(analyzed.inputs)
-        as_of = running.request.as_of
+        as_of = request.as_of
+        if as_of is None and request.latest and self._inputs:
+            as_of = max(state.latest_with_contents(entry) for entry in self._inputs)
         running.time = readable_time(state, self._inputs) if as_of is None else as_of
         _check_columns(analyzed.schema)
         return analyzed.schema

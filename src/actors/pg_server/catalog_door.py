@@ -1,0 +1,220 @@
+"""Queries of PostgreSQL's catalog: a snapshot of ours is shown to `actors.pg_catalog`.
+
+All connections share one database of catalog rows, which is filled anew when objects have changed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.pg_catalog.catalog_queries import _HINT, AnswerColumn, CatalogQueries
+from actors.pg_catalog.catalog_snapshot import (
+    CatalogColumnRow,
+    CatalogObjectRow,
+    CatalogRoleRow,
+    CatalogSession,
+    ObjectKind,
+    PgCatalogSnapshot,
+)
+from actors.pgwire.messages import FieldDescription
+from actors.pgwire.type_map import (
+    BOOL,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    OID,
+    sized,
+)
+from actors.protocol.api import ObjectStatus
+from actors.sql_session.context import DATABASE, SessionContext
+from actors.sql_session.results import StatementResult, result_of
+
+_KINDS: Final[Mapping[str, ObjectKind]] = {
+    "table": "table",
+    "source table": "table",
+    "view": "materialized view",
+    "index": "index",
+}
+_SCALARS: Final = {
+    BOOL: pa.bool_(),
+    INT2: pa.int16(),
+    INT4: pa.int32(),
+    INT8: pa.int64(),
+    OID: pa.int32(),
+    FLOAT4: pa.float32(),
+    FLOAT8: pa.float64(),
+}
+_OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
+
+
+class SharedCatalog:
+    """The catalog rows of all connections, as of the objects that one of them saw last."""
+
+    def __init__(self) -> None:
+        self._queries: CatalogQueries | None = None
+        self._shown: object = None
+        self._version = 0
+        self.started = _moment()
+
+    @property
+    def queries(self) -> CatalogQueries:
+        """Return the database, which is made when it is first asked."""
+        if self._queries is None:
+            self._queries = CatalogQueries()
+        return self._queries
+
+    def show(self, objects: Sequence[CatalogObjectRow], users: Sequence[str]) -> None:
+        """Show these objects and roles from now on, if they are not shown already."""
+        content = (tuple(objects), tuple(users))
+        if content == self._shown:
+            return
+        self._version += 1
+        roles = tuple(CatalogRoleRow(user, superuser=True) for user in users)
+        self.queries.apply_snapshot(
+            PgCatalogSnapshot(self._version, tuple(objects), roles, DATABASE)
+        )
+        self._shown = content
+
+
+class CatalogDoor:
+    """Answers one connection's queries of the catalog."""
+
+    def __init__(self, shared: SharedCatalog, context: SessionContext, process_id: int) -> None:
+        self._shared = shared
+        self._context = context
+        self._process_id = process_id
+
+    def answers(self, text: str) -> bool:
+        """Return whether a statement is answered here."""
+        if _OURS.match(text) is not None or _HINT.search(text) is None:
+            return False  # the database of rows is made for those that may need it
+        return self._shared.queries.is_catalog_query(text)
+
+    def parameter_oids(self, text: str, given: Sequence[int]) -> tuple[int, ...]:
+        """Return the types of a statement's parameters. Raises `CatalogQueryError`."""
+        return self._shared.queries.describe_catalog_query(text, given).parameters
+
+    async def describe(self, text: str, oids: Sequence[int]) -> tuple[FieldDescription, ...]:
+        """Return the columns of a statement's result. Raises `CatalogQueryError`."""
+        found = self._shared.queries.describe_catalog_query(text, oids)
+        return tuple(_field(column) for column in found.columns)
+
+    async def answer(
+        self, text: str, values: Sequence[Any], oids: Sequence[int] = ()
+    ) -> StatementResult:
+        """Return the result of a statement. Raises `CatalogQueryError`."""
+        await self._refresh()
+        variables = self._context.variables
+        session = CatalogSession(
+            user=self._user,
+            process_id=self._process_id,
+            settings={name.lower(): value for name, value in variables.all()},
+            now=_moment(),
+            started=self._shared.started,
+        )
+        found = self._shared.queries.answer_catalog_query(text, values, session, oids)
+        for name, value in found.settings:
+            variables.set(name, value)
+        shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
+        rows = [
+            tuple(_sent(value, field.type) for value, field in zip(row, shape, strict=True))
+            for row in found.rows
+        ]
+        result = result_of("SELECT", shape, rows)
+        result.oids = tuple(column.type for column in found.columns)
+        return result
+
+    @property
+    def _user(self) -> str:
+        return self._context.variables.get("session_authorization")
+
+    async def _refresh(self) -> None:
+        objects = await self._context.catalog.all()
+        indexes = {
+            row["name"]: row
+            for row in (await self._context.client.peek("penstock.objects")).to_pylist()
+        }
+        shown = [
+            _object_row(each, indexes.get(each.name, {})) for each in objects if each.kind in _KINDS
+        ]
+        self._shared.show(shown, sorted({self._user, DATABASE}))
+
+
+def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRow:
+    schema = status.schema
+    is_index = status.kind == "index"
+    depends = tuple(name.strip() for name in (row.get("depends") or "").split(",") if name.strip())
+    keys = tuple(name.strip() for name in (row.get("key") or "").split(",") if name.strip())
+    columns = () if schema is None or is_index else schema.columns
+    return CatalogObjectRow(
+        id=str(row.get("id") or status.name),
+        name=status.name,
+        kind=_KINDS[status.kind],
+        columns=tuple(CatalogColumnRow(c.name, c.type, c.nullable) for c in columns),
+        key=() if schema is None or is_index else schema.key,
+        sql=status.sql,
+        on=depends[0] if is_index and depends else "",
+        index_columns=keys if is_index else (),
+        depends=() if is_index else depends,
+    )
+
+
+def _field(column: AnswerColumn) -> FieldDescription:
+    kind = sized(column.type)
+    return FieldDescription(column.name, kind.oid, kind.size)
+
+
+def _kind(oid: int) -> pa.DataType:
+    """Return the Arrow type whose values are sent as those of a catalog column."""
+    return _SCALARS.get(oid, pa.string())
+
+
+def _sent(value: Any, kind: pa.DataType) -> Any:
+    """Return a value as its Arrow type has it: whatever is no number is sent as text."""
+    if value is None or not pa.types.is_string(kind):
+        return value
+    if isinstance(value, list):
+        return _array_text(value)
+    if isinstance(value, dict):
+        return msgspec.json.encode(value).decode()
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    if isinstance(value, bool):
+        return "t" if value else "f"
+    if isinstance(value, float | Decimal):
+        return f"{value:f}" if isinstance(value, Decimal) else repr(value)
+    return str(value)
+
+
+def _array_text(values: Sequence[Any]) -> str:
+    """Return an array as PostgreSQL writes it.
+
+    >>> _array_text(["a", 'b"c', None, 1])
+    '{a,"b\\\\"c",NULL,1}'
+    """
+
+    def element(value: Any) -> str:
+        if value is None:
+            return "NULL"
+        if isinstance(value, list):
+            return _array_text(value)
+        text = ("t" if value else "f") if isinstance(value, bool) else str(value)
+        if text and text.upper() != "NULL" and not re.search(r'[\s{},"\\]', text):
+            return text
+        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+
+    return "{" + ",".join(map(element, values)) + "}"
+
+
+def _moment() -> str:
+    return datetime.now(UTC).isoformat(sep=" ")

@@ -1,0 +1,667 @@
+"""One connection of a PostgreSQL client: startup, then statements one after the other.
+
+Theory of operation. Messages are handled strictly in order. A simple query with several statements,
+and a pipeline of the extended protocol up to its Sync, are one transaction each unless they open
+one themselves. A statement that a Sync follows at once is carried out alone, which may then be
+repeated when another session was faster. After an error in a pipeline everything is skipped up to
+its Sync.
+
+A cancel request comes on another connection, and cancels the statement that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import anyio
+import pyarrow as pa
+
+from actors.errors import (
+    AuthenticationFailed,
+    ConnectionBroken,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ProtocolError,
+    RemoteProtocolError,
+    ResourceBusy,
+    SqlSyntaxError,
+    TransactionAborted,
+)
+from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
+from actors.pg_server.copying import copy_from_client, copy_to_client
+from actors.pg_server.statements import (
+    KeptStatement,
+    OpenPortal,
+    describe_fields,
+    infer_parameters,
+)
+from actors.pg_server.wire import SEND_BYTES, PgWire
+from actors.pgwire import messages as pg
+from actors.pgwire.parameters import parse_parameters, spark_literal
+from actors.pgwire.row_encoding import RowEncoder, cut_batches
+from actors.pgwire.sqlstate import error_report
+from actors.plan.schema import TableSchema
+from actors.settings import Settings
+from actors.sql import statements as sql
+from actors.sql.grammar import split_statements
+from actors.sql.tokens import SqlDialect
+from actors.sql_session.results import StatementResult
+from actors.sql_session.row_values import SqlParameter
+from actors.sql_session.session import SqlSession
+
+log = logging.getLogger("penstock.pg")
+
+BATCH_BYTES: Final = 1 << 20
+"""Bytes of rows that are encoded at once."""
+KEPT_STATEMENTS_MAX: Final = 10_000
+PORTALS_MAX: Final = 1_000
+_ROWS: Final = (
+    sql.QueryStatement,
+    sql.SubscribeStatement,
+    sql.ShowObjectsStatement,
+    sql.ShowColumnsStatement,
+    sql.ShowCreateStatement,
+    sql.ShowSettingStatement,
+    sql.DescribeStatement,
+    sql.ExplainStatement,
+    sql.FetchCursorStatement,
+    sql.ExecutePreparedStatement,
+)
+_WRITES: Final = (
+    sql.InsertStatement,
+    sql.UpdateStatement,
+    sql.DeleteStatement,
+    sql.MergeStatement,
+    sql.CopyStatement,
+)
+_TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
+OpenSession = Callable[[str], Awaitable[SqlSession]]
+"""Opens a session for a user."""
+
+
+class PgConnection:
+    """One client. `serve` runs until it leaves."""
+
+    def __init__(
+        self,
+        wire: PgWire,
+        settings: Settings,
+        open_session: OpenSession,
+        *,
+        tls: ssl.SSLContext | None,
+        knows: Callable[[bytes], bool] | None,
+        process_id: int,
+        secret_key: bytes,
+        cancel_other: Callable[[int, bytes], None],
+        shared: SharedCatalog,
+        full: bool,
+    ) -> None:
+        """Prepare the connection.
+
+        Args:
+            wire: The connection's messages.
+            settings: The service's.
+            open_session: Opens the SQL session of a user.
+            tls: Encrypts connections that ask for it; None: they are told no.
+            knows: Checks a password; None: no proof is asked for.
+            process_id: Number by which other connections cancel a statement of this one.
+            secret_key: The proof that they may.
+            cancel_other: Cancels the statement of another connection.
+            shared: The catalog rows that all connections share.
+            full: True if too many clients are connected: this one may only cancel.
+        """
+        self.wire = wire
+        self.process_id = process_id
+        self.secret_key = secret_key
+        self._settings = settings
+        self._open_session = open_session
+        self._tls = tls
+        self._knows = knows
+        self._cancel_other = cancel_other
+        self._shared = shared
+        self._full = full
+        self._session: SqlSession | None = None
+        self._catalog: CatalogDoor | None = None
+        self._kept: dict[str, KeptStatement] = {}
+        self._portals: dict[str, OpenPortal] = {}
+        self._skipping = False
+        """True after an error in a pipeline, until its Sync."""
+        self._implicit = False
+        """True in a transaction that nobody opened by BEGIN."""
+        self._running: anyio.CancelScope | None = None
+        self._canceled = False
+
+    @property
+    def session(self) -> SqlSession:
+        """Return the SQL session, which a client has once it was let in."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def catalog(self) -> CatalogDoor:
+        """Return what answers queries of the catalog."""
+        assert self._catalog is not None
+        return self._catalog
+
+    def cancel(self, secret_key: bytes) -> None:
+        """Cancel the statement that runs, if the key is right."""
+        if secret_key == self.secret_key and self._running is not None:
+            self._canceled = True
+            self._running.cancel()
+
+    # -- the connection's life ---------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serve the client until it leaves. A client that breaks the protocol is told so, and its
+        connection ends."""
+        try:
+            if await self._start():
+                await self._serve()
+        except (ProtocolError, ResourceBusy) as error:
+            await self._say_goodbye(error)
+        except ConnectionBroken as error:
+            log.info("%s is gone: %s", self.wire.peer, error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for portal in self._portals.values():
+                    await portal.close()
+                if self._session is not None:
+                    await self._session.close()
+                    await self._session.context.client.aclose()
+                await self.wire.close()
+
+    async def _say_goodbye(self, error: PenstockError) -> None:
+        try:
+            await self.wire.send(pg.encode_error(error_report(error, severity="FATAL")))
+            await self.wire.flush()
+        except ConnectionBroken:
+            pass  # it left before it could be told
+
+    async def _start(self) -> bool:
+        """Let the client in; return whether it has a session."""
+        wire = self.wire
+        with anyio.move_on_after(self._settings.connect_timeout_ms / 1000) as limit:
+            while True:
+                message = await wire.receive()
+                match message:
+                    case None:
+                        return False
+                    case pg.EncryptionRequest():
+                        await wire.encrypt(None if message.gss else self._tls)
+                    case pg.CancelRequest():
+                        self._cancel_other(message.process_id, message.secret_key)
+                        return False
+                    case pg.StartupPacket():
+                        await self._let_in(message)
+                        return True
+                    case _:
+                        raise RemoteProtocolError("a startup packet comes first")
+        if limit.cancelled_caught:
+            raise RemoteProtocolError("no startup packet, or no password, in time")
+        return False
+
+    async def _let_in(self, packet: pg.StartupPacket) -> None:
+        minor, answer = pg.negotiate_protocol(packet)
+        await self.wire.send(answer)
+        if self._full:
+            raise ResourceBusy(
+                f"{self._settings.pg_connections_max} clients are connected (pg_connections_max)"
+            )
+        user = packet.parameters.get("user", "")
+        if not user:
+            raise AuthenticationFailed("the startup packet names no user")
+        if self._knows is not None:
+            await self._check_password(user)
+        self.wire.decoder.admit()
+        await self.wire.send(pg.AUTHENTICATION_OK)
+        self._session = session = await self._open_session(user)
+        self._catalog = CatalogDoor(self._shared, session.context, self.process_id)
+        for name, value in _variables(packet.parameters):
+            try:
+                session.variables.set(name, value)
+            except InvalidUsage as error:
+                await self._notice(str(error))
+        for name, value in session.variables.reported():
+            await self.wire.send(pg.encode_parameter_status(name, value))
+        self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
+        await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
+        await self._ready()
+
+    async def _check_password(self, user: str) -> None:
+        assert self._knows is not None
+        # The password goes over the wire as it is: only TLS, or this machine alone, may carry it.
+        await self.wire.send(pg.CLEARTEXT_PASSWORD_REQUEST)
+        reply = await self.wire.receive()
+        if not isinstance(reply, pg.AuthenticationReply):
+            raise AuthenticationFailed("no password was given")
+        if not self._knows(reply.body.rstrip(b"\0")):
+            raise AuthenticationFailed(f'password authentication failed for user "{user}"')
+
+    async def _serve(self) -> None:
+        while True:
+            message = await self.wire.receive()
+            if message is None or isinstance(message, pg.TerminateSession):
+                return
+            if isinstance(message, pg.SyncPipeline):
+                await self._sync()
+            elif isinstance(message, pg.SimpleQuery):
+                self._skipping = False
+                await self._guarded(message.text, lambda m=message: self._simple(m.text))  # type: ignore[misc]
+                await self._end_implicit()
+                await self._ready()
+            elif not self._skipping:
+                failed = await self._guarded(
+                    self._text_of(message),
+                    lambda m=message: self._extended(m),  # type: ignore[misc]
+                )
+                self._skipping = failed
+            # What a COPY that failed was still sent is passed over.
+
+    async def _ready(self) -> None:
+        await self.wire.send(pg.encode_ready(self._status()))
+        await self.wire.flush()
+
+    def _status(self) -> bytes:
+        if not self.session.in_transaction:
+            return b"I"
+        return b"E" if self.session.failed else b"T"
+
+    # -- errors and cancellation -------------------------------------------------------------------
+
+    async def _guarded(self, text: str, run: Callable[[], Awaitable[None]]) -> bool:
+        """Run a part of the protocol; tell the client of its error. Return whether it failed."""
+        error: BaseException
+        try:
+            with anyio.CancelScope() as scope:
+                self._running = scope
+                try:
+                    await run()
+                finally:
+                    self._running = None
+            if not (scope.cancelled_caught and self._canceled):
+                return False
+            self._canceled = False
+            error = OperationCanceled("canceling statement due to user request")
+        except (ProtocolError, ConnectionBroken):
+            raise  # the connection ends
+        except PenstockError as known:
+            error = known
+        except Exception as fault:
+            log.error("a statement failed by a fault of this program", exc_info=fault)
+            error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
+        self.session.failed = self.session.in_transaction
+        await self.wire.send(pg.encode_error(error_report(error, text)))
+        return True
+
+    def _text_of(self, message: pg.FrontendMessage) -> str:
+        """Return the text in which an error's position counts."""
+        match message:
+            case pg.ParseStatement():
+                return message.query
+            case pg.BindPortal():
+                kept = self._kept.get(message.statement)
+                return kept.text if kept is not None else ""
+            case pg.ExecutePortal() | pg.DescribePortal():
+                portal = self._portals.get(
+                    message.portal if isinstance(message, pg.ExecutePortal) else message.name
+                )
+                return portal.kept.text if portal is not None else ""
+        return ""
+
+    async def _notice(self, text: str, severity: str = "NOTICE") -> None:
+        report = pg.ErrorReport("00000", text, severity)
+        await self.wire.send(pg.encode_notice(report))
+
+    async def _end_implicit(self) -> None:
+        """Commit what a pipeline or a simple query did, or drop it if it failed."""
+        if not self._implicit:
+            return
+        self._implicit = False
+        session = self.session
+        if not session.in_transaction:
+            return
+        if session.failed:
+            await session.roll_back(sql.RollbackStatement(position=0), ())
+            return
+        await self._guarded("", self._commit)
+
+    async def _commit(self) -> None:
+        await self.session.commit(sql.CommitStatement(position=0), ())
+
+    # -- the simple protocol -----------------------------------------------------------------------
+
+    async def _simple(self, text: str) -> None:
+        found = split_statements(text, SqlDialect.POSTGRES)
+        if not found:
+            await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
+            return
+        await self._forget_unnamed()
+        for number, (_, each) in enumerate(found):
+            if await self._answer_catalog(each, ()):
+                continue
+            statement = self.session.parse(each)
+            if len(found) > 1 and number == 0:
+                self._begin_implicit(statement)
+            if isinstance(statement, sql.CopyStatement):
+                await self._copy(statement)
+                continue
+            result = await self._execute(statement, ())
+            await self._send_result(result)
+
+    def _begin_implicit(self, statement: sql.SqlStatement) -> None:
+        """Open a transaction for what follows, unless one is open or the statement opens one."""
+        if self.session.in_transaction or isinstance(statement, _TRANSACTION):
+            return
+        self.session.begin_implicit()
+        self._implicit = True
+
+    async def _execute(
+        self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
+    ) -> StatementResult:
+        if self._implicit and isinstance(statement, _TRANSACTION):
+            # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
+            self._implicit = False
+            if isinstance(statement, sql.BeginStatement):
+                return StatementResult("BEGIN")
+        before = dict(self.session.variables.reported())
+        result = await self.session.execute(statement, parameters)
+        for notice in result.notices:
+            await self._notice(notice)
+        for name, value in self.session.variables.reported():
+            if before.get(name) != value:
+                await self.wire.send(pg.encode_parameter_status(name, value))
+        return result
+
+    async def _send_result(self, result: StatementResult) -> None:
+        """Send a result's rows in text, and its tag."""
+        count = 0
+        if result.schema is not None and result.batches is not None:
+            fields = describe_fields(result.schema, (), result.oids)
+            await self.wire.send(pg.encode_row_description(fields))
+            encoder = RowEncoder((pg.TEXT_FORMAT,) * len(fields), self._time_zone())
+            try:
+                async for batch in result.batches:
+                    count += batch.num_rows
+                    await self._send_batch(batch, encoder, now=result.tag == "SUBSCRIBE")
+            finally:
+                await result.batches.aclose()
+        tag = f"{result.tag} {count}" if result.tag in ("SELECT", "FETCH") else result.tag
+        await self.wire.send(pg.encode_command_complete(tag))
+
+    async def _send_batch(
+        self, batch: pa.RecordBatch, encoder: RowEncoder, *, now: bool = False
+    ) -> None:
+        for part in cut_batches(batch, BATCH_BYTES):
+            for piece in encoder.encode(part).pieces(SEND_BYTES):
+                await self.wire.send(piece)
+        if now:
+            await self.wire.flush()
+
+    async def _copy(self, statement: sql.CopyStatement) -> None:
+        if statement.direction == "from":
+            count = await copy_from_client(self.wire, self.session, statement)
+        else:
+            count = await copy_to_client(self.wire, self.session, statement, self._time_zone())
+        await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
+
+    def _time_zone(self) -> str:
+        return self.session.variables.get("TimeZone")
+
+    # -- the extended protocol ---------------------------------------------------------------------
+
+    async def _extended(self, message: pg.FrontendMessage) -> None:
+        match message:
+            case pg.ParseStatement():
+                await self._parse(message)
+            case pg.BindPortal():
+                await self._bind(message)
+            case pg.DescribePrepared():
+                await self._describe_statement(self._kept_named(message.name))
+            case pg.DescribePortal():
+                await self._describe_portal(self._portal_named(message.name))
+            case pg.ExecutePortal():
+                await self._run_portal(self._portal_named(message.portal), message.rows_max)
+            case pg.CloseStatement():
+                self._kept.pop(message.name, None)
+                await self.wire.send(pg.CLOSE_COMPLETE)
+            case pg.ClosePortal():
+                await self._close_portal(message.name)
+                await self.wire.send(pg.CLOSE_COMPLETE)
+            case pg.FlushOutput():
+                await self.wire.flush()
+            case pg.FastpathCall():
+                raise InvalidUsage("functions are not called by the fast path: use SELECT")
+            case pg.CopyInData() | pg.CopyInDone() | pg.CopyInFailure():
+                pass  # of a COPY that failed already
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
+
+    async def _sync(self) -> None:
+        self._skipping = False
+        await self._end_implicit()
+        if not self.session.in_transaction:
+            await self._close_portals()
+        await self._ready()
+
+    async def _parse(self, message: pg.ParseStatement) -> None:
+        if message.name and message.name in self._kept:
+            raise InvalidUsage(f'prepared statement "{message.name}" already exists')
+        if len(self._kept) >= KEPT_STATEMENTS_MAX:
+            raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
+        found = split_statements(message.query, SqlDialect.POSTGRES)
+        if len(found) > 1:
+            raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
+        statement = None
+        oids: tuple[int, ...] = ()
+        if found:
+            text = found[0][1]
+            if self.catalog.answers(text):
+                oids = self.catalog.parameter_oids(text, message.parameter_oids)
+            else:
+                statement = self.session.parse(text)
+                schemas = await self._schemas() if "$" in text else {}
+                oids = infer_parameters(text, statement, message.parameter_oids, schemas)
+        text = found[0][1] if found else ""
+        self._kept[message.name] = KeptStatement(text, statement, oids)
+        await self.wire.send(pg.PARSE_COMPLETE)
+
+    async def _schemas(self) -> dict[str, TableSchema]:
+        return {
+            each.name: each.schema
+            for each in await self.session.context.catalog.known()
+            if each.schema is not None
+        }
+
+    async def _bind(self, message: pg.BindPortal) -> None:
+        kept = self._kept_named(message.statement)
+        if len(message.parameters) != len(kept.parameter_oids):
+            raise RemoteProtocolError(
+                f"bind message supplies {len(message.parameters)} parameters, but prepared "
+                f'statement "{message.statement}" requires {len(kept.parameter_oids)}'
+            )
+        if message.portal and message.portal in self._portals:
+            raise InvalidUsage(f'cursor "{message.portal}" already exists')
+        await self._close_portal(message.portal)
+        if len(self._portals) >= PORTALS_MAX:
+            raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
+        self._portals[message.portal] = OpenPortal(kept, message)
+        await self.wire.send(pg.BIND_COMPLETE)
+
+    def _kept_named(self, name: str) -> KeptStatement:
+        kept = self._kept.get(name)
+        if kept is None:
+            raise InvalidUsage(f'prepared statement "{name}" does not exist')
+        return kept
+
+    def _portal_named(self, name: str) -> OpenPortal:
+        portal = self._portals.get(name)
+        if portal is None:
+            raise InvalidUsage(f'portal "{name}" does not exist')
+        return portal
+
+    async def _describe_statement(self, kept: KeptStatement) -> None:
+        await self.wire.send(pg.encode_parameter_description(kept.parameter_oids))
+        if not kept.described:
+            kept.fields = await self._fields_of(kept)
+            kept.described = True
+        await self._send_fields(kept.fields)
+
+    async def _send_fields(self, fields: tuple[pg.FieldDescription, ...] | None) -> None:
+        await self.wire.send(pg.NO_DATA if fields is None else pg.encode_row_description(fields))
+
+    async def _fields_of(self, kept: KeptStatement) -> tuple[pg.FieldDescription, ...] | None:
+        """Return the columns of a statement's result before its parameters are known."""
+        if not kept.text:
+            return None
+        if kept.statement is None:
+            return await self.catalog.describe(kept.text, kept.parameter_oids)
+        if not isinstance(kept.statement, _ROWS):
+            return None
+        # Any values do: columns do not depend on them.
+        examples = [
+            SqlParameter(None, spark_literal(None, oid), computed=True)
+            for oid in kept.parameter_oids
+        ]
+        shape = await self.session.describe(kept.statement, examples)
+        return None if shape is None else describe_fields(shape)
+
+    async def _describe_portal(self, portal: OpenPortal) -> None:
+        if portal.kept.text and (
+            portal.kept.statement is None or isinstance(portal.kept.statement, _ROWS)
+        ):
+            await self._begin_portal(portal)
+        shape = portal.shape
+        await self._send_fields(
+            None
+            if shape is None
+            else describe_fields(shape, portal.bound.result_formats, portal.oids)
+        )
+
+    async def _begin_portal(self, portal: OpenPortal) -> None:
+        """Carry the statement of a portal out, as far as its first rows."""
+        if portal.begun:
+            return
+        portal.begun = True
+        kept = portal.kept
+        values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
+        if kept.statement is None:
+            result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
+        else:
+            parameters = [
+                SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
+                for value, oid in zip(values, kept.parameter_oids, strict=True)
+            ]
+            result = await self._execute(kept.statement, parameters)
+        portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
+        portal.oids = result.oids
+
+    async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
+        statement = portal.kept.statement
+        if not portal.kept.text:
+            await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
+            return
+        if isinstance(statement, sql.CopyStatement):
+            await self._copy(statement)
+            return
+        # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
+        last = isinstance(await self.wire.peek(), pg.SyncPipeline)
+        if isinstance(statement, _WRITES) and not last:
+            self._begin_implicit(statement)
+        await self._begin_portal(portal)
+        if last and self._implicit:
+            # Before the answer: the last statement of a pipeline tells whether all were written.
+            self._implicit = False
+            await self._commit()
+        if portal.shape is not None and not await self._send_portal(portal, rows_max):
+            await self.wire.send(pg.PORTAL_SUSPENDED)
+            return
+        counted = portal.tag in ("SELECT", "FETCH")
+        tag = f"{portal.tag} {portal.count}" if counted else portal.tag
+        await self.wire.send(pg.encode_command_complete(tag))
+
+    async def _send_portal(self, portal: OpenPortal, rows_max: int) -> bool:
+        """Send the next rows of a portal; return whether they were the last."""
+        assert portal.shape is not None
+        codes = pg.expand_formats(portal.bound.result_formats, len(portal.shape), "columns")
+        encoder = RowEncoder(codes, self._time_zone())
+        room = rows_max or None
+        while True:
+            if portal.rows is None or portal.at >= len(portal.rows):
+                batch = None
+                if portal.batches is not None:
+                    batch = await anext(portal.batches, None)
+                if batch is None:
+                    await portal.close()
+                    return True
+                portal.rows, portal.at = encoder.encode(batch), 0
+                continue
+            last = len(portal.rows)
+            if room is not None:
+                last = min(last, portal.at + room)
+                room -= last - portal.at
+            portal.count += last - portal.at
+            await self._send_rows(portal, last)
+            if room == 0:
+                return False
+
+    async def _send_rows(self, portal: OpenPortal, last: int) -> None:
+        """Send the encoded rows of a portal up to the row `last`, some at a time."""
+        assert portal.rows is not None
+        while portal.at < last:
+            size = max(1, SEND_BYTES // max(1, len(portal.rows.rows(portal.at, portal.at + 1))))
+            stop = min(last, portal.at + size)
+            await self.wire.send(portal.rows.rows(portal.at, stop))
+            portal.at = stop
+
+    async def _close_portal(self, name: str) -> None:
+        portal = self._portals.pop(name, None)
+        if portal is not None:
+            await portal.close()
+
+    async def _close_portals(self) -> None:
+        for name in list(self._portals):
+            await self._close_portal(name)
+
+    async def _forget_unnamed(self) -> None:
+        self._kept.pop("", None)
+        await self._close_portal("")
+
+    # -- the catalog -------------------------------------------------------------------------------
+
+    async def _answer_catalog(self, text: str, values: Sequence[object]) -> bool:
+        """Answer a simple query of the catalog; return whether it is one."""
+        if not self.catalog.answers(text):
+            return False
+        if self.session.failed:
+            raise TransactionAborted("the transaction has failed: ROLLBACK it")
+        await self._send_result(await self.catalog.answer(text, values))
+        return True
+
+
+def _variables(parameters: dict[str, str] | object) -> list[tuple[str, str]]:
+    """Return the variables that a startup packet sets, those of its `options` too.
+
+    >>> _variables({"user": "me", "application_name": "psql", "options": "-c a=1 --b-c=2"})
+    [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
+    """
+    assert isinstance(parameters, dict)
+    found = [
+        (name, value)
+        for name, value in parameters.items()
+        if name not in ("user", "database", "options", "replication")
+        and not name.startswith("_pq_.")
+    ]
+    words = parameters.get("options", "").split()
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word = "--" + words.pop(0)
+        if word.startswith(("--", "-c")):
+            name, equals, value = word.removeprefix("--").removeprefix("-c").partition("=")
+            if equals:
+                found.append((name.replace("-", "_"), value))
+    return found

@@ -1,0 +1,119 @@
+"""The bytes of one connection: messages in, bytes out, TLS between.
+
+A client that sends faster than its statements run is not read meanwhile, and one that does not read
+holds back only itself: a write waits until the socket's buffer has room. A connection that takes
+nothing for `write_timeout_ms` ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import deque
+from typing import Final
+
+from actors.errors import ConnectionBroken
+from actors.pgwire.decoder import FrontendDecoder
+from actors.pgwire.messages import ENCRYPTION_ACCEPTED, ENCRYPTION_DECLINED, FrontendMessage
+
+READ_BYTES: Final = 64 * 1024
+SEND_BYTES: Final = 64 * 1024
+"""Answers wait until so many bytes are together, or the client waits for them."""
+
+
+class PgWire:
+    """Reads and writes the messages of one connection. One task uses it."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        message_bytes_max: int,
+        write_timeout_ms: int,
+    ) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._write_s = write_timeout_ms / 1000
+        self.decoder = FrontendDecoder(message_bytes_max)
+        self._messages: deque[FrontendMessage] = deque()
+        self._out = bytearray()
+        self.encrypted = False
+        found = writer.get_extra_info("peername")
+        self.peer = f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a local peer"
+
+    async def receive(self) -> FrontendMessage | None:
+        """Return the next message; None at the connection's end.
+
+        Sends what waits before it waits itself. Raises `MalformedFrame`, `FrameTooLarge` and
+        `ConnectionBroken`.
+        """
+        message = await self.peek()
+        if message is not None:
+            self._messages.popleft()
+        return message
+
+    async def peek(self) -> FrontendMessage | None:
+        """Return the next message and keep it for `receive`."""
+        while not self._messages:
+            self._messages.extend(self.decoder.feed(b""))
+            if self._messages:
+                break
+            await self.flush()
+            try:
+                data = await self._reader.read(READ_BYTES)
+            except OSError as error:
+                raise ConnectionBroken(f"{self.peer}: {error}") from None
+            if not data:
+                return None
+            self._messages.extend(self.decoder.feed(data))
+        return self._messages[0]
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """Add bytes to what is sent. Waits while the client is slow. Raises `ConnectionBroken`."""
+        self._out += data
+        if len(self._out) >= SEND_BYTES:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Send what waits. Raises `ConnectionBroken`."""
+        if not self._out:
+            return
+        out, self._out = self._out, bytearray()
+        try:
+            self._writer.write(out)
+            async with asyncio.timeout(self._write_s):
+                await self._writer.drain()
+        except TimeoutError:
+            self._writer.transport.abort()
+            raise ConnectionBroken(
+                f"{self.peer} took nothing for {self._write_s:.0f} s (write_timeout_ms)"
+            ) from None
+        except OSError as error:
+            raise ConnectionBroken(f"{self.peer}: {error}") from None
+
+    async def encrypt(self, context: ssl.SSLContext | None) -> None:
+        """Answer a request for encryption, and begin it if there is a context. Raises
+        `ConnectionBroken` and `MalformedFrame`."""
+        if context is None:
+            self.decoder.decline_encryption()
+            await self.send(ENCRYPTION_DECLINED)
+            return
+        # Checks that nothing came in the clear after the request, before the answer is sent.
+        self.decoder.begin_encryption()
+        await self.send(ENCRYPTION_ACCEPTED)
+        await self.flush()
+        try:
+            await self._writer.start_tls(context)
+        except OSError as error:  # ssl.SSLError is one, too
+            raise ConnectionBroken(f"{self.peer}: TLS: {error}") from None
+        self.encrypted = True
+
+    async def close(self) -> None:
+        """Send what waits, and close; a peer that does not read is cut off."""
+        try:
+            await self.flush()
+            self._writer.close()
+            async with asyncio.timeout(self._write_s):
+                await self._writer.wait_closed()
+        except (ConnectionBroken, OSError, TimeoutError):
+            self._writer.transport.abort()

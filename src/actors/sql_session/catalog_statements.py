@@ -1,0 +1,438 @@
+"""CREATE, ALTER, DROP, SHOW, DESCRIBE, and EXPLAIN of views."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+
+from actors.errors import InvalidUsage, ObjectExists, UnknownObject
+from actors.protocol.api import ObjectStatus, SourceTable
+from actors.sql.statements import (
+    AddTablesAction,
+    AlterObjectStatement,
+    CreateIndexStatement,
+    CreateMaterializedViewStatement,
+    CreateSinkStatement,
+    CreateSourceStatement,
+    CreateTableAsStatement,
+    CreateTableStatement,
+    DescribeStatement,
+    DropObjectsStatement,
+    ExplainStatement,
+    ShowColumnsStatement,
+    ShowCreateStatement,
+    ShowObjectsStatement,
+)
+from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.reading import explain_query
+from actors.sql_session.results import StatementResult, result_of
+from actors.sql_session.row_values import SqlParameter, schema_of, spark_text
+from actors.sql_session.writing import put_rows, queried_rows, quoted
+
+Parameters = Sequence[SqlParameter]
+_PROPERTIES: Final = frozenset({"retain_history_ms", "target_lag_ms"})
+_SPARK_CONF: Final = "spark."
+"""Prefix of properties that are Spark settings of a view."""
+
+
+# -- CREATE ----------------------------------------------------------------------------------------
+
+
+async def create_table(context: SessionContext, statement: CreateTableStatement) -> StatementResult:
+    """Create a table."""
+    properties = whole_numbers(statement.properties, {"retain_history_ms"})
+    made = context.client.create_table(
+        object_name(statement.name),
+        statement.schema(),
+        retain_history_ms=properties.get("retain_history_ms"),
+    )
+    return await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
+
+
+async def create_table_as(
+    context: SessionContext, statement: CreateTableAsStatement, parameters: Parameters
+) -> StatementResult:
+    """Create a table with the columns and rows of a query. The rows come after the table: a crash
+    between them leaves it empty."""
+    rows = await queried_rows(context, statement.query, parameters)
+    schema = schema_of(rows.schema)
+    name = object_name(statement.name)
+    properties = whole_numbers(statement.properties, {"retain_history_ms"})
+    made = context.client.create_table(
+        name, schema, retain_history_ms=properties.get("retain_history_ms")
+    )
+    result = await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
+    if not result.notices and rows.num_rows:
+        await put_rows(context, name, schema, rows)
+        return StatementResult(f"SELECT {rows.num_rows}")
+    return result
+
+
+async def create_materialized_view(
+    context: SessionContext, statement: CreateMaterializedViewStatement, parameters: Parameters
+) -> StatementResult:
+    """Create a maintained view. Raises `InvalidUsage` for OR REPLACE of a view that is there."""
+    given = dict(statement.properties)
+    conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
+    properties = whole_numbers(given, _PROPERTIES)
+    name = object_name(statement.name)
+    if statement.or_replace and await _exists(context, statement.name):
+        raise InvalidUsage(
+            f"{name} is there, and a view is not replaced in place yet: DROP it first"
+        )
+    policy = statement.policy or context.variables.get("penstock.refresh_policy")
+    made = context.client.create_materialized_view(
+        name,
+        context.spark(statement.query.text, parameters),
+        retain_history_ms=properties.get("retain_history_ms"),
+        spark_conf=conf,
+        refresh_policy=policy,
+        target_lag_ms=properties.get("target_lag_ms", 0),
+    )
+    tag = "CREATE MATERIALIZED VIEW"
+    return await _created(context, made, tag, if_not_exists=statement.if_not_exists)
+
+
+async def create_index(context: SessionContext, statement: CreateIndexStatement) -> StatementResult:
+    """Create an index; without a name it gets that of its object and columns."""
+    on = object_name(statement.object)
+    parts = "_".join((on, *statement.columns, "idx"))
+    name = parts if statement.name is None else object_name(statement.name)
+    made = context.client.create_index(name, on, statement.columns)
+    return await _created(context, made, "CREATE INDEX", if_not_exists=statement.if_not_exists)
+
+
+async def create_source(
+    context: SessionContext, statement: CreateSourceStatement
+) -> StatementResult:
+    """Create a source and its tables; tables that were left out are notices."""
+    tables = statement.tables
+    named = None
+    if tables is not None:
+        named = [
+            SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
+            for each in tables
+        ]
+    config = {"kind": statement.kind, **typed_options(statement.options)}
+    made = context.client.create_source(object_name(statement.name), config, named)
+    return await _created(context, made, "CREATE SOURCE", if_not_exists=statement.if_not_exists)
+
+
+async def create_sink(context: SessionContext, statement: CreateSinkStatement) -> StatementResult:
+    """Create a sink."""
+    made = context.client.create_sink(
+        object_name(statement.name),
+        object_name(statement.object),
+        statement.kind,
+        typed_options(statement.options),
+    )
+    return await _created(context, made, "CREATE SINK", if_not_exists=statement.if_not_exists)
+
+
+async def _created(
+    context: SessionContext, made: Any, tag: str, *, if_not_exists: bool
+) -> StatementResult:
+    """Wait for a creation. An object of that name is a notice with `if_not_exists`."""
+    try:
+        told = await made
+    except ObjectExists as error:
+        if not if_not_exists:
+            raise
+        return StatementResult(tag, notices=(f"{error}, skipping",))
+    finally:
+        context.catalog.forget()
+    notices = [line for line in (told or "").splitlines() if line]
+    if context.transaction is not None:
+        notices.append(f"{tag} takes effect at once, also if the transaction is rolled back")
+    return StatementResult(tag, notices=tuple(notices))
+
+
+async def _exists(context: SessionContext, name: tuple[str, ...]) -> bool:
+    context.catalog.forget()
+    try:
+        await context.catalog.find(name)
+    except UnknownObject:
+        return False
+    return True
+
+
+def typed_options(options: dict[str, str]) -> dict[str, Any]:
+    """Return options with their values read as JSON, or as text where they are none.
+
+    >>> typed_options({"rate": "100", "folder": "/data", "tls": "true"})
+    {'rate': 100, 'folder': '/data', 'tls': True}
+    """
+    found: dict[str, Any] = {}
+    for key, text in options.items():
+        try:
+            found[key] = json.loads(text)
+        except ValueError:
+            found[key] = text
+    return found
+
+
+def whole_numbers(properties: dict[str, str], known: frozenset[str] | set[str]) -> dict[str, int]:
+    """Return properties that are whole numbers. Raises `InvalidUsage` for an unknown one, or for
+    one that is no number."""
+    found = {}
+    for key, text in properties.items():
+        if key not in known:
+            raise InvalidUsage(f"property {key!r}: known are {', '.join(sorted(known))}")
+        if not text.strip().lstrip("-").isdecimal():
+            raise InvalidUsage(f"property {key!r} = {text!r}: must be a whole number")
+        found[key] = int(text)
+    return found
+
+
+# -- ALTER and DROP --------------------------------------------------------------------------------
+
+
+async def alter_object(context: SessionContext, statement: AlterObjectStatement) -> StatementResult:
+    """Change an object: so far, add tables to a source."""
+    tag = f"ALTER {statement.kind.upper()}"
+    name = object_name(statement.name)
+    action = statement.action
+    if isinstance(action, AddTablesAction) and statement.kind == "source":
+        tables = [
+            SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
+            for each in action.tables
+        ]
+        await context.client.alter_source(name, tables)
+        context.catalog.forget()
+        return StatementResult(tag)
+    raise InvalidUsage(f"{tag} {name}: this change is not made yet; DROP and CREATE it")
+
+
+async def drop_objects(context: SessionContext, statement: DropObjectsStatement) -> StatementResult:
+    """Drop objects, with CASCADE those that depend on them first.
+
+    Each object is dropped for itself: a crash in between leaves the others.
+    """
+    tag = f"DROP {statement.kind.upper()}"
+    notices: list[str] = []
+    for name in statement.names:
+        try:
+            await _drop(context, statement, object_name(name))
+        except UnknownObject as error:
+            if not statement.if_exists:
+                raise
+            notices.append(f"{error}, skipping")
+        finally:
+            context.catalog.forget()
+    return StatementResult(tag, notices=tuple(notices))
+
+
+_KINDS: Final = {
+    "table": {"table", "source table"},
+    "view": {"view"},
+    "materialized view": {"view"},
+    "index": {"index"},
+}
+
+
+async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> None:
+    client = context.client
+    if statement.kind == "source":
+        return await client.drop_source(name)
+    if statement.kind == "sink":
+        return await client.drop_sink(name)
+    found = await context.catalog.find((name,))
+    if found.kind not in _KINDS[statement.kind]:
+        raise InvalidUsage(f"{found.name} is a {found.kind}: write DROP {found.kind.upper()}")
+    if statement.cascade:
+        for other in reversed(await dependants(context, found.name)):
+            await client.drop(other)
+    return await client.drop(found.name)
+
+
+async def dependants(context: SessionContext, name: str) -> list[str]:
+    """Return all tables, views and indexes that depend on an object, at any depth, in the order of
+    their creation."""
+    rows = (await context.client.peek("penstock.objects")).to_pylist()
+    rows.sort(key=lambda row: int(str(row["id"]).lstrip("u")))
+    wanted, found = {name}, []
+    for row in rows:
+        depends = {each.strip() for each in (row["depends"] or "").split(",")}
+        # Objects come in the order of creation, so what they depend on was seen before.
+        if depends & wanted and row["kind"] not in ("source", "sink"):
+            wanted.add(row["name"])
+            found.append(row["name"])
+    return found
+
+
+# -- SHOW and DESCRIBE -----------------------------------------------------------------------------
+
+
+_TEXT: Final = pa.string()
+
+
+def text_result(columns: Sequence[str], rows: list[tuple[Any, ...]]) -> StatementResult:
+    """Return rows of texts (and booleans) as a result."""
+    fields = []
+    for number, name in enumerate(columns):
+        values = [row[number] for row in rows]
+        boolean = bool(values) and all(isinstance(value, bool) for value in values)
+        fields.append(pa.field(name, pa.bool_() if boolean else _TEXT))
+    return result_of("SELECT", pa.schema(fields), rows)
+
+
+async def show_objects(context: SessionContext, statement: ShowObjectsStatement) -> StatementResult:
+    """List objects of a kind, those whose names fit the pattern."""
+
+    def fits(name: str) -> bool:
+        return matches(name, statement.pattern)
+
+    if statement.kind == "schemas":
+        return text_result(["namespace"], [("public",)])
+    if statement.kind in ("sources", "sinks"):
+        sinks = statement.kind == "sinks"
+        found = await (context.client.sinks() if sinks else context.client.sources())
+        rows: list[tuple[Any, ...]] = [
+            (each.name, each.kind, each.on, each.health.status, each.health.error)
+            for each in found
+            if fits(each.name)
+        ]
+        return text_result(["name", "kind", "on", "status", "error"], rows)
+    if statement.kind == "indexes":
+        return await _show_indexes(context, statement)
+    objects = [each for each in await context.catalog.all() if fits(each.name)]
+    if statement.kind == "tables":
+        # As Spark has it, views are among them.
+        tables = [each for each in objects if each.kind in ("table", "source table", "view")]
+        return text_result(
+            ["namespace", "tableName", "isTemporary"],
+            [("public", each.name, False) for each in tables],
+        )
+    rows = [
+        ("public", each.name, each.mode, each.state, str(each.lag_ms))
+        for each in objects
+        if each.kind == "view"
+    ]
+    return text_result(["namespace", "viewName", "mode", "state", "lag_ms"], rows)
+
+
+async def _show_indexes(
+    context: SessionContext, statement: ShowObjectsStatement
+) -> StatementResult:
+    on = object_name(statement.object) if statement.object else ""
+    rows = (await context.client.peek("penstock.objects")).to_pylist()
+    found = [
+        (row["name"], row["depends"], row["key"])
+        for row in rows
+        if row["kind"] == "index"
+        and matches(row["name"], statement.pattern)
+        and (not on or row["depends"].lower() == on.lower())
+    ]
+    return text_result(["name", "on", "columns"], found)
+
+
+def matches(name: str, pattern: str | None) -> bool:
+    """Return whether a name fits a pattern of SHOW … LIKE: ``*`` or ``%`` for any text, ``|``
+    between alternatives, in any case.
+
+    >>> matches("Orders", "ord*|x"), matches("orders", "%s"), matches("orders", "order")
+    (True, True, False)
+    """
+    if pattern is None:
+        return True
+    parts = pattern.lower().replace("%", "*").split("|")
+    return any(fnmatch.fnmatchcase(name.lower(), part) for part in parts)
+
+
+async def show_columns(context: SessionContext, statement: ShowColumnsStatement) -> StatementResult:
+    """List the columns of an object."""
+    found = await context.catalog.find(statement.object)
+    names = () if found.schema is None else found.schema.names
+    return text_result(["col_name"], [(name,) for name in names])
+
+
+async def show_create(context: SessionContext, statement: ShowCreateStatement) -> StatementResult:
+    """Return the statement that creates an object like this."""
+    found = await context.catalog.find(statement.name)
+    return text_result(["createtab_stmt"], [(await creation_text(context, found),)])
+
+
+async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
+    """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
+    no statement creates alone."""
+    name = quoted(found.name)
+    if found.kind == "view":
+        plan = await context.client.peek(
+            "penstock.operators", where=[("name", "=", found.name)], columns=["policy"], limit=1
+        )
+        policy = str(plan["policy"][0].as_py() or "auto") if plan.num_rows else "auto"
+        text = f"CREATE MATERIALIZED VIEW {name}"
+        if policy != "auto":
+            text += f" REFRESH POLICY {policy.upper()}"
+        if found.target_lag_ms:
+            text += f" TBLPROPERTIES ('target_lag_ms' = {spark_text(str(found.target_lag_ms))})"
+        return f"{text} AS\n{found.sql}"
+    if found.kind == "table" and found.schema is not None:
+        lines = [
+            f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
+            for each in found.schema.columns
+        ]
+        if found.schema.key:
+            lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, found.schema.key))})")
+        columns = ",\n".join(lines)
+        return f"CREATE TABLE {name} (\n{columns})"
+    if found.kind == "index":
+        rows = await context.client.peek("penstock.objects", where=[("name", "=", found.name)])
+        row = rows.to_pylist()[0]
+        return f"CREATE INDEX {name} ON {quoted(row['depends'])} ({row['key']})"
+    raise InvalidUsage(f"{found.name} is a {found.kind}: it is created with its source")
+
+
+async def describe(
+    context: SessionContext, statement: DescribeStatement, parameters: Parameters
+) -> StatementResult:
+    """List the columns of an object or of a query, with their types."""
+    columns = ["col_name", "data_type", "comment"]
+    if statement.query is not None:
+        schema = await context.client.describe_query(
+            context.spark(statement.query.query.text, parameters)
+        )
+        return text_result(columns, [(c.name, c.type, None) for c in schema.columns])
+    assert statement.name is not None
+    found = await context.catalog.find(statement.name)
+    rows: list[tuple[Any, ...]] = []
+    if found.schema is not None:
+        rows = [(each.name, each.type, None) for each in found.schema.columns]
+    if statement.extended:
+        rows += [("", "", ""), ("# Detailed Table Information", "", "")]
+        shown = {
+            "Name": found.name,
+            "Type": found.kind,
+            "Primary key": ", ".join(found.schema.key) if found.schema else "",
+            "Mode": found.mode,
+            "State": f"{found.state} {found.text}".strip(),
+            "Readable from": str(found.since),
+            "Sealed below": str(found.upper),
+            "Age (ms)": str(found.lag_ms),
+            "Target lag (ms)": str(found.target_lag_ms) if found.target_lag_ms else "",
+            "View text": found.sql,
+        }
+        rows += [(key, value, "") for key, value in shown.items() if value]
+    return text_result(columns, rows)
+
+
+async def explain(
+    context: SessionContext, statement: ExplainStatement, parameters: Parameters
+) -> StatementResult:
+    """Return the plan of a query's reading, or of a view before it is created, a line each."""
+    inner = statement.statement
+    if isinstance(inner, CreateMaterializedViewStatement):
+        text = await context.client.explain_query(
+            context.spark(inner.query.text, parameters), refresh_policy=inner.policy or "auto"
+        )
+        return text_result(["plan"], [(line,) for line in text.splitlines()])
+    if statement.mode == "incremental":
+        text = await context.client.explain_query(context.spark(inner.query.text, parameters))
+        return text_result(["plan"], [(line,) for line in text.splitlines()])
+    return text_result(
+        ["plan"], [(line,) for line in await explain_query(context, inner, parameters)]
+    )

@@ -1,0 +1,219 @@
+"""What the parts of an SQL session share: its client, its variables, its transaction."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from datetime import UTC, datetime
+from typing import Final
+
+import pyarrow as pa
+
+from actors.client.client import Client
+from actors.errors import InvalidUsage, UnknownObject
+from actors.plan.schema import TableSchema
+from actors.progress import Time
+from actors.protocol.api import ObjectStatus
+from actors.protocol.relations import fold
+from actors.settings import Settings
+from actors.sql.dialects import to_spark
+from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
+from actors.sql.tokens import SqlDialect
+from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
+from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.transaction import OpenTransaction
+
+SCHEMAS: Final = frozenset({"public", "default"})
+"""Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
+DATABASE: Final = "penstock"
+"""Name of the database, and of the schema of the relations about the service itself."""
+CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
+TABLE_KINDS: Final = frozenset({"table"})
+READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
+
+
+def object_name(name: QualifiedName) -> str:
+    """Return the name of an object without its catalog and schema.
+
+    >>> object_name(("penstock", "public", "orders"))
+    'orders'
+    >>> object_name(("penstock", "objects"))
+    'penstock.objects'
+
+    Raises:
+        InvalidUsage: The name is of another catalog or schema.
+    """
+    parts = list(name)
+    if len(parts) == 3 and parts[0].lower() in CATALOGS:
+        del parts[0]
+    if len(parts) == 2 and parts[0].lower() in SCHEMAS:
+        del parts[0]
+    if len(parts) == 2 and parts[0].lower() == DATABASE:
+        return f"{DATABASE}.{parts[1]}"
+    if len(parts) != 1:
+        raise InvalidUsage(
+            f"{'.'.join(name)}: all objects are in the schema public; write {parts[-1]}"
+        )
+    return parts[0]
+
+
+class SessionCatalog:
+    """Objects of the service, as the session last saw them."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._known: dict[str, ObjectStatus] | None = None
+
+    def forget(self) -> None:
+        """Forget all objects: one may have changed."""
+        self._known = None
+
+    async def all(self) -> list[ObjectStatus]:
+        """Return all objects as they are now."""
+        objects = (await self._client.status()).objects
+        self._known = {fold(each.name): each for each in objects}
+        return list(objects)
+
+    async def known(self) -> list[ObjectStatus]:
+        """Return all objects as they were seen last, which may be a little ago."""
+        return await self.all() if self._known is None else list(self._known.values())
+
+    async def find(self, name: QualifiedName) -> ObjectStatus:
+        """Return an object. Raises `UnknownObject` and `InvalidUsage`."""
+        wanted = fold(object_name(name))
+        if self._known is None or wanted not in self._known:
+            await self.all()
+        assert self._known is not None
+        found = self._known.get(wanted)
+        if found is None:
+            raise UnknownObject(f"there is no table, view or index named {'.'.join(name)!r}")
+        return found
+
+    async def find_table(self, name: QualifiedName) -> tuple[str, TableSchema]:
+        """Return the name and columns of a table that clients write. Raises `InvalidUsage` and
+        `UnknownObject`."""
+        found = await self.find(name)
+        if found.kind not in TABLE_KINDS or found.schema is None:
+            raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
+        return found.name, found.schema
+
+
+class SessionContext:
+    """State of one session. One statement uses it at a time."""
+
+    def __init__(
+        self, client: Client, settings: Settings, dialect: SqlDialect, variables: SessionVariables
+    ) -> None:
+        self.client = client
+        self.settings = settings
+        self.dialect = dialect
+        self.variables = variables
+        self.catalog = SessionCatalog(client)
+        self.transaction: OpenTransaction | None = None
+
+    # -- texts -------------------------------------------------------------------------------------
+
+    def spark(self, text: str, parameters: Sequence[SqlParameter] = ()) -> str:
+        """Return a query or an expression of the session's dialect in Spark's."""
+        if self.dialect is SqlDialect.SPARK:
+            return text
+        return to_spark(text, [each.text for each in parameters]).text
+
+    @property
+    def utc(self) -> bool:
+        """Return whether the session's time zone is UTC."""
+        zone = self.variables.get("TimeZone").lower()
+        return zone in ("utc", "etc/utc", "gmt", "z", "zulu")
+
+    @property
+    def deadline_ms(self) -> int | None:
+        """Return the deadline of a statement; None: the service's own."""
+        text = self.variables.get("statement_timeout").removesuffix("ms")
+        given = int(text) if text.isdecimal() else 0
+        return given or None
+
+    # -- times -------------------------------------------------------------------------------------
+
+    async def time_of(self, expression: TextSpan, parameters: Sequence[SqlParameter]) -> Time:
+        """Return the time that an ``AS OF`` names: milliseconds, or a timestamp. Raises
+        `InvalidUsage`, and what the query of another expression raises."""
+        try:
+            value = literal_value(expression.text, self.dialect, parameters)
+        except NotLocal:
+            value = await self._computed(expression, parameters)
+        if isinstance(value, SqlParameter):
+            value = value.value
+        if isinstance(value, str) and value.isdecimal():
+            return int(value)
+        if isinstance(value, str):
+            try:
+                value = datetime.fromisoformat(value)
+            except ValueError:
+                raise InvalidUsage(
+                    f"AS OF {value!r}: neither a time in ms nor a timestamp"
+                ) from None
+        if isinstance(value, datetime):
+            # Without a zone it is of the session's, which `_computed` would know: only UTC is here.
+            moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            return int(moment.timestamp() * 1000)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidUsage(f"AS OF {expression.text}: neither a time in ms nor a timestamp")
+        return value
+
+    async def _computed(
+        self, expression: TextSpan, parameters: Sequence[SqlParameter]
+    ) -> int | datetime | str | None:
+        text = self.spark(expression.text, parameters)
+        rows = await self.collect(f"SELECT {text} AS moment")
+        found: int | datetime | str | None = rows[0][0].as_py() if rows.num_rows else None
+        return found
+
+    async def pinned_time(
+        self, statement: QueryStatement, parameters: Sequence[SqlParameter]
+    ) -> Time | None:
+        """Return the one time at which all names of a query are read; None: the latest. Raises
+        `InvalidUsage` if it names several."""
+        wanted = [statement.as_of, *(pin.expression for pin in statement.pins)]
+        if any(pin.is_version for pin in statement.pins):
+            raise InvalidUsage("VERSION AS OF: objects have times, not versions")
+        texts = {span.text: span for span in wanted if span is not None}
+        if len(texts) > 1:
+            raise InvalidUsage(
+                "all names of a query are read at one time: write AS OF once, at its end"
+            )
+        for span in texts.values():
+            return await self.time_of(span, parameters)
+        variable = self.variables.get("penstock.as_of")
+        return int(variable) if variable.isdecimal() else None
+
+    async def transaction_time(self) -> Time:
+        """Return the time at which the open transaction reads, which its first read fixes."""
+        assert self.transaction is not None
+        if self.transaction.time is None:
+            self.transaction.time = max(0, (await self.client.status()).tables_upper - 1)
+        return self.transaction.time
+
+    # -- rows --------------------------------------------------------------------------------------
+
+    def rows(self, text: str, as_of: Time | None) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the rows of a query in Spark's dialect, at least one batch. Without `as_of` it sees
+        every write that was acknowledged."""
+        return self.client.query(
+            text, as_of=as_of, deadline_ms=self.deadline_ms, latest=as_of is None
+        )
+
+    async def collect(self, text: str, as_of: Time | None = None) -> pa.Table:
+        """Return all rows of a query in Spark's dialect. Raises `InvalidUsage` for more bytes than
+        a statement may hold."""
+        limit = self.settings.sql_rows_bytes_max
+        batches, size = [], 0
+        async with aclosing(self.rows(text, as_of)) as found:
+            async for batch in found:
+                batches.append(batch)
+                size += batch.nbytes
+                if size > limit:
+                    raise InvalidUsage(
+                        f"the statement's rows have more than {limit} bytes "
+                        "(sql_rows_bytes_max): change fewer at once, or use COPY"
+                    )
+        return pa.Table.from_batches(batches)

@@ -1,0 +1,275 @@
+"""Values between SQL texts, Python and Arrow.
+
+A literal, or a parameter, of an INSERT is read here if that surely gives what Spark's cast to the
+column's type would give; everything else is computed by Spark. In the other direction a row is
+written as Spark's literals, for a query that reads the rows of an open transaction. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, spark_type
+from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
+
+
+class SqlParameter(msgspec.Struct, frozen=True):
+    """A parameter of a statement: its value, and Spark's text of it.
+
+    `untyped`: the client gave a text without a type, which takes the type of its place.
+    `computed`: only Spark knows the value; `text` is an expression.
+    """
+
+    value: Any
+    text: str
+    untyped: bool = False
+    computed: bool = False
+
+
+class NotLocal(Exception):
+    """The value must be computed by Spark."""
+
+
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")
+_FRACTION: Final = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+    r"(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+_EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
+"""Whole numbers up to which a floating type has every one."""
+_BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
+
+
+def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
+    """Return the Python value of a literal or a parameter; a `SqlParameter` of it if its type is
+    that of its place.
+
+    >>> literal_value("-12", SqlDialect.SPARK, ())
+    -12
+    >>> literal_value("$1", SqlDialect.POSTGRES, (SqlParameter("a", "'a'"),))
+    'a'
+
+    Raises:
+        NotLocal: The text is another expression.
+    """
+    tokens = lex_sql(text, dialect)
+    negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
+    if len(tokens) != 1 and not negative:
+        raise NotLocal
+    token = tokens[-1]
+    match token.kind:
+        case "number":
+            return _number(token.text, negative=negative)
+        case "text":
+            return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
+        case "parameter" if token.text.startswith("$"):
+            number = int(token.text[1:])
+            if not 1 <= number <= len(parameters):
+                raise NotLocal
+            return parameters[number - 1]
+    if token.word in ("NULL", "DEFAULT"):
+        return None
+    if token.word in ("TRUE", "FALSE"):
+        return token.word == "TRUE"
+    raise NotLocal
+
+
+def _number(text: str, *, negative: bool) -> int | Decimal:
+    if _WHOLE.fullmatch(text):
+        return -int(text) if negative else int(text)
+    if _FRACTION.fullmatch(text):
+        return -Decimal(text) if negative else Decimal(text)
+    raise NotLocal  # suffixes and exponents
+
+
+def _text(token: SqlToken, dialect: SqlDialect) -> str:
+    """Return the value of a quoted string without escapes. Raises `NotLocal` for others."""
+    text = token.text
+    if text[0] != "'" or (dialect is SqlDialect.SPARK and "\\" in text):
+        raise NotLocal
+    return text[1:-1].replace("''", "'")
+
+
+def column_array(values: Sequence[Any], column: TableColumn, *, utc: bool) -> pa.Array:
+    """Return the values of `literal_value` as an array of a column's type.
+
+    Args:
+        values: A value or a `SqlParameter` for each row.
+        column: The column that they are for.
+        utc: True if the session's time zone is UTC: only then a moment without a zone is read.
+
+    Raises:
+        NotLocal: A value is not surely what Spark's cast makes of it.
+    """
+    kind = arrow_type(column.type)
+    try:
+        return pa.array([_fitted(value, column.type, kind, utc=utc) for value in values], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        # Spark says what does not fit, in its own words.
+        raise NotLocal from None
+
+
+def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+    untyped = False
+    if isinstance(value, SqlParameter):
+        if value.computed:
+            raise NotLocal
+        value, untyped = value.value, value.untyped
+    if value is None:
+        return None
+    if spark.startswith(("char", "varchar")):
+        raise NotLocal  # a length to keep, or blanks to add
+    if isinstance(value, list) and pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
+    if untyped and isinstance(value, str) and not pa.types.is_string(kind):
+        return _parsed(value, kind, utc=utc)
+    exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
+    tests = {
+        bool: pa.types.is_boolean,
+        int: lambda each: pa.types.is_integer(each) or pa.types.is_decimal(each) or exact,
+        float: pa.types.is_float64,
+        Decimal: lambda each: pa.types.is_decimal(each) or pa.types.is_float64(each),
+        str: pa.types.is_string,
+        bytes: pa.types.is_binary,
+        date: pa.types.is_date,
+        datetime: lambda each: (
+            pa.types.is_timestamp(each)
+            and (utc or (each.tz is not None) == (value.tzinfo is not None))
+        ),
+    }
+    test = tests.get(type(value))
+    if test is None or not test(kind):
+        raise NotLocal
+    if pa.types.is_floating(kind):
+        return float(value)
+    if pa.types.is_timestamp(kind):
+        # Only in a session in UTC a time without a zone is the same moment in both types.
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
+    return Decimal(value) if pa.types.is_decimal(kind) else value
+
+
+def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:
+    """Return a text as a value of a type, if it is written in the plainest form."""
+    negative = text.startswith("-")
+    if pa.types.is_integer(kind) and _WHOLE.fullmatch(text.removeprefix("-")):
+        return int(text)
+    if pa.types.is_decimal(kind) and _FRACTION.fullmatch(text.removeprefix("-")):
+        return Decimal(text)
+    if pa.types.is_float64(kind) and _FRACTION.fullmatch(text[negative:]):
+        return float(text)
+    if pa.types.is_boolean(kind) and text.lower() in _BOOLEANS:
+        return _BOOLEANS[text.lower()]
+    if pa.types.is_date(kind) and _DAY.fullmatch(text):
+        return date.fromisoformat(text)
+    moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None
+    if moment is None:
+        raise NotLocal
+    found = datetime.fromisoformat(text)
+    if kind.tz is None:
+        if moment["zone"]:
+            raise NotLocal
+        return found
+    if found.tzinfo is None:
+        if not utc:
+            raise NotLocal
+        return found.replace(tzinfo=UTC)
+    return found
+
+
+# -- Rows as Spark's literals ----------------------------------------------------------------------
+
+_ESCAPED: Final = str.maketrans({"\\": "\\\\", "'": "\\'"})
+
+
+def spark_text(value: str) -> str:
+    r"""Return a string as a literal of Spark.
+
+    >>> spark_text("it's")
+    "'it\\'s'"
+    """
+    return f"'{value.translate(_ESCAPED)}'"
+
+
+def spark_literal(value: Any, spark: str) -> str:
+    """Return a value of a Spark type as an expression of exactly that type.
+
+    >>> spark_literal(Decimal("1.50"), "decimal(12,2)")
+    "CAST('1.50' AS decimal(12,2))"
+    >>> spark_literal([1, None], "array<int>")
+    'array(CAST(1 AS int), CAST(NULL AS int))'
+    """
+    kind = arrow_type(spark)
+    if value is None:
+        return f"CAST(NULL AS {spark})"
+    if pa.types.is_string(kind):
+        return spark_text(value)
+    if pa.types.is_boolean(kind):
+        return "true" if value else "false"
+    if pa.types.is_integer(kind):
+        return f"CAST({value} AS {spark})"
+    if pa.types.is_binary(kind):
+        return f"X'{value.hex()}'"
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            return f"timestamp_micros({_micros(value)})"
+        return f"TIMESTAMP_NTZ'{value.isoformat(sep=' ')}'"
+    if pa.types.is_nested(kind):
+        return _nested_literal(value, spark, kind)
+    return f"CAST('{value}' AS {spark})"
+
+
+def _micros(value: datetime) -> int:
+    since = value - datetime(1970, 1, 1, tzinfo=value.tzinfo)
+    # Whole numbers: a float has no microseconds of these years.
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _nested_literal(value: Any, spark: str, kind: pa.DataType) -> str:
+    inner = inner_types(spark)
+    if pa.types.is_list(kind):
+        if not value:
+            return f"CAST(array() AS {spark})"
+        return f"array({', '.join(spark_literal(each, inner[0]) for each in value)})"
+    if pa.types.is_map(kind):
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if not pairs:
+            return f"CAST(map() AS {spark})"
+        key, item = inner
+        entries = (f"{spark_literal(k, key)}, {spark_literal(v, item)}" for k, v in pairs)
+        return f"map({', '.join(entries)})"
+    names = [field.name for field in kind]
+    named = (
+        f"{spark_text(name)}, {spark_literal(value.get(name), each)}"
+        for name, each in zip(names, inner, strict=True)
+    )
+    return f"named_struct({', '.join(named)})"
+
+
+def values_query(rows: pa.Table, schema: TableSchema) -> str:
+    """Return a query of Spark whose rows are these, in the schema's columns and types; at least
+    one row is needed."""
+    columns = [rows[column.name].to_pylist() for column in schema.columns]
+    types = [column.type for column in schema.columns]
+    lines = (
+        f"({', '.join(spark_literal(v, t) for v, t in zip(row, types, strict=True))})"
+        for row in zip(*columns, strict=True)
+    )
+    names = ", ".join(f"`{name.replace('`', '``')}`" for name in schema.names)
+    return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
+
+
+def schema_of(shape: pa.Schema) -> TableSchema:
+    """Return the columns of an Arrow schema with their Spark types. Raises `InvalidUsage` for a
+    type that Spark has not."""
+    return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in shape))

@@ -1,0 +1,405 @@
+"""One SQL session: carries out its statements, one at a time.
+
+Both doors use it. A statement is parsed by `actors.sql`; `STATEMENTS` says what carries it out.
+Errors are those of `actors.errors`. After an error in an explicit transaction only ROLLBACK (or
+ROLLBACK TO) is taken, as PostgreSQL's clients expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
+
+import pyarrow as pa
+
+from actors.client.client import Client
+from actors.errors import AbsentRow, InvalidUsage, TransactionAborted, WriteConflict
+from actors.settings import Settings
+from actors.sql import statements as sql
+from actors.sql.grammar import parse_statement
+from actors.sql.tokens import SqlDialect
+from actors.sql_session import catalog_statements as catalog
+from actors.sql_session import writing
+from actors.sql_session.context import SCHEMAS, SessionContext
+from actors.sql_session.cursors import SessionCursors, SpawnTask
+from actors.sql_session.reading import read_query, subscribe
+from actors.sql_session.results import StatementResult
+from actors.sql_session.row_values import SqlParameter
+from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.transaction import OpenTransaction
+
+Parameters: TypeAlias = Sequence[SqlParameter]
+StatementHandler: TypeAlias = Callable[["SqlSession", Any, Parameters], Awaitable[StatementResult]]
+PREPARED_MAX: Final = 1_000
+"""Number of statements that one session may have prepared by PREPARE."""
+
+
+class SqlSession:
+    """A session of one client. Close it, which ends its cursors and drops its open changes."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        dialect: SqlDialect,
+        user: str = "penstock",
+        *,
+        spawn: SpawnTask | None = None,
+    ) -> None:
+        """Begin a session. `spawn` runs what reads ahead for cursors of subscribes; None: there are
+        none."""
+        self.variables = SessionVariables(user)
+        self.context = SessionContext(client, settings, dialect, self.variables)
+        self.cursors = SessionCursors(spawn)
+        self.failed = False
+        """True in a transaction after an error."""
+        self.prepared: dict[str, sql.PrepareTextStatement] = {}
+
+    @property
+    def in_transaction(self) -> bool:
+        """Return whether a transaction is open."""
+        return self.context.transaction is not None
+
+    def parse(self, text: str) -> sql.SqlStatement:
+        """Return one statement of a text. Raises `SqlSyntaxError`."""
+        return parse_statement(text, self.context.dialect)
+
+    async def execute(
+        self, statement: sql.SqlStatement, parameters: Parameters = ()
+    ) -> StatementResult:
+        """Carry out a statement.
+
+        Rows of the result that are not taken hold resources: close its generator. Raises
+        `TransactionAborted` in a failed transaction, and the statement's own errors.
+        """
+        if self.failed and not isinstance(statement, _ENDING):
+            raise TransactionAborted(
+                "the transaction has failed: statements are ignored until ROLLBACK"
+            )
+        handler = STATEMENTS.get(type(statement))
+        if handler is None:
+            raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
+        try:
+            return await handler(self, statement, parameters)
+        except BaseException:
+            self.failed = self.in_transaction
+            raise
+
+    async def close(self) -> None:
+        """End the session: cursors, and the changes that were not committed."""
+        self.context.transaction = None
+        await self.cursors.close(None)
+
+    async def describe(
+        self, statement: sql.SqlStatement, parameters: Parameters
+    ) -> pa.Schema | None:
+        """Return the columns of a statement's result without carrying it out; None: it has no
+        rows. The values of the parameters do not matter. Raises as `execute`."""
+        match statement:
+            case sql.QueryStatement():
+                text = self.context.spark(statement.query.text, parameters)
+                return (await self.context.client.describe_query(text)).arrow()
+            case sql.ExecutePreparedStatement():
+                kept = self.prepared.get(statement.name)
+                if kept is None:
+                    raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+                inner = self.parse(kept.statement.text)
+                return await self.describe(inner, self._arguments(statement, kept, parameters))
+            case sql.FetchCursorStatement():
+                return None if statement.move else self.cursors.shape(statement.name)
+        # The others change nothing, and cost little.
+        result = await self.execute(statement, parameters)
+        if result.batches is not None:
+            await result.batches.aclose()
+        return result.schema
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def begin_implicit(self) -> None:
+        """Open a transaction that the client did not ask for, around several statements."""
+        self.context.transaction = OpenTransaction()
+
+    async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
+        """Open a transaction; inside one it is a notice."""
+        if self.in_transaction:
+            return StatementResult("BEGIN", notices=("there is already a transaction in progress",))
+        default = self.variables.get("default_transaction_read_only") == "on"
+        given = statement.modes.read_only
+        self.context.transaction = OpenTransaction(read_only=default if given is None else given)
+        return StatementResult("BEGIN")
+
+    async def set_transaction(
+        self, statement: sql.SetTransactionStatement, _: Parameters
+    ) -> StatementResult:
+        """Set the modes of the open transaction, or of all later ones."""
+        read_only = statement.modes.read_only
+        if read_only is not None and statement.session:
+            self.variables.set("default_transaction_read_only", "on" if read_only else "off")
+        elif read_only is not None and self.context.transaction is not None:
+            self.context.transaction.read_only = read_only
+        return StatementResult("SET")
+
+    async def commit(self, _: sql.CommitStatement, __: Parameters) -> StatementResult:
+        """Write all changes at one time. A failed transaction is rolled back.
+
+        Raises:
+            WriteConflict: Another session changed a row that this transaction has changed.
+        """
+        transaction = self.context.transaction
+        if transaction is None:
+            notice = "there is no transaction in progress"
+            return StatementResult("COMMIT", notices=(notice,))
+        failed, self.failed = self.failed, False
+        self.context.transaction = None
+        await self.cursors.end_transaction()
+        if failed:
+            return StatementResult("ROLLBACK")
+        changes = transaction.write()
+        if changes:
+            try:
+                await self.context.client.write(changes)
+            except AbsentRow as error:
+                raise WriteConflict(
+                    f"could not serialize access due to concurrent update: {error}"
+                ) from None
+        return StatementResult("COMMIT")
+
+    async def roll_back(self, _: sql.RollbackStatement, __: Parameters) -> StatementResult:
+        """Drop all changes of the transaction."""
+        notices = () if self.in_transaction else ("there is no transaction in progress",)
+        self.context.transaction, self.failed = None, False
+        await self.cursors.end_transaction()
+        return StatementResult("ROLLBACK", notices=notices)
+
+    def _open(self, what: str) -> OpenTransaction:
+        transaction = self.context.transaction
+        if transaction is None:
+            raise InvalidUsage(f"{what} can only be used in transaction blocks")
+        return transaction
+
+    async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
+        """Remember the transaction's state."""
+        self._open("SAVEPOINT").save(statement.name)
+        return StatementResult("SAVEPOINT")
+
+    async def release(
+        self, statement: sql.ReleaseSavepointStatement, _: Parameters
+    ) -> StatementResult:
+        """Forget a savepoint."""
+        self._open("RELEASE SAVEPOINT").release(statement.name)
+        return StatementResult("RELEASE")
+
+    async def roll_back_to(
+        self, statement: sql.RollbackToStatement, _: Parameters
+    ) -> StatementResult:
+        """Drop the changes since a savepoint."""
+        self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
+        self.failed = False
+        return StatementResult("ROLLBACK")
+
+    # -- variables ---------------------------------------------------------------------------------
+
+    async def set_variable(
+        self, statement: sql.SetVariableStatement, _: Parameters
+    ) -> StatementResult:
+        """Set a variable of the session."""
+        if statement.values:
+            self.variables.set(statement.name, ", ".join(statement.values))
+        else:
+            self.variables.reset(statement.name)
+        return StatementResult("SET")
+
+    async def reset_variable(
+        self, statement: sql.ResetVariableStatement, _: Parameters
+    ) -> StatementResult:
+        """Set a variable, or all, to the default."""
+        names = [statement.name] if statement.name else [name for name, _ in self.variables.all()]
+        for name in names:
+            self.variables.reset(name)
+        return StatementResult("RESET")
+
+    async def show_setting(
+        self, statement: sql.ShowSettingStatement, _: Parameters
+    ) -> StatementResult:
+        """Return a variable's value, or all."""
+        if statement.name.lower() == "all":
+            rows: list[tuple[Any, ...]] = [
+                (name, value, "") for name, value in self.variables.all()
+            ]
+            result = catalog.text_result(["name", "setting", "description"], rows)
+        else:
+            value = self.variables.get(statement.name)
+            result = catalog.text_result([statement.name.lower()], [(value,)])
+        result.tag = "SHOW"
+        return result
+
+    async def use_schema(self, statement: sql.UseSchemaStatement, _: Parameters) -> StatementResult:
+        """Accept the one schema that there is."""
+        if statement.name[-1].lower() not in SCHEMAS:
+            raise InvalidUsage(f"schema {'.'.join(statement.name)} does not exist: there is public")
+        return StatementResult("SET")
+
+    async def discard(self, _: sql.DiscardAllStatement, __: Parameters) -> StatementResult:
+        """Forget the session's state."""
+        if self.in_transaction:
+            raise InvalidUsage("DISCARD ALL cannot run inside a transaction block")
+        await self.cursors.close(None)
+        self.prepared.clear()
+        for name, _value in self.variables.all():
+            self.variables.reset(name)
+        return StatementResult("DISCARD ALL")
+
+    # -- cursors and prepared statements -----------------------------------------------------------
+
+    async def declare(
+        self, statement: sql.DeclareCursorStatement, parameters: Parameters
+    ) -> StatementResult:
+        """Open a cursor."""
+        if not statement.hold:
+            self._open("DECLARE CURSOR")
+        source = statement.source
+        result = await self.execute(source, parameters)
+        await self.cursors.declare(statement.name, result, hold=statement.hold)
+        return StatementResult("DECLARE CURSOR")
+
+    async def fetch(self, statement: sql.FetchCursorStatement, _: Parameters) -> StatementResult:
+        """Return the next rows of a cursor; MOVE passes them over."""
+        result = await self.cursors.fetch(statement.name, statement.count)
+        if not statement.move:
+            return result
+        assert result.batches is not None
+        count = sum([batch.num_rows async for batch in result.batches])
+        return StatementResult(f"MOVE {count}")
+
+    async def close_cursor(
+        self, statement: sql.CloseCursorStatement, _: Parameters
+    ) -> StatementResult:
+        """Close a cursor, or all."""
+        await self.cursors.close(statement.name)
+        return StatementResult("CLOSE CURSOR" if statement.name else "CLOSE CURSOR ALL")
+
+    async def prepare(self, statement: sql.PrepareTextStatement, _: Parameters) -> StatementResult:
+        """Keep a statement's text under a name."""
+        if statement.name in self.prepared:
+            raise InvalidUsage(f'prepared statement "{statement.name}" already exists')
+        if len(self.prepared) >= PREPARED_MAX:
+            raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
+        self.parse(statement.statement.text)
+        self.prepared[statement.name] = statement
+        return StatementResult("PREPARE")
+
+    async def execute_prepared(
+        self, statement: sql.ExecutePreparedStatement, parameters: Parameters
+    ) -> StatementResult:
+        """Carry out a prepared statement with these arguments."""
+        kept = self.prepared.get(statement.name)
+        if kept is None:
+            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+        inner = self.parse(kept.statement.text)
+        return await self.execute(inner, self._arguments(statement, kept, parameters))
+
+    def _arguments(
+        self,
+        statement: sql.ExecutePreparedStatement,
+        kept: sql.PrepareTextStatement,
+        parameters: Parameters,
+    ) -> list[SqlParameter]:
+        """Return the arguments of EXECUTE as expressions of the declared types."""
+        given = []
+        for number, span in enumerate(statement.arguments):
+            text = self.context.spark(span.text, parameters)
+            if number < len(kept.types):
+                text = f"CAST({text} AS {kept.types[number]})"
+            given.append(SqlParameter(None, f"({text})", computed=True))
+        return given
+
+    async def deallocate(
+        self, statement: sql.DeallocateStatement, _: Parameters
+    ) -> StatementResult:
+        """Forget a prepared statement, or all."""
+        if statement.name is None:
+            self.prepared.clear()
+            return StatementResult("DEALLOCATE ALL")
+        if self.prepared.pop(statement.name, None) is None:
+            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+        return StatementResult("DEALLOCATE")
+
+    async def do_nothing(
+        self, statement: sql.NoOperationStatement, _: Parameters
+    ) -> StatementResult:
+        """Accept a statement that has no effect here."""
+        return StatementResult(statement.tag)
+
+
+_ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
+
+
+def _shown(statement: sql.SqlStatement) -> str:
+    return type(statement).__name__.removesuffix("Statement")
+
+
+def _with_parameters(
+    function: Callable[[SessionContext, Any, Parameters], Awaitable[StatementResult]],
+) -> StatementHandler:
+    """Return a handler of a function that takes the session's state and parameters."""
+
+    async def handle(
+        session: SqlSession, statement: Any, parameters: Parameters
+    ) -> StatementResult:
+        return await function(session.context, statement, parameters)
+
+    return handle
+
+
+def _without_parameters(
+    function: Callable[[SessionContext, Any], Awaitable[StatementResult]],
+) -> StatementHandler:
+    """Return a handler of a function that takes the session's state alone."""
+
+    async def handle(session: SqlSession, statement: Any, _: Parameters) -> StatementResult:
+        return await function(session.context, statement)
+
+    return handle
+
+
+STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
+    sql.QueryStatement: _with_parameters(read_query),
+    sql.SubscribeStatement: _with_parameters(subscribe),
+    sql.InsertStatement: _with_parameters(writing.insert),
+    sql.UpdateStatement: _with_parameters(writing.update),
+    sql.DeleteStatement: _with_parameters(writing.delete),
+    sql.MergeStatement: _with_parameters(writing.merge),
+    sql.CreateTableStatement: _without_parameters(catalog.create_table),
+    sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
+    sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),
+    sql.CreateIndexStatement: _without_parameters(catalog.create_index),
+    sql.CreateSourceStatement: _without_parameters(catalog.create_source),
+    sql.CreateSinkStatement: _without_parameters(catalog.create_sink),
+    sql.AlterObjectStatement: _without_parameters(catalog.alter_object),
+    sql.DropObjectsStatement: _without_parameters(catalog.drop_objects),
+    sql.ShowObjectsStatement: _without_parameters(catalog.show_objects),
+    sql.ShowColumnsStatement: _without_parameters(catalog.show_columns),
+    sql.ShowCreateStatement: _without_parameters(catalog.show_create),
+    sql.DescribeStatement: _with_parameters(catalog.describe),
+    sql.ExplainStatement: _with_parameters(catalog.explain),
+    sql.BeginStatement: SqlSession.begin,
+    sql.SetTransactionStatement: SqlSession.set_transaction,
+    sql.CommitStatement: SqlSession.commit,
+    sql.RollbackStatement: SqlSession.roll_back,
+    sql.SavepointStatement: SqlSession.save,
+    sql.ReleaseSavepointStatement: SqlSession.release,
+    sql.RollbackToStatement: SqlSession.roll_back_to,
+    sql.SetVariableStatement: SqlSession.set_variable,
+    sql.ResetVariableStatement: SqlSession.reset_variable,
+    sql.ShowSettingStatement: SqlSession.show_setting,
+    sql.UseSchemaStatement: SqlSession.use_schema,
+    sql.DiscardAllStatement: SqlSession.discard,
+    sql.DeclareCursorStatement: SqlSession.declare,
+    sql.FetchCursorStatement: SqlSession.fetch,
+    sql.CloseCursorStatement: SqlSession.close_cursor,
+    sql.PrepareTextStatement: SqlSession.prepare,
+    sql.ExecutePreparedStatement: SqlSession.execute_prepared,
+    sql.DeallocateStatement: SqlSession.deallocate,
+    sql.NoOperationStatement: SqlSession.do_nothing,
+}
+"""What carries out each statement. COPY is the door's: its data are messages of the protocol."""

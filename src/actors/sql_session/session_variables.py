@@ -1,0 +1,130 @@
+"""Settings of an SQL session: those that PostgreSQL's clients read and set, and our own.
+
+A variable that is unknown is kept as it was set: drivers set such of their own
+(``extra_float_digits``), and expect to read them back.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.errors import InvalidUsage
+
+SERVER_VERSION: Final = "15.0 (Penstock)"
+"""Version that clients see: drivers choose their catalog queries by its number."""
+REPORTED: Final = (
+    "server_version",
+    "server_encoding",
+    "client_encoding",
+    "application_name",
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "integer_datetimes",
+    "standard_conforming_strings",
+    "is_superuser",
+    "session_authorization",
+    "in_hot_standby",
+    "default_transaction_read_only",
+)
+"""Variables whose values are told to the client at the start and whenever they change."""
+_DEFAULTS: Final = {
+    "server_version": SERVER_VERSION,
+    "server_version_num": "150000",
+    "server_encoding": "UTF8",
+    "client_encoding": "UTF8",
+    "application_name": "",
+    "DateStyle": "ISO, MDY",
+    "IntervalStyle": "postgres",
+    "TimeZone": "UTC",
+    "integer_datetimes": "on",
+    "standard_conforming_strings": "on",
+    "is_superuser": "off",
+    "in_hot_standby": "off",
+    "default_transaction_read_only": "off",
+    "search_path": '"$user", public',
+    "transaction_isolation": "repeatable read",
+    "default_transaction_isolation": "repeatable read",
+    "transaction_read_only": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "max_identifier_length": "255",
+    "row_security": "on",
+    "xmloption": "content",
+    "client_min_messages": "notice",
+    "penstock.as_of": "",
+    "penstock.refresh_policy": "auto",
+}
+_FIXED: Final = frozenset(
+    {"server_version", "server_version_num", "server_encoding", "integer_datetimes"}
+)
+_ONE_VALUE: Final = {
+    "client_encoding": ("utf8", "utf-8", "unicode"),
+    "standard_conforming_strings": ("on", "true", "1", "yes"),
+    "datestyle": ("iso", "iso, mdy", "iso, dmy", "iso, ymd", "iso,mdy", "default"),
+}
+"""Variables that this service has in one form only, and the spellings of it."""
+VARIABLES_MAX: Final = 256
+"""Number of variables that one session may have."""
+
+
+class SessionVariables:
+    """Variables of one session, by name in any case."""
+
+    def __init__(self, user: str) -> None:
+        self._names = {name.lower(): name for name in _DEFAULTS}
+        self._values = {name.lower(): value for name, value in _DEFAULTS.items()}
+        self._names["session_authorization"] = "session_authorization"
+        self._values["session_authorization"] = user
+
+    def get(self, name: str) -> str:
+        """Return a variable's value. Raises `InvalidUsage` for one that was never set."""
+        value = self._values.get(name.lower())
+        if value is None:
+            raise InvalidUsage(f'unrecognized configuration parameter "{name}"')
+        return value
+
+    def all(self) -> list[tuple[str, str]]:
+        """Return all variables and their values, by name."""
+        return sorted((self._names[key], value) for key, value in self._values.items())
+
+    def set(self, name: str, value: str) -> str | None:
+        """Set a variable, and return its reported name if the client must be told of the change.
+
+        Raises:
+            InvalidUsage: The variable cannot be changed, or not to this value; or the session has
+                too many.
+        """
+        key = name.lower()
+        if key in _FIXED:
+            raise InvalidUsage(f'parameter "{name}" cannot be changed')
+        allowed = _ONE_VALUE.get(key)
+        if allowed is not None:
+            if value.strip().lower() not in allowed:
+                raise InvalidUsage(
+                    f'invalid value for parameter "{name}": "{value}"; this service has '
+                    f"{_DEFAULTS[self._names[key]]} only"
+                )
+            return None
+        if key not in self._values and len(self._values) >= VARIABLES_MAX:
+            raise InvalidUsage(f"a session has at most {VARIABLES_MAX} parameters")
+        self._names.setdefault(key, name)
+        changed = self._values.get(key) != value
+        self._values[key] = value
+        return self._names[key] if changed and self._names[key] in REPORTED else None
+
+    def reset(self, name: str) -> str | None:
+        """Set a variable to its default; as `set`."""
+        key = name.lower()
+        default = _DEFAULTS.get(self._names.get(key, name))
+        if default is None:
+            self._values.pop(key, None)
+            return None
+        return None if self._values[key] == default else self.set(name, default)
+
+    def reported(self) -> list[tuple[str, str]]:
+        """Return the variables that a client is told at the start."""
+        return [(name, self._values[name.lower()]) for name in REPORTED]

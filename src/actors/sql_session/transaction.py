@@ -1,0 +1,198 @@
+"""An open transaction: changes that wait for COMMIT, and the one time at which it reads.
+
+Reads see the contents at that time and the transaction's own changes over them. COMMIT is one write
+of all tables at one time. A row that the transaction changes must still be there then, bit by bit:
+else another session changed it, and the commit fails (snapshot isolation, first committer wins).
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.client.client import TableWrite
+from actors.errors import InvalidUsage
+from actors.plan.schema import DIFF, TableSchema
+from actors.plan.updates import consolidate
+from actors.progress import Time
+from actors.sql_session.row_values import values_query
+from actors.views.query_analysis import find_mentioned_tables
+
+OVERLAY_ROWS_MAX: Final = 2_000
+"""Number of changed rows of a table with which a query in a transaction still reads it: they are
+literals in the query's text."""
+
+
+class PendingChange(msgspec.Struct, frozen=True):
+    """One statement's change of a table: whole rows that go, and rows that come."""
+
+    delete: pa.Table | None
+    insert: pa.Table | None
+
+
+class TableChanges(msgspec.Struct):
+    """All changes of one table, in order."""
+
+    schema: TableSchema
+    changes: list[PendingChange]
+
+    def net(self) -> tuple[pa.Table, pa.Table]:
+        """Return the rows that go and those that come, after all changes: a row that came and went
+        is in neither."""
+        shape = pa.schema([*self.schema.arrow(), pa.field(DIFF, pa.int64())])
+        parts = [shape.empty_table()]
+        for change in self.changes:
+            for rows, diff in ((change.delete, -1), (change.insert, 1)):
+                if rows is not None:
+                    weights = pa.repeat(pa.scalar(diff, pa.int64()), rows.num_rows)
+                    parts.append(rows.append_column(shape.field(DIFF), weights).cast(shape))
+        summed = consolidate(pa.concat_tables(parts))
+        return _repeated(summed, -1), _repeated(summed, 1)
+
+
+def _repeated(summed: pa.Table, sign: int) -> pa.Table:
+    """Return the rows whose weight has this sign, each as often as its weight says."""
+    weights = [sign * diff for diff in summed[DIFF].to_pylist()]
+    numbers = [row for row, weight in enumerate(weights) for _ in range(max(0, weight))]
+    return summed.drop_columns([DIFF]).take(pa.array(numbers, pa.int64()))
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _overlay(name: str, schema: TableSchema, gone: pa.Table, come: pa.Table) -> str:
+    """Return a query of a table's rows without those that go and with those that come."""
+    rows = f"SELECT * FROM {_quoted(name)}"
+    if gone.num_rows and schema.key:
+        # A key names one row. Subtracting whole rows would group all that the table has.
+        columns = tuple(column for column in schema.columns if column.name in schema.key)
+        keys = values_query(gone.select([c.name for c in columns]), TableSchema(columns))
+        same = " AND ".join(
+            f"{_quoted(name)}.{_quoted(c.name)} <=> gone.{_quoted(c.name)}" for c in columns
+        )
+        rows += f" LEFT ANTI JOIN ({keys}) AS gone ON {same}"
+    elif gone.num_rows:
+        rows += f" EXCEPT ALL {values_query(gone, schema)}"
+    if come.num_rows:
+        rows = f"({rows}) UNION ALL {values_query(come, schema)}"
+    return rows
+
+
+class OpenTransaction:
+    """A transaction between BEGIN and COMMIT."""
+
+    def __init__(self, *, read_only: bool = False) -> None:
+        self.read_only = read_only
+        self.time: Time | None = None
+        """Time at which it reads; None until it reads."""
+        self._tables: dict[str, TableChanges] = {}
+        self._savepoints: list[tuple[str, dict[str, int]]] = []
+        self._bytes = 0
+
+    @property
+    def tables(self) -> Mapping[str, TableChanges]:
+        """Return the changed tables."""
+        return self._tables
+
+    def add(
+        self,
+        table: str,
+        schema: TableSchema,
+        change: PendingChange,
+        bytes_max: int,
+    ) -> None:
+        """Note a change. Raises `InvalidUsage` if the transaction is read only, or too large."""
+        if self.read_only:
+            raise InvalidUsage("cannot write in a read-only transaction")
+        size = sum(rows.nbytes for rows in (change.delete, change.insert) if rows is not None)
+        if self._bytes + size > bytes_max:
+            raise InvalidUsage(
+                f"the transaction's changes have more than {bytes_max} bytes "
+                "(sql_rows_bytes_max): commit more often, or use COPY"
+            )
+        self._bytes += size
+        self._tables.setdefault(table, TableChanges(schema, [])).changes.append(change)
+
+    def write(self) -> dict[str, TableWrite]:
+        """Return the changes as one write."""
+        made = {}
+        for table, changes in self._tables.items():
+            gone, come = changes.net()
+            if gone.num_rows or come.num_rows:
+                made[table] = TableWrite(
+                    insert=come if come.num_rows else None, delete=gone if gone.num_rows else None
+                )
+        return made
+
+    def overlaid(self, text: str) -> str:
+        """Return a query in Spark's dialect that reads the transaction's own changes, too.
+
+        Raises:
+            InvalidUsage: More rows of a table than `OVERLAY_ROWS_MAX` are changed.
+        """
+        schemas = {name: changes.schema for name, changes in self._tables.items()}
+        defined = []
+        for name in find_mentioned_tables(text, schemas):
+            gone, come = self._tables[name].net()
+            if gone.num_rows + come.num_rows > OVERLAY_ROWS_MAX:
+                raise InvalidUsage(
+                    f"this transaction has changed more than {OVERLAY_ROWS_MAX} rows of {name}, "
+                    "which it cannot read before COMMIT"
+                )
+            if gone.num_rows or come.num_rows:
+                defined.append(f"{_quoted(name)} AS ({_overlay(name, schemas[name], gone, come)})")
+        return f"WITH {', '.join(defined)} ({text})" if defined else text
+
+    # -- savepoints --------------------------------------------------------------------------------
+
+    def save(self, name: str) -> None:
+        """Remember the state under a name."""
+        counts = {table: len(changes.changes) for table, changes in self._tables.items()}
+        self._savepoints.append((name, counts))
+
+    def release(self, name: str) -> None:
+        """Forget a savepoint and the later ones. Raises `InvalidUsage` if there is none."""
+        del self._savepoints[self._position(name) :]
+
+    def roll_back_to(self, name: str) -> None:
+        """Undo all changes since a savepoint, which stays. Raises `InvalidUsage` if there is
+        none."""
+        position = self._position(name)
+        _, counts = self._savepoints[position]
+        del self._savepoints[position + 1 :]
+        for table, changes in self._tables.items():
+            del changes.changes[counts.get(table, 0) :]
+
+    def _position(self, name: str) -> int:
+        for position in range(len(self._savepoints) - 1, -1, -1):
+            if self._savepoints[position][0] == name:
+                return position
+        raise InvalidUsage(f'savepoint "{name}" does not exist')
+
+
+def count_rows(rows: pa.Table | None) -> int:
+    """Return the number of rows; 0 for none."""
+    return 0 if rows is None else rows.num_rows
+
+
+def filled(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return rows with all columns of a table, those that are not given as NULL."""
+    given = set(rows.column_names)
+    columns = [
+        rows[field.name].cast(field.type)
+        if field.name in given
+        else pa.nulls(rows.num_rows, field.type)
+        for field in schema.arrow()
+    ]
+    return pa.table(columns, schema=schema.arrow())
+
+
+def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:
+    """Return the rows whose column has this value."""
+    return rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))

@@ -1,0 +1,468 @@
+"""INSERT, UPDATE, DELETE and MERGE.
+
+Rows to change are read at one time, by a query; the write then names them whole. A row that another
+session changed meanwhile is no longer there, so the write fails as a whole, and outside of a
+transaction the statement reads and writes again. So no update is lost, without locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.client.client import TableWrite
+from actors.errors import AbsentRow, InvalidUsage, WriteConflict
+from actors.plan.schema import TableColumn, TableSchema
+from actors.protocol.relations import fold
+from actors.sql.statements import (
+    ColumnAssignment,
+    DeleteStatement,
+    InsertStatement,
+    MergeClause,
+    MergeStatement,
+    QueryStatement,
+    TextSpan,
+    UpdateStatement,
+)
+from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.reading import query_text
+from actors.sql_session.results import StatementResult
+from actors.sql_session.row_values import (
+    NotLocal,
+    SqlParameter,
+    column_array,
+    literal_value,
+)
+from actors.sql_session.transaction import PendingChange, count_rows, filled
+
+Parameters = Sequence[SqlParameter]
+_NEW: Final = "penstock_new_"
+"""Prefix of the columns that hold new values beside the old row."""
+_ACTION: Final = "penstock_action"
+_ROW: Final = "penstock_row"
+_IN_TARGET: Final = "penstock_in_target"
+_IN_SOURCE: Final = "penstock_in_source"
+
+
+class ComputedChange(msgspec.Struct, frozen=True):
+    """Rows that a statement changes; `count` is the number that the client is told."""
+
+    change: PendingChange
+    count: int
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark quotes it."""
+    return f"`{name.replace('`', '``')}`"
+
+
+# -- INSERT ----------------------------------------------------------------------------------------
+
+
+async def insert(
+    context: SessionContext, statement: InsertStatement, parameters: Parameters
+) -> StatementResult:
+    """Insert rows of expressions, or of a query. Raises as `SessionContext.collect` and
+    `Client.insert` do."""
+    table, schema = await context.catalog.find_table(statement.table)
+    columns = named_columns(table, schema, statement.columns)
+    if statement.rows is not None:
+        rows = await _values(context, table, columns, statement.rows, parameters)
+    else:
+        assert statement.query is not None
+        rows = await queried_rows(context, statement.query, parameters)
+        rows = _renamed(table, rows, columns)
+    await put_rows(context, table, schema, rows)
+    return StatementResult(f"INSERT 0 {rows.num_rows}")
+
+
+async def put_rows(
+    context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
+) -> None:
+    """Insert rows that have columns of the table, at once or at COMMIT."""
+    change = PendingChange(None, filled(rows, schema))
+    await _carry_out(context, table, schema, change)
+
+
+def named_columns(
+    table: str, schema: TableSchema, names: Sequence[str] | None
+) -> tuple[TableColumn, ...]:
+    """Return the columns that a statement names; all if it names none. Raises `InvalidUsage`."""
+    if names is None:
+        return schema.columns
+    own = {fold(column.name): column for column in schema.columns}
+    found = []
+    for name in names:
+        column = own.get(fold(name))
+        if column is None:
+            raise InvalidUsage(
+                f"table {table} has no column {name}; it has {', '.join(schema.names)}"
+            )
+        found.append(column)
+    if len({column.name for column in found}) < len(found):
+        raise InvalidUsage(f"table {table}: a column is named twice: {', '.join(names)}")
+    return tuple(found)
+
+
+async def _values(
+    context: SessionContext,
+    table: str,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+) -> pa.Table:
+    width = {len(row) for row in rows} - {len(columns)}
+    if width:
+        raise InvalidUsage(
+            f"INSERT INTO {table}: {width.pop()} values for {len(columns)} columns "
+            f"({', '.join(column.name for column in columns)})"
+        )
+    try:
+        values = [
+            [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
+        ]
+        arrays = [
+            column_array(each, column, utc=context.utc)
+            for each, column in zip(zip(*values, strict=True), columns, strict=True)
+        ]
+        return pa.table(arrays, names=[column.name for column in columns])
+    except NotLocal:
+        return await context.collect(_cast_values(context, columns, rows, parameters))
+
+
+def _cast_values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+) -> str:
+    """Return a query of the rows, each value cast to its column's type."""
+
+    def value(span: TextSpan, column: TableColumn) -> str:
+        word = span.text.strip().upper()
+        text = "NULL" if word == "DEFAULT" else context.spark(span.text, parameters)
+        return f"CAST({text} AS {column.type})"
+
+    lines = (f"({', '.join(map(value, row, columns))})" for row in rows)
+    names = ", ".join(quoted(column.name) for column in columns)
+    return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
+
+
+def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
+    """Return a query's rows under the names of the columns that they are for."""
+    if rows.num_columns != len(columns):
+        raise InvalidUsage(
+            f"INSERT INTO {table}: the query has {rows.num_columns} columns, and {len(columns)} "
+            f"are wanted ({', '.join(column.name for column in columns)})"
+        )
+    return rows.rename_columns([column.name for column in columns])
+
+
+# -- UPDATE and DELETE -----------------------------------------------------------------------------
+
+
+async def update(
+    context: SessionContext, statement: UpdateStatement, parameters: Parameters
+) -> StatementResult:
+    """Change columns of the rows that pass the condition."""
+    table, schema = await context.catalog.find_table(statement.table)
+    targets = _assigned(table, schema, statement.assignments)
+    from_ = _from(table, statement.alias, statement.where, context, parameters)
+    constants = _constants(context, targets, parameters)
+
+    async def compute() -> ComputedChange:
+        if constants is not None:
+            old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
+            new = _with_constants(old, constants)
+        else:
+            text = select_changes(context, schema, targets, from_, parameters)
+            rows = await read_rows(context, text)
+            old = rows.select(schema.names)
+            new = _with_new(rows, schema, [column for column, _ in targets])
+        return ComputedChange(PendingChange(old, new), old.num_rows)
+
+    return StatementResult(f"UPDATE {await _changed(context, table, schema, compute)}")
+
+
+async def delete(
+    context: SessionContext, statement: DeleteStatement, parameters: Parameters
+) -> StatementResult:
+    """Remove the rows that pass the condition."""
+    table, schema = await context.catalog.find_table(statement.table)
+    from_ = _from(table, statement.alias, statement.where, context, parameters)
+
+    async def compute() -> ComputedChange:
+        old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
+        return ComputedChange(PendingChange(old, None), old.num_rows)
+
+    return StatementResult(f"DELETE {await _changed(context, table, schema, compute)}")
+
+
+def _from(
+    table: str,
+    alias: str | None,
+    where: TextSpan | None,
+    context: SessionContext,
+    parameters: Parameters,
+) -> str:
+    """Return what follows FROM in the query of the rows to change."""
+    text = quoted(table)
+    if alias is not None:
+        text += f" AS {quoted(alias)}"
+    if where is not None:
+        text += f" WHERE {context.spark(where.text, parameters)}"
+    return text
+
+
+def _assigned(
+    table: str, schema: TableSchema, assignments: Sequence[ColumnAssignment]
+) -> list[tuple[TableColumn, TextSpan]]:
+    names = [each.column[-1] for each in assignments]
+    columns = named_columns(table, schema, names)
+    return list(zip(columns, (each.value for each in assignments), strict=True))
+
+
+def _constants(
+    context: SessionContext,
+    targets: Sequence[tuple[TableColumn, TextSpan]],
+    parameters: Parameters,
+) -> dict[str, pa.Array] | None:
+    """Return the new values, one a column, if all are literals; None if Spark must compute one."""
+    try:
+        return {
+            column.name: column_array(
+                [literal_value(span.text, context.dialect, parameters)], column, utc=context.utc
+            )
+            for column, span in targets
+        }
+    except NotLocal:
+        return None
+
+
+def _with_constants(rows: pa.Table, constants: dict[str, pa.Array]) -> pa.Table:
+    for name, value in constants.items():
+        column = pa.repeat(value[0], rows.num_rows)
+        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
+    return rows
+
+
+def select_changes(
+    context: SessionContext,
+    schema: TableSchema,
+    targets: Sequence[tuple[TableColumn, TextSpan]],
+    from_: str,
+    parameters: Parameters,
+) -> str:
+    """Return the query of old rows with the new values beside them."""
+    old = [quoted(name) for name in schema.names]
+    new = [
+        f"CAST({context.spark(span.text, parameters)} AS {column.type}) AS {_NEW}{number}"
+        for number, (column, span) in enumerate(targets)
+    ]
+    return f"SELECT {', '.join([*old, *new])} FROM {from_}"
+
+
+def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:
+    """Return the new rows: old values, but for the changed columns."""
+    new = {column.name: rows[f"{_NEW}{number}"] for number, column in enumerate(changed)}
+    return pa.table([new.get(name, rows[name]) for name in schema.names], schema=schema.arrow())
+
+
+async def queried_rows(
+    context: SessionContext, query: QueryStatement, parameters: Parameters
+) -> pa.Table:
+    """Return all rows of a query, at the time that it names, or as `read_rows`."""
+    text, as_of = await query_text(context, query, parameters)
+    return await context.collect(text, as_of)
+
+
+async def read_rows(context: SessionContext, text: str) -> pa.Table:
+    """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
+    its own changes, else the latest."""
+    transaction = context.transaction
+    if transaction is None:
+        return await context.collect(text)
+    return await context.collect(transaction.overlaid(text), await context.transaction_time())
+
+
+async def _changed(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    compute: Callable[[], Awaitable[ComputedChange]],
+) -> int:
+    """Carry out a change of rows that were read; again if another session was faster. Return the
+    number of rows. Raises `WriteConflict` when that does not end."""
+    attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
+    for attempt in range(attempts):
+        made = await compute()
+        if not count_rows(made.change.delete) and not count_rows(made.change.insert):
+            return made.count
+        try:
+            await _carry_out(context, table, schema, made.change)
+        except AbsentRow as error:
+            if attempt + 1 == attempts:
+                raise WriteConflict(f"other sessions change the same rows: {error}") from None
+            continue
+        return made.count
+    raise AssertionError("a change ends or raises")
+
+
+async def _carry_out(
+    context: SessionContext, table: str, schema: TableSchema, change: PendingChange
+) -> None:
+    if context.transaction is not None:
+        limit = context.settings.sql_rows_bytes_max
+        context.transaction.add(table, schema, change, limit)
+        return
+    if count_rows(change.delete) or count_rows(change.insert):
+        await context.client.write({table: TableWrite(insert=change.insert, delete=change.delete)})
+
+
+# -- MERGE -----------------------------------------------------------------------------------------
+
+
+async def merge(
+    context: SessionContext, statement: MergeStatement, parameters: Parameters
+) -> StatementResult:
+    """Change a table by the rows of another relation. Each row takes the first clause that fits.
+
+    Raises:
+        InvalidUsage: Two rows of the source would change the same row.
+    """
+    table, schema = await context.catalog.find_table(statement.table)
+    text = _merge_query(context, table, schema, statement, parameters)
+
+    async def compute() -> ComputedChange:
+        return _merged(table, schema, statement.clauses, await read_rows(context, text))
+
+    return StatementResult(f"MERGE {await _changed(context, table, schema, compute)}")
+
+
+def _merge_query(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    statement: MergeStatement,
+    parameters: Parameters,
+) -> str:
+    """Return the query of the matches: the old row, the number of its clause, and the new row."""
+    target = quoted(statement.alias or table)
+    if statement.source_query is not None:
+        source_rows = f"({context.spark(statement.source_query.query.text, parameters)})"
+        source = quoted(statement.source_alias or "source")
+    else:
+        assert statement.source_name is not None
+        name = object_name(statement.source_name)
+        source_rows, source = quoted(name), quoted(statement.source_alias or name)
+    new = [
+        f"{_chosen(context, schema, statement.clauses, column, source, target, parameters)} "
+        f"AS {_NEW}{number}"
+        for number, column in enumerate(schema.columns)
+    ]
+    old = [f"{target}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
+    # Numbers tell rows apart that are equal: a bag may hold two of a kind.
+    return (
+        f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, "
+        f"{_clause_number(context, statement.clauses, parameters)} AS {_ACTION}, {', '.join(new)} "
+        f"FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
+        f"FROM {quoted(table)}) AS {target} "
+        f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM {source_rows}) AS {source} "
+        f"ON {context.spark(statement.on.text, parameters)}) WHERE {_ACTION} IS NOT NULL"
+    )
+
+
+def _clause_number(
+    context: SessionContext, clauses: Sequence[MergeClause], parameters: Parameters
+) -> str:
+    """Return the expression of the first clause that fits; NULL if none does."""
+    kinds = {
+        "matched": f"{_IN_TARGET} AND {_IN_SOURCE}",
+        "not matched": f"{_IN_TARGET} IS NULL",
+        "not matched by source": f"{_IN_SOURCE} IS NULL",
+    }
+    cases = []
+    for number, clause in enumerate(clauses):
+        test = f"({kinds[clause.match]})"
+        if clause.condition is not None:
+            test += f" AND ({context.spark(clause.condition.text, parameters)})"
+        result = "NULL" if clause.action == "nothing" else str(number)
+        cases.append(f"WHEN {test} THEN {result}")
+    return f"CASE {' '.join(cases)} END"
+
+
+def _chosen(
+    context: SessionContext,
+    schema: TableSchema,
+    clauses: Sequence[MergeClause],
+    column: TableColumn,
+    source: str,
+    target: str,
+    parameters: Parameters,
+) -> str:
+    """Return the expression of a column's new value, by the clause that fits."""
+    number_of = _clause_number(context, clauses, parameters)
+    cases = []
+    for number, clause in enumerate(clauses):
+        value = _new_value(context, schema, clause, column, source, target, parameters)
+        if value is not None:
+            cases.append(f"WHEN {number} THEN CAST({value} AS {column.type})")
+    if not cases:
+        return f"CAST(NULL AS {column.type})"
+    return f"CASE {number_of} {' '.join(cases)} END"
+
+
+def _new_value(
+    context: SessionContext,
+    schema: TableSchema,
+    clause: MergeClause,
+    column: TableColumn,
+    source: str,
+    target: str,
+    parameters: Parameters,
+) -> str | None:
+    """Return what a clause gives a column; None if it makes no row."""
+    old = f"{target}.{quoted(column.name)}"
+    match clause.action:
+        case "update all" | "insert all":
+            return f"{source}.{quoted(column.name)}"
+        case "update":
+            given = {fold(each.column[-1]): each.value for each in clause.assignments}
+            span = given.get(fold(column.name))
+            return old if span is None else context.spark(span.text, parameters)
+        case "insert":
+            names = [fold(name) for name in clause.columns or schema.names]
+            if len(names) != len(clause.values):
+                raise InvalidUsage(f"MERGE: {len(clause.values)} values for {len(names)} columns")
+            found = dict(zip(names, clause.values, strict=True)).get(fold(column.name))
+            return "NULL" if found is None else context.spark(found.text, parameters)
+    return None
+
+
+def _merged(
+    table: str, schema: TableSchema, clauses: Sequence[MergeClause], rows: pa.Table
+) -> ComputedChange:
+    """Return the change that the matches make."""
+    actions = rows[_ACTION]
+
+    def of(*verbs: str) -> pa.Table:
+        numbers = [n for n, clause in enumerate(clauses) if clause.action in verbs]
+        return rows.filter(pc.is_in(actions, value_set=pa.array(numbers, actions.type)))
+
+    gone = of("update", "update all", "delete")
+    come = of("update", "update all", "insert", "insert all")
+    numbers = gone[_ROW]
+    if pc.count_distinct(numbers).as_py() < len(numbers):
+        raise InvalidUsage(
+            f"MERGE INTO {table}: two rows of the source match one row of the table; group the "
+            "source by what it is joined by"
+        )
+    new = pa.table(
+        [come[f"{_NEW}{number}"] for number in range(len(schema.columns))], schema=schema.arrow()
+    )
+    change = PendingChange(gone.select(schema.names), new)
+    return ComputedChange(change, rows.num_rows)

@@ -1,0 +1,46 @@
+"""A service on the in-memory engine with a door for PostgreSQL's clients."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from actors.kernel import ActorAddress, ActorSystem
+from actors.plan.jobs import ExecutorMessage
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.engine import InMemoryExecutor
+
+
+def in_memory(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
+    return address
+
+
+@asynccontextmanager
+async def pg_service(folder: Path, **changed: Any) -> AsyncIterator[Service]:
+    """A service whose door has a free port."""
+    settings = Settings(
+        state_dir=str(folder / "state"),
+        listen="127.0.0.1:0",
+        pg_listen="127.0.0.1:0",
+        **changed,
+    )
+    async with Service(settings, engine=in_memory) as service:
+        yield service
+
+
+def dsn_of(service: Service, user: str = "tester") -> str:
+    """What psycopg and asyncpg connect to."""
+    return f"postgresql://{user}@{service.pg_address}/penstock"
+
+
+async def connected(service: Service) -> psycopg.AsyncConnection[Any]:
+    """A connection that commits each statement."""
+    return await psycopg.AsyncConnection.connect(dsn_of(service), autocommit=True)

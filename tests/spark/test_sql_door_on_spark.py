@@ -1,0 +1,132 @@
+"""SQL through the door for PostgreSQL's clients, with expressions that only Spark computes."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+PSQL = shutil.which("psql")
+
+
+async def rows(db: psycopg.AsyncConnection[Any], text: str, given: Any = None) -> Any:
+    return await (await db.execute(text, given)).fetchall()
+
+
+async def changed_rows(db: psycopg.AsyncConnection[Any]) -> None:
+    await db.execute(
+        "CREATE TABLE stock (item TEXT PRIMARY KEY, shelf INT, pieces BIGINT, price NUMERIC(8,2))"
+    )
+    made = await db.execute(
+        "INSERT INTO stock SELECT concat('i', id), id % 4, id * 10, id + 0.5 FROM range(20)"
+    )
+    assert made.statusmessage == "INSERT 0 20"
+    await db.execute(
+        "CREATE MATERIALIZED VIEW worth REFRESH POLICY INCREMENTAL AS "
+        "SELECT shelf, count(*) AS n, sum(pieces) AS pieces FROM stock GROUP BY shelf"
+    )
+    done = await db.execute(
+        "UPDATE stock SET pieces = pieces + shelf, price = price * 2 WHERE shelf = %s", (3,)
+    )
+    assert done.statusmessage == "UPDATE 5"
+    assert await rows(db, "SELECT n, pieces FROM worth WHERE shelf = 3") == [(5, 565)]
+    found = await rows(db, "SELECT price FROM stock WHERE item = 'i3'")
+    assert found == [(Decimal("7.00"),)]
+    done = await db.execute("DELETE FROM stock WHERE item LIKE 'i1%' AND pieces % 20 = 0")
+    assert done.statusmessage == "DELETE 5"
+
+
+async def merged(db: psycopg.AsyncConnection[Any]) -> None:
+    await db.execute("CREATE TABLE arrivals (item TEXT, pieces BIGINT)")
+    await db.execute("INSERT INTO arrivals VALUES ('i3', 5), ('new', 1), ('i5', NULL)")
+    text = """
+        MERGE INTO stock AS s USING arrivals a ON s.item = a.item
+        WHEN MATCHED AND a.pieces IS NULL THEN DELETE
+        WHEN MATCHED THEN UPDATE SET pieces = s.pieces + a.pieces
+        WHEN NOT MATCHED THEN INSERT (item, pieces) VALUES (a.item, a.pieces)
+        WHEN NOT MATCHED BY SOURCE AND s.shelf = 2 THEN UPDATE SET shelf = 9
+    """
+    done = await db.execute(text)
+    found = dict(await rows(db, "SELECT item, pieces FROM stock WHERE item IN ('i3', 'new', 'i5')"))
+    assert found == {"i3": 38, "new": 1}
+    moved = await rows(db, "SELECT count(*) FROM stock WHERE shelf = 9")
+    assert done.statusmessage == f"MERGE {3 + moved[0][0]}"
+    assert moved[0][0] > 0
+    await db.execute("INSERT INTO arrivals VALUES ('i3', 1)")
+    with pytest.raises(psycopg.Error, match="two rows of the source"):
+        await db.execute(text)
+
+
+async def read_in_a_transaction(db: psycopg.AsyncConnection[Any]) -> None:
+    before = (await rows(db, "SELECT count(*), sum(pieces) FROM stock"))[0]
+    async with db.transaction(force_rollback=True):
+        await db.execute("UPDATE stock SET pieces = pieces + 1 WHERE shelf = 0")
+        await db.execute("INSERT INTO stock VALUES ('t1', 0, 100, NULL)")
+        await db.execute("UPDATE stock SET pieces = pieces * 2 WHERE item = 't1'")
+        await db.execute("DELETE FROM stock WHERE item = 'i0'")
+        found = dict(await rows(db, "SELECT item, pieces FROM stock WHERE shelf = 0"))
+        assert found["t1"] == 200
+        assert "i0" not in found
+        assert found["i4"] == 41
+        (count,) = (await rows(db, "SELECT count(*) FROM stock"))[0]
+        assert count == before[0]
+    assert (await rows(db, "SELECT count(*), sum(pieces) FROM stock"))[0] == before
+
+
+async def read_at_earlier_times(db: psycopg.AsyncConnection[Any]) -> None:
+    found = await rows(db, "SELECT upper FROM penstock.objects WHERE name = 'stock'")
+    then = found[0][0] - 1
+    (before,) = (await rows(db, "SELECT count(*) FROM stock"))[0]
+    await db.execute("DELETE FROM stock")
+    assert await rows(db, "SELECT count(*) FROM stock") == [(0,)]
+    assert await rows(db, f"SELECT count(*) FROM stock AS OF {then}") == [(before,)]
+    found = await rows(db, f"SELECT count(*) AS n FROM stock TIMESTAMP AS OF {then}")
+    assert found == [(before,)]
+
+
+async def told_of_faults(db: psycopg.AsyncConnection[Any]) -> None:
+    with pytest.raises(psycopg.errors.UndefinedColumn):
+        await db.execute("SELECT nothing FROM stock")
+    with pytest.raises(psycopg.errors.DivisionByZero):
+        await db.execute("SELECT 1 / 0")
+    plan = await rows(
+        db, "EXPLAIN CREATE MATERIALIZED VIEW x AS SELECT shelf, max(price) FROM stock GROUP BY 1"
+    )
+    assert plan[0][0].startswith("mode: incremental")
+    assert not await rows(db, "SHOW TABLES LIKE 'x'")
+
+
+async def test_rows_are_changed_by_what_spark_computes(tmp_path: Path) -> None:
+    settings = for_short_lives(
+        Settings(
+            state_dir=str(tmp_path / "state"),
+            listen="127.0.0.1:0",
+            pg_listen="127.0.0.1:0",
+            spark_master="local[2]",
+        )
+    )
+    async with Service(settings) as service:
+        dsn = f"postgresql://tester@{service.pg_address}/penstock"
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as db:
+            await changed_rows(db)
+            await merged(db)
+            await read_in_a_transaction(db)
+            await read_at_earlier_times(db)
+            await told_of_faults(db)
+        if PSQL is not None:
+            command = [PSQL, "-X", "-A", "-t", dsn, "-c", "SHOW TABLES", "-c", "\\d stock"]
+            done = await anyio.run_process(command, stderr=subprocess.STDOUT)
+            assert b"stock" in done.stdout
+            assert b"item|text||not null|" in done.stdout

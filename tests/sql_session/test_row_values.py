@@ -1,0 +1,106 @@
+"""Literals that are read without Spark give what Spark's cast would; others are left to it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+from actors.plan.schema import TableColumn
+from actors.sql.tokens import SqlDialect
+from actors.sql_session.row_values import (
+    NotLocal,
+    SqlParameter,
+    column_array,
+    literal_value,
+    spark_literal,
+)
+
+SPARK, POSTGRES = SqlDialect.SPARK, SqlDialect.POSTGRES
+
+
+def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool = True) -> Any:
+    value = literal_value(text, dialect, ())
+    return column_array([value], TableColumn("c", kind), utc=utc)[0].as_py()
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("7", "bigint", 7),
+        ("-7", "tinyint", -7),
+        ("7", "double", 7.0),
+        ("1.5", "double", 1.5),
+        ("1", "float", 1.0),
+        ("1.5", "decimal(5,2)", Decimal("1.50")),
+        ("'it''s'", "string", "it's"),
+        ("'x'", "string", "x"),
+        ("NULL", "int", None),
+        ("DEFAULT", "date", None),
+        ("true", "boolean", True),
+        ("'2026-02-28'", "date", dt.date(2026, 2, 28)),
+        ("'12'", "int", 12),
+        ("'f'", "boolean", False),
+        ("'2026-02-28 01:02'", "string", "2026-02-28 01:02"),
+    ],
+)
+def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
+    assert value_of(text, kind) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1 + 1", "int"),
+        ("300", "tinyint"),
+        ("1.555", "decimal(5,2)"),
+        ("1.5", "int"),
+        ("1e3", "double"),
+        ("1", "string"),
+        ("'x'", "varchar(5)"),
+        ("'noon'", "date"),
+        ("'2026-02-30'", "date"),
+        ("now()", "timestamp"),
+        ("16777217", "float"),
+    ],
+)
+def test_what_is_not_surely_the_same_is_left_to_spark(text: str, kind: str) -> None:
+    with pytest.raises(NotLocal):
+        value_of(text, kind)
+
+
+def test_dialects_differ_in_strings() -> None:
+    assert value_of(r"'a\b'", "string") == r"a\b"
+    with pytest.raises(NotLocal):
+        value_of(r"'a\b'", "string", SPARK)
+    with pytest.raises(NotLocal):
+        # A string of Spark's has a type, and no cast to a number is implied.
+        value_of("'12'", "int", SPARK)
+
+
+def test_a_moment_without_a_zone_is_read_in_utc_alone() -> None:
+    text = "'2026-02-28 01:02:03'"
+    assert value_of(text, "timestamp") == dt.datetime(2026, 2, 28, 1, 2, 3, tzinfo=dt.UTC)
+    with pytest.raises(NotLocal):
+        value_of(text, "timestamp", utc=False)
+
+
+def test_parameters_come_by_their_number() -> None:
+    given = (SqlParameter(1, "1"), SqlParameter("5", "'5'", untyped=True))
+    assert literal_value("$2", POSTGRES, given) == given[1]
+    with pytest.raises(NotLocal):
+        literal_value("$3", POSTGRES, given)
+    array = column_array([given[1]], TableColumn("c", "bigint"), utc=True)
+    assert array.to_pylist() == [5]
+
+
+def test_rows_are_written_as_literals_of_their_types() -> None:
+    moment = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
+    assert spark_literal(moment, "timestamp") == "timestamp_micros(-1)"
+    assert spark_literal("a\\'b", "string") == "'a\\\\\\'b'"
+    assert spark_literal(float("nan"), "double") == "CAST('nan' AS double)"
+    assert spark_literal({"a": 1}, "struct<a:int>") == "named_struct('a', CAST(1 AS int))"
+    assert spark_literal([("k", None)], "map<string,int>") == "map('k', CAST(NULL AS int))"
+    assert spark_literal([], "array<int>") == "CAST(array() AS array<int>)"
