@@ -337,6 +337,26 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_short_step_ms: int = 250
     """A prepared step that is expected to take longer leaves at least one core to the others."""
 
+    # the gateway for clients of Spark Connect; see `actors.connect_gateway`
+    connect_listen: str = ""
+    """Address of the Spark Connect gateway: host:port (port 0 takes a free one); empty: none."""
+    connect_sessions_max: int = 64
+    """Sessions of Connect clients at a time; more are refused with `ResourceBusy`."""
+    connect_session_idle_ms: int = 3_600_000
+    """A session that asks for nothing for so long, and runs nothing, is released."""
+    connect_operations_max: int = 16
+    """Operations of all Connect clients that have not ended; more are refused with
+    `ResourceBusy`."""
+    connect_detached_ms: int = 300_000
+    """An operation to which no client is attached for so long is given up."""
+    connect_message_bytes_max: int = 128 * 1024 * 1024
+    """Size of one message of a Connect client, and of an answer to it."""
+    connect_inline_bytes_max: int = 8 * 1024 * 1024
+    """Rows of objects that go to Spark inside a plan; larger contents are read by Spark from the
+    shard's files."""
+    connect_insert_bytes_max: int = 64 * 1024 * 1024
+    """Rows that one write of a DataFrame inserts into a table."""
+
     # who may connect; see `actors.transport.security`
     identity: str = ""
     """The service's name; of a client: the name of the one it means. Both given: equal."""

@@ -56,6 +56,7 @@ from actors.plan.jobs import (
     Job,
     JobFailed,
     JobProgress,
+    LocateConnect,
     PlanPrepared,
     PreparePlan,
     RehearseSteps,
@@ -238,6 +239,8 @@ class SparkExecutor(Actor[_Message]):
         self._plans: dict[str, PreparePlan] = {}
         self._waiting: deque[_Entry] = deque()
         self._flying: dict[str, _Entry] = {}
+        self._locating: list[LocateConnect] = []
+        """Those who ask where the engine is while none is up."""
         self._log = JobLog(settings.log_rows_max)
 
     async def on_start(self) -> None:
@@ -249,6 +252,8 @@ class SparkExecutor(Actor[_Message]):
         """Fail the remaining jobs; the child is dead by now."""
         for entry in self._entries():
             entry.run.reply.fail(ResourceClosed("the engine was stopped"))
+        for asked in self._locating:
+            asked.reply.fail(ResourceClosed("the engine was stopped"))
         await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
 
     async def receive(self, message: _Message) -> None:
@@ -260,6 +265,8 @@ class SparkExecutor(Actor[_Message]):
                 self._cancel(message.job_id)
             case InspectJobs():
                 message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
+            case LocateConnect():
+                self._locate(message)
             case _Answered() if message.number == self._number:
                 self._answered(message.answer)
             case _Answered():
@@ -330,6 +337,17 @@ class SparkExecutor(Actor[_Message]):
             self._order += 1
             self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
             self._waiting.append(_Entry(run, self._order, alone=self._quarantine.is_suspect(job)))
+
+    def _locate(self, asked: LocateConnect) -> None:
+        """Answer with the engine that is up, or as soon as one is."""
+        if self._ready is not None:
+            asked.reply.set(self._ready)
+        elif self._unavailable is not None:
+            asked.reply.fail(EngineUnavailable(str(self._unavailable)))
+        else:
+            # Those who have left make room, so that a start that hangs collects no askers.
+            self._locating = [one for one in self._locating if not one.reply.answered]
+            self._locating.append(asked)
 
     def _cancel(self, job_id: str) -> None:
         for entry in self._waiting:
@@ -460,6 +478,9 @@ class SparkExecutor(Actor[_Message]):
     def _started(self, message: _Started) -> None:
         self._process, self._ready = message.process, message.ready
         self._unavailable = None
+        for asked in self._locating:
+            asked.reply.set(message.ready)
+        self._locating.clear()
         for plan in self._plans.values():
             # Cheap: the child neither builds nor answers a known plan.
             self._process.send(msgspec.structs.replace(plan, known=True))
@@ -477,6 +498,9 @@ class SparkExecutor(Actor[_Message]):
             for entry in self._waiting:
                 self._fail(entry, EngineUnavailable(str(self._unavailable)))
             self._waiting.clear()
+            for asked in self._locating:
+                asked.reply.fail(EngineUnavailable(str(self._unavailable)))
+            self._locating.clear()
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
 
     def _take_back(self, why: str, share: int) -> None:

@@ -176,6 +176,26 @@ class SelectContents(msgspec.Struct, frozen=True, gc=False, tag="Select"):
     traceparent: str | None = None
 
 
+class LendContents(msgspec.Struct, frozen=True, gc=False, tag="Lend"):
+    """Makes contents, as in `SelectContents`, a global temporary view that every session of the
+    driver can read under this name (in the database ``global_temp``) until `ReturnContents`.
+    Answered with `PlanPrepared`.
+
+    The view reads the files of `rows`: they must stay until then.
+    """
+
+    job_id: str
+    name: str
+    rows: JobRows
+
+
+class ReturnContents(msgspec.Struct, frozen=True, gc=False, tag="Return"):
+    """Drops the view of a `LendContents`, if it is there. Answered with `PlanPrepared`."""
+
+    job_id: str
+    name: str
+
+
 class ForgetPlan(msgspec.Struct, frozen=True, gc=False, tag="Forget"):
     """Drops a prepared plan. No answer."""
 
@@ -229,6 +249,8 @@ Job: TypeAlias = (
     | ForgetPlan
     | CancelChildJob
     | SelectContents
+    | LendContents
+    | ReturnContents
     | TakeFiles
     | InferFiles
 )
@@ -332,6 +354,10 @@ class EngineReady(msgspec.Struct, frozen=True, gc=False, tag=True):
     java_version: str
     pid: int
     jvm_pid: int
+    connect_port: int = 0
+    """Port on loopback of the Spark Connect server in the driver's own JVM; 0: there is none."""
+    connect_token: str = ""
+    """Bearer token that this server asks for."""
 
 
 class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
@@ -378,4 +404,11 @@ class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
     reply: Any
 
 
-ExecutorMessage: TypeAlias = SubmitJob | CancelJob | InspectJobs
+class LocateConnect(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with the `EngineReady` of
+    the engine that is up, as soon as one is; the reply fails with `EngineUnavailable`."""
+
+    reply: Any
+
+
+ExecutorMessage: TypeAlias = SubmitJob | CancelJob | InspectJobs | LocateConnect

@@ -16,6 +16,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import secrets
 import socket
 import sys
 import tempfile
@@ -49,7 +50,7 @@ from actors.spark.failures import SparkGone
 from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, redact_secrets
-from actors.spark.session import open_session, spark_conf
+from actors.spark.session import CONNECT_TOKEN, open_session, spark_conf
 from actors.spark.start import CHILD_FOLDER, ChildMessage, EngineStart
 from actors.spark.steps import ThreadSlot
 from actors.telemetry import (
@@ -412,7 +413,11 @@ def open_engine(
 
         return open_remote(settings, scratch, class_archive, no_java)
     conf = spark_conf(settings, scratch, class_archive)
-    return SparkEngine(open_session(conf, scratch), settings, scratch)
+    token = ""
+    if settings.connect_listen:
+        # The JVM inherits it: other users of this machine must not pass by the gateway.
+        token = os.environ[CONNECT_TOKEN] = secrets.token_hex(32)
+    return SparkEngine(open_session(conf, scratch), settings, scratch, token)
 
 
 def main(arguments: list[str]) -> None:

@@ -18,7 +18,15 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 
 from actors.errors import DefiniteError
-from actors.plan.jobs import ComputeDifference, JobRows, QueryFiles, RowsDone
+from actors.plan.jobs import (
+    ComputeDifference,
+    JobRows,
+    LendContents,
+    PlanPrepared,
+    QueryFiles,
+    ReturnContents,
+    RowsDone,
+)
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema
@@ -33,6 +41,7 @@ from actors.threshold_probes import REPEATED_ROWS
 
 RESULT: Final = "__result"
 OLD: Final = "__old"
+LENT: Final = "__lent"
 
 
 def run_difference(slot: ThreadSlot, job: ComputeDifference) -> RowsDone:
@@ -130,6 +139,23 @@ def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
         if column.type.lower().startswith("char("):
             found = found.withMetadata(column.name, {CHAR_LENGTH: column.type.lower()})
     return found
+
+
+def lend_contents(slot: ThreadSlot, job: LendContents) -> PlanPrepared:
+    """Make contents a global temporary view. Raises Spark's own errors."""
+    # `apart`: a query of the view must not compute anything of a row that a retraction removes.
+    with open_contents(slot, ((LENT, job.rows),), (), apart=True) as opened:
+        slot.check()
+        found = opened.bridge.sql(f"SELECT * FROM {quote(LENT)}")
+        # The view keeps the analysed plan, so that it outlives the names that this session gave.
+        found.createOrReplaceGlobalTempView(job.name)
+    return PlanPrepared(job.job_id)
+
+
+def return_contents(slot: ThreadSlot, job: ReturnContents) -> PlanPrepared:
+    """Drop the view of a `LendContents`."""
+    slot.sessions.get((), small=False).session.catalog.dropGlobalTempView(job.name)
+    return PlanPrepared(job.job_id)
 
 
 def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:

@@ -30,10 +30,12 @@ from actors.plan.jobs import (
     InferFiles,
     Job,
     JobFailed,
+    LendContents,
     PreparePlan,
     QueryAnalyzed,
     QueryFiles,
     RehearseSteps,
+    ReturnContents,
     RowsDone,
     RunStep,
     SelectContents,
@@ -42,7 +44,14 @@ from actors.plan.jobs import (
 from actors.settings import Settings
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
-from actors.spark.difference import open_contents, retry_apart, run_difference, run_query
+from actors.spark.difference import (
+    lend_contents,
+    open_contents,
+    retry_apart,
+    return_contents,
+    run_difference,
+    run_query,
+)
 from actors.spark.failures import SparkGone, make_job_failed, short_text
 from actors.spark.files import too_large, write_files
 from actors.spark.fragments import spark_struct
@@ -280,9 +289,14 @@ class SparkEngine:
     `actors.spark.remote` has the engine for a driver behind Spark Connect.
     """
 
-    def __init__(self, session: SparkSession, settings: Settings, scratch: Path) -> None:
+    def __init__(
+        self, session: SparkSession, settings: Settings, scratch: Path, connect_token: str = ""
+    ) -> None:
+        """Take the session. `connect_token`: token of the JVM's Spark Connect server; empty if it
+        has none."""
         self.session = session
         self.settings = settings
+        self._connect_token = connect_token
         self.out = scratch / OUT_FOLDER
         self.out.mkdir(parents=True, exist_ok=True)
         self._temporary = scratch / CHILD_FOLDER
@@ -293,7 +307,16 @@ class SparkEngine:
     def ready(self) -> EngineReady:
         """Return the message that tells the parent that Spark is up."""
         version = str(self._jvm().java.lang.System.getProperty("java.version"))
-        return EngineReady("", self.session.version, version, os.getpid(), self._process().pid)
+        port = self._connect_port() if self._connect_token else 0
+        return EngineReady(
+            "",
+            self.session.version,
+            version,
+            os.getpid(),
+            self._process().pid,
+            port,
+            self._connect_token,
+        )
 
     def slot(self) -> ThreadSlot:
         """Return a new slot, for one worker thread."""
@@ -405,6 +428,11 @@ class SparkEngine:
             slot.pool = pool
         return run_job(slot, ticket)
 
+    def _connect_port(self) -> int:
+        """Return the port that the JVM's Spark Connect server was given."""
+        service = getattr(self._jvm(), "org.apache.spark.sql.connect.service.SparkConnectService$")
+        return int(getattr(service, "MODULE$").localPort())
+
     def _jvm(self) -> Any:
         return self.session._jvm
 
@@ -434,6 +462,10 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
             return run_query(slot, job)
         case SelectContents():
             return run_select(slot, job)
+        case LendContents():
+            return lend_contents(slot, job)
+        case ReturnContents():
+            return return_contents(slot, job)
         case TakeFiles():
             return take_files(slot, job)
         case InferFiles():

@@ -80,6 +80,12 @@ SLOT_STEPS: Final = {
 # filter on them loses rows that pass. Parts are left out by our own statistics, which know both.
 WHOLE_ROW_GROUPS: Final = ("spark.sql.parquet.filterPushdown", "false")
 """Setting of every session, above all others: no filter on the bounds in a footer."""
+CONNECT_PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
+CONNECT_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
+"""Variable of the environment from which the server takes its token: a setting would be shown to
+every client."""
+_PLAN_BYTES_SPARE: Final = 1024 * 1024
+"""Room in a message for what the gateway adds to a plan beside rows."""
 # A server may have been started with any others, and a view must not mean something else for it.
 CONNECT_SETTINGS: Final = {
     VERIFY_PAGES: "true",
@@ -153,7 +159,27 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
     )
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
+    if settings.connect_listen:
+        conf |= connect_conf(settings)
+        if others := user.pop("spark.plugins", ""):
+            conf["spark.plugins"] += f",{others}"
     return conf | user
+
+
+def connect_conf(settings: Settings) -> dict[str, str]:
+    """Return the settings of the Spark Connect server inside our own JVM, behind the gateway."""
+    rows_max = settings.connect_message_bytes_max + settings.connect_inline_bytes_max
+    return {
+        "spark.plugins": CONNECT_PLUGIN,
+        # On loopback and with a token: only the gateway is to reach it.
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": "0",
+        "spark.connect.grpc.maxInboundMessageSize": str(rows_max + _PLAN_BYTES_SPARE),
+        "spark.connect.session.manager.defaultSessionTimeout": (
+            f"{settings.connect_session_idle_ms}ms"
+        ),
+        "spark.connect.execute.manager.detachedTimeout": f"{settings.connect_detached_ms}ms",
+    }
 
 
 def result_bytes_max(memory: str) -> int:

@@ -21,7 +21,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import DefiniteError, InvalidUsage, OperationCanceled, PenstockError
+from actors.errors import (
+    DefiniteError,
+    EngineUnavailable,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+)
 from actors.kernel import Actor, ReplySlot, RunningEffect
 from actors.plan.delta import DeltaPlan, hidden_prefix, summed_first
 from actors.plan.input_names import InputKind
@@ -37,6 +43,7 @@ from actors.plan.jobs import (
     InspectJobs,
     Job,
     JobRows,
+    LocateConnect,
     PlanPrepared,
     PreparePlan,
     RehearseSteps,
@@ -126,6 +133,8 @@ class InMemoryExecutor(Actor[Any]):
             self._log.ended(message.job_id, self.ctx.monotonic_ms(), message.answer)
         elif isinstance(message, InspectJobs):
             message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
+        elif isinstance(message, LocateConnect):
+            message.reply.fail(EngineUnavailable("the engine in memory serves no Spark Connect"))
         elif isinstance(message, CancelJob):
             self._cancel(message.job_id)
         elif isinstance(message.job, CancelChildJob):
