@@ -170,6 +170,11 @@ class Client(ClientSources):
             raise from_wire(answer.code, answer.text, answer.determinate)
         raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
 
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the connection is gone: every call fails from then on."""
+        return self._exchange.lost is not None
+
     async def aclose(self) -> None:
         """Close the connection, which ends its subscribes. Idempotent."""
         await self._exchange.aclose()

@@ -37,6 +37,7 @@ from actors.controller.messages import (
     BytesDelivered,
     CopyTurn,
     EnqueueWrite,
+    PinObjects,
     ReplicaConnected,
     ReplicaLost,
     ReplicaResponse,
@@ -57,6 +58,7 @@ from actors.controller.reads.reads import (
     PartRead,
     PendingReads,
     SinceRead,
+    pin_objects,
 )
 from actors.controller.reads.relations import ConnectedClient, RelationRead, SystemRelations
 from actors.controller.reads.status import (
@@ -155,6 +157,7 @@ log = logging.getLogger("penstock.controller")
 
 ControllerMessage: TypeAlias = (
     SubmitRequest
+    | PinObjects
     | BytesDelivered
     | SessionClosed
     | TablesAdvanced
@@ -293,10 +296,10 @@ class Controller(Actor[ControllerMessage]):
         match message:
             case SubmitRequest(session, request, peer):
                 self._submit(session, request, peer)
-            case BytesDelivered(session_path, request_number, size):
-                parts = (self._reads, self._queries, self._copies, self._copies_from)
-                if not any(each.delivered(session_path, request_number) for each in parts):
-                    self._subscribes.passed_on(session_path, request_number, size)
+            case PinObjects():
+                self._pin(message)
+            case BytesDelivered():
+                self._delivered(message)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
                 for part in self._parts:
@@ -370,6 +373,18 @@ class Controller(Actor[ControllerMessage]):
             self.ctx.watch(session, SessionClosed(session.path))
         known.requests += 1
         self._serve(session, request)
+
+    def _delivered(self, told: BytesDelivered) -> None:
+        parts = (self._reads, self._queries, self._copies, self._copies_from)
+        if not any(each.delivered(told.session, told.request) for each in parts):
+            self._subscribes.passed_on(told.session, told.request, told.bytes)
+
+    def _pin(self, asked: PinObjects) -> None:
+        """Answer with the catalog and a time. A fault fails this request alone."""
+        try:
+            asked.reply.set(pin_objects(self._desk, asked))
+        except PenstockError as error:
+            asked.reply.fail(error)
 
     def _serve(self, session: ActorAddress[Any], request: Request) -> None:
         try:

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.staged import StagedCopy
 from actors.errors import PenstockError
@@ -51,6 +52,28 @@ class SessionClosed(msgspec.Struct, frozen=True, gc=False):
     """The session has stopped: what it asked for is void."""
 
     session: str
+
+
+class PinObjects(msgspec.Struct, frozen=True, gc=False):
+    """A reader in this process asks for the catalog, if it is another than that of `seqno`, and for
+    the time at which the objects of these names are read together. Fails with `UnknownObject` and
+    `InvalidUsage`."""
+
+    names: tuple[str, ...]
+    seqno: int | None
+    """Sequence number of the catalog that the asker has; -1: none."""
+    reply: ReplySlot[PinnedObjects]
+
+
+class PinnedObjects(msgspec.Struct, frozen=True, gc=False):
+    """Answer to `PinObjects`: a read at `time` sees every write that was acknowledged before."""
+
+    seqno: int | None
+    objects: tuple[CatalogObject, ...] | None
+    """All objects of the catalog; None: they are those of `PinObjects.seqno`."""
+    time: Time
+    missing: str = ""
+    """Name of a source's table below the objects that has no contents yet: a read waits for it."""
 
 
 # -- table writer ----------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ from actors.compute.peeks import PeekFilter, is_exact_integer_key
 from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.controller.catalog.ddl import columns_named
-from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.controller.messages import PinnedObjects, PinObjects
+from actors.controller.state import (
+    ControllerState,
+    NoContentsYet,
+    reply_error,
+    to_penstock_error,
+)
 from actors.controller.tables.rows import fit
 from actors.errors import (
     DeadlineExceeded,
@@ -654,3 +660,21 @@ class PendingReads:
 def _check_time(what: str, time: Time) -> None:
     if not 0 <= time <= TIME_MAX:
         raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+
+
+def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:
+    """Return the catalog and the time at which objects are read together. Raises `UnknownObject`,
+    `InvalidUsage`."""
+    entries = [desk.catalog.find(name) for name in asked.names]
+    for entry in entries:
+        if entry.shard is None:
+            raise InvalidUsage(f"{entry.name} is an {entry.kind}: it cannot be read by itself")
+    objects = None if asked.seqno == desk.seqno else desk.catalog.objects
+    time, missing = max(0, desk.frontiers.tables_upper - 1), ""
+    try:
+        # The latest of all: each object is waited for until it is sealed at that time.
+        time = max(map(desk.latest_with_contents, entries), default=time)
+    except NoContentsYet as error:
+        missing = error.table.name
+    time = max([time, *(entry.as_of for entry in entries)])
+    return PinnedObjects(desk.seqno, objects, time, missing)
