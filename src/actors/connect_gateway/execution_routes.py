@@ -1,0 +1,535 @@
+"""Decides how a plan is executed: by the gateway itself, or by Spark with the names replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
+
+from actors.connect_gateway.catalog_answers import CatalogAnswer, answer_catalog
+from actors.connect_gateway.error_status import unsupported
+from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
+from actors.connect_gateway.object_catalog import (
+    ObjectDirectory,
+    ObjectNames,
+    SharedClient,
+    canonical_read,
+    qualifier_of,
+)
+from actors.connect_gateway.object_rows import ObjectRows, OpenedRows
+from actors.connect_gateway.own_operations import AnswerStream
+from actors.connect_gateway.plain_reads import DirectRead, direct_read
+from actors.connect_gateway.plan_rewriting import (
+    PlanNames,
+    ProtoMessage,
+    bind_names,
+    find_names,
+    plan_of,
+    relation_of_command,
+    statement_of,
+    written_text_of,
+)
+from actors.connect_gateway.row_messages import (
+    RowGatherer,
+    answer_relation,
+    command_answer,
+    complete_answer,
+    row_answers,
+    schema_answer,
+    spark_struct_of,
+    table_answers,
+)
+from actors.connect_gateway.spark_calls import SparkCalls
+from actors.connect_gateway.sql_names import (
+    NameParts,
+    TemporaryViewText,
+    dropped_view_of,
+    is_query,
+    needs_no_rows,
+    parse_identifier,
+    setting_of,
+    temporary_view_of,
+)
+from actors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
+from actors.errors import InvalidUsage
+from actors.protocol.relations import fold, is_relation
+from actors.settings import Settings
+
+VIEW_KEY: Final = "penstock.#"
+"""Prefix of the keys of a session's views: no object's name begins so."""
+
+
+class OwnRoute(msgspec.Struct, frozen=True):
+    """The gateway answers by itself."""
+
+    answers: Callable[[], AnswerStream]
+
+
+class ForwardRoute(msgspec.Struct, frozen=True):
+    """Spark executes this request."""
+
+    request: ProtoMessage
+    original: ProtoMessage | None = None
+    """Relation that the client gets in place of the one that Spark was given: so it has the names
+    again, which are read at the time of each use."""
+    views: Mapping[str, ProtoMessage] = {}
+    """Relations that must be temporary views while Spark analyses the plan."""
+    names_texts: bool = False
+    """True if texts in the plan come with temporary views of their own."""
+    done: Callable[[], None] | None = None
+    """Called when Spark has executed it."""
+
+
+class PlanRouter:
+    """Decides for each plan."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: ObjectDirectory,
+        client: SharedClient,
+        rows: ObjectRows,
+        calls: SparkCalls,
+        execute_statement: ExecuteStatement | None,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._client = client
+        self._rows = rows
+        self._calls = calls
+        self._execute = execute_statement
+
+    async def route(
+        self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
+    ) -> OwnRoute | ForwardRoute:
+        """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
+        service. Raises errors of the service, and Spark's."""
+        session, text = operation.session, statement_of(request.plan)
+        if text is not None:
+            if self._execute is not None and not declined and not is_query(text):
+                return OwnRoute(lambda: self._run_statement(text))
+            setting = setting_of(text)
+            if setting is not None:
+                session.note_setting(setting)
+            dropped = dropped_view_of(text)
+            if dropped is not None and session.drop_view(dropped):
+                return OwnRoute(_nothing_as_command)
+        names = await self._directory.names()
+        if request.plan.WhichOneof("op_type") == "command":
+            return await self._command(operation, request, names)
+        return await self._relation(operation, request, names)
+
+    # -- relations -----------------------------------------------------------------------------
+
+    async def _relation(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, root = operation.session, request.plan.root
+        if root.WhichOneof("rel_type") == "catalog":
+            own = self._catalog(session, root, names)
+            if own is not None:
+                return own
+        plain = self.plain(session, root, names)
+        if plain is not None:
+            return OwnRoute(lambda: self._read(plain))
+        return await self._bound(operation, request, names)
+
+    def plain(
+        self, session: GatewaySession, relation: ProtoMessage, names: ObjectNames
+    ) -> DirectRead | None:
+        """Return the plain read that a relation is; None if Spark must read it."""
+        # What a text or a name means is Spark's to say then.
+        if session.changed_meaning:
+            return None
+        return direct_read(relation, names.resolver(session.hidden), names.schemas)
+
+    async def _read(self, plain: DirectRead) -> AnswerStream:
+        """Answer a plain read from an index or a shard."""
+        # The latest time, and not the latest that is sealed: a user reads what was just written.
+        time = await self._directory.pin([plain.read.name])
+        client = await self._client.get()
+        as_of = None if is_relation(plain.read.name) else time
+        schema, offset = plain.columns(), 0
+        yield schema_answer(schema)
+        async with aclosing(client.query(plain.sql, as_of=as_of)) as batches:
+            async for batch in batches:
+                told = pa.Table.from_batches([batch]).cast(schema).combine_chunks()
+                for each in told.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)]:
+                    for answer in row_answers(each, offset):
+                        yield answer
+                    offset += each.num_rows
+        yield complete_answer()
+
+    def _catalog(
+        self, session: GatewaySession, root: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | None:
+        catalog = root.catalog
+        if catalog.WhichOneof("cat_type") == "drop_temp_view":
+            if session.drop_view(catalog.drop_temp_view.view_name):
+                return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
+            return None
+        found = answer_catalog(catalog, names, names.resolver(session.hidden))
+        if found is None:
+            return None
+        if not found.added:
+            return OwnRoute(lambda: _of_table(found.rows))
+        return OwnRoute(lambda: self._listed(session, root, found))
+
+    async def _listed(
+        self, session: GatewaySession, root: ProtoMessage, found: CatalogAnswer
+    ) -> AnswerStream:
+        """Answer with Spark's rows and the service's."""
+        gathered = RowGatherer()
+        async with aclosing(self._calls.answers(session, plan_of(root))) as answers:
+            async for answer in answers:
+                gathered.add(answer)
+        rows, own = found.rows, gathered.table()
+        if own is not None:
+            fitted = [rows.column(number).cast(own.schema.field(number).type)
+                      for number in range(own.num_columns)]  # fmt: skip
+            made = pa.Table.from_arrays(fitted, names=own.column_names)
+            rows = pa.concat_tables([own.cast(made.schema), made])
+        for answer in table_answers(rows.combine_chunks()):
+            yield answer
+
+    # -- commands ------------------------------------------------------------------------------
+
+    async def _command(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, command = operation.session, request.plan.command
+        match command.WhichOneof("command_type"):
+            case "sql_command":
+                return await self._sql(operation, request, names)
+            case "create_dataframe_view":
+                return await self._view(session, request, names)
+            case "write_operation" | "write_operation_v2":
+                insert = self._insert_route(operation, request, names)
+                if insert is not None:
+                    return insert
+        return await self._bound(operation, request, names)
+
+    async def _sql(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, text = operation.session, statement_of(request.plan)
+        original = relation_of_command(request.plan.command.sql_command)
+        if self.plain(session, original, names) is not None:
+            # The client executes the relation when it wants the rows.
+            return OwnRoute(lambda: _of_command(original))
+        view = None if text is None else temporary_view_of(text)
+        if view is not None and text is not None:
+            found = self._names(session, request, names)
+            if found.read or found.followed:
+                return await self._define_text(session, view, names)
+            if view.is_global:
+                return ForwardRoute(request)
+            return ForwardRoute(request, done=lambda: session.note_own_view(view.name))
+        written = written_text_of(original)
+        return await self._bound(operation, request, names, original=original, text=written)
+
+    async def _run_statement(self, text: str) -> AnswerStream:
+        """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
+        # Within the operation: a statement may wait long, and its client come back for the answer.
+        assert self._execute is not None
+        found = await self._execute(text)
+        if found is None:
+            raise StatementDeclined("the text is Spark's")
+        rows = pa.Table.from_batches(list(found[1]), schema=found[0])
+        limit = self._settings.connect_message_bytes_max
+        if rows.nbytes > limit:
+            raise InvalidUsage(
+                f"the answer of the statement has more than {limit} bytes "
+                "(connect_message_bytes_max)"
+            )
+        yield command_answer(answer_relation(rows.combine_chunks()))
+        yield complete_answer()
+
+    # -- temporary views -----------------------------------------------------------------------
+
+    async def _view(
+        self, session: GatewaySession, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        made = request.plan.command.create_dataframe_view
+        found = self._names(session, made.input, names)
+        if not found.read and not found.followed:
+            name = made.name
+            if made.is_global:
+                return ForwardRoute(request)
+            return ForwardRoute(request, done=lambda: session.note_own_view(name))
+        # Sessions of other users would see it, and the gateway keeps views by session.
+        if made.is_global:
+            raise unsupported("A global temporary view over objects of Penstock is not kept.")
+        await self._define(session, made.name, made.input, names, replace=made.replace)
+        return OwnRoute(_nothing)
+
+    async def _define_text(
+        self, session: GatewaySession, view: TemporaryViewText, names: ObjectNames
+    ) -> OwnRoute:
+        if view.is_global or view.columns:
+            raise unsupported(
+                "A temporary view over objects of Penstock is neither global nor has a list of "
+                "columns: name them in its query."
+            )
+        if not (view.if_absent and fold(view.name) in session.hidden):
+            relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
+            await self._define(session, view.name, relation, names, replace=view.replace)
+        return OwnRoute(_nothing_as_command)
+
+    async def _define(
+        self,
+        session: GatewaySession,
+        name: str,
+        relation: ProtoMessage,
+        names: ObjectNames,
+        *,
+        replace: bool,
+    ) -> None:
+        """Keep a temporary view, if Spark accepts its query."""
+        expanded = self._expanded(session, relation)
+        # By names that this very view, or another one, cannot hide later.
+        kept = bind_names(expanded, names.resolver(session.hidden), canonical_read)
+        if kept.views:
+            raise unsupported(
+                "A temporary view over objects of Penstock whose expressions, written as text, "
+                "name such objects."
+            )
+        found = find_names(kept.message, names.resolver())
+        _refuse_changes(found)
+        empty = self._rows.empty(names, found.read).relations
+        bound = bind_names(kept.message, names.resolver(), empty.__getitem__, qualifier_of)
+        await self._calls.analyze(session, bound.message)
+        session.define_view(name, kept.message, replace=replace)
+
+    def _expanded(self, session: GatewaySession, message: ProtoMessage) -> ProtoMessage:
+        """Return a plan with the definitions of the session's views in place of their names. Raises
+        `SparkCondition`."""
+
+        def resolve(parts: NameParts) -> str | None:
+            alone = fold(parts[0]) if len(parts) == 1 else ""
+            return f"{VIEW_KEY}{alone}" if alone in session.views else None
+
+        if not session.views or not find_names(message, resolve).read:
+            return message
+        bound = bind_names(message, resolve, lambda key: session.views[key[len(VIEW_KEY) :]])
+        if bound.views:
+            raise unsupported(
+                "An expression that is written as text names a temporary view over objects of "
+                "Penstock."
+            )
+        return bound.message
+
+    def _names(
+        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+    ) -> PlanNames:
+        expanded = self._expanded(session, message)
+        return find_names(expanded, names.resolver(session.hidden))
+
+    # -- names ---------------------------------------------------------------------------------
+
+    async def _bound(
+        self,
+        operation: OpenOperation,
+        request: ProtoMessage,
+        names: ObjectNames,
+        *,
+        original: ProtoMessage | None = None,
+        text: str | None = None,
+    ) -> ForwardRoute:
+        """Return a request with relations in place of names. `original`: see `ForwardRoute`;
+        `text`: the statement that the plan is."""
+        session = operation.session
+        expanded = self._expanded(session, request)
+        found = find_names(expanded, names.resolver(session.hidden))
+        _refuse_others(request.plan, found)
+        if not found.read:
+            return ForwardRoute(expanded, original if expanded is not request else None)
+        # The client executes the relation of a query later: here it is only analysed.
+        if text is not None and needs_no_rows(text):
+            opened = self._rows.empty(names, found.read)
+        else:
+            opened = await self._opened(operation, names, found)
+            streams = request.plan.command.WhichOneof("command_type") == (
+                "write_stream_operation_start"
+            )
+            if opened.lent and streams:
+                raise unsupported(
+                    "A stream is joined with an object of Penstock that is larger than "
+                    "connect_inline_bytes_max."
+                )
+        bound = bind_names(
+            expanded,
+            names.resolver(session.hidden),
+            opened.relations.__getitem__,
+            qualifier_of,
+        )
+        return ForwardRoute(bound.message, original, bound.views, names_texts=bound.texts)
+
+    async def _opened(
+        self, operation: OpenOperation, names: ObjectNames, found: PlanNames
+    ) -> OpenedRows:
+        time = await self._directory.pin(found.read)
+        opened = await self._rows.open(operation.rows, names, found.read, time)
+        if opened.lent:
+            await self._calls.prepare_files(operation.session)
+        return opened
+
+    async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
+        """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
+        names = await self._directory.names()
+        expanded = self._expanded(session, request)
+        found = find_names(expanded, names.resolver(session.hidden))
+        _refuse_changes(found)
+        if not found.read:
+            return ForwardRoute(expanded)
+        empty = self._rows.empty(names, found.read).relations
+        resolve = names.resolver(session.hidden)
+        bound = bind_names(expanded, resolve, empty.__getitem__, qualifier_of)
+        return ForwardRoute(bound.message, None, bound.views, names_texts=bound.texts)
+
+    async def plain_schema(
+        self, session: GatewaySession, request: ProtoMessage
+    ) -> ProtoMessage | None:
+        """Return the columns of an `AnalyzePlanRequest` that asks for those of a plain read; None
+        for every other one."""
+        if request.WhichOneof("analyze") != "schema":
+            return None
+        plan = request.schema.plan
+        if plan.WhichOneof("op_type") != "root":
+            return None
+        names = await self._directory.names()
+        plain = self.plain(session, plan.root, names)
+        return None if plain is None else spark_struct_of(plain.columns())
+
+    # -- writes --------------------------------------------------------------------------------
+
+    def _insert_route(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | None:
+        """Return the route of a write into a table of the service; None for other writes."""
+        command = request.plan.command
+        first = command.WhichOneof("command_type") == "write_operation"
+        write = command.write_operation if first else command.write_operation_v2
+        if first and not write.HasField("table"):
+            return None
+        written = write.table.table_name if first else write.table_name
+        parts = parse_identifier(written)
+        key = None if parts is None else names.key_of(parts, operation.session.hidden)
+        if key is None:
+            return None
+        by_position = first and write.table.save_method == (
+            commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
+        )
+        if not _appends(write, first=first, by_position=by_position):
+            raise unsupported(
+                f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
+                "does not replace it."
+            )
+        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
+        return OwnRoute(lambda: self._insert(operation, plan, names, key, by_position=by_position))
+
+    async def _insert(
+        self,
+        operation: OpenOperation,
+        request: ProtoMessage,
+        names: ObjectNames,
+        key: str,
+        *,
+        by_position: bool,
+    ) -> AnswerStream:
+        """Insert the rows of a plan that Spark executes, all or none."""
+        bound = await self._bound(operation, request, names)
+        rows = await self._gathered(operation.session, bound, key)
+        columns = names.schemas[key].names
+        if by_position and rows is not None:
+            if len(columns) != rows.num_columns:
+                raise InvalidUsage(
+                    f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
+                )
+            rows = rows.rename_columns(list(columns))
+        if rows is not None and rows.num_rows:
+            await (await self._client.get()).insert(key, _in_utc(rows))
+        yield complete_answer()
+
+    async def _gathered(
+        self, session: GatewaySession, bound: ForwardRoute, key: str
+    ) -> pa.Table | None:
+        """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
+        for one write."""
+        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
+        async with AsyncExitStack() as naming:
+            if bound.names_texts or bound.views:
+                await naming.enter_async_context(self._calls.naming(session, bound.views))
+            async with aclosing(self._calls.answers(session, bound.request.plan)) as answers:
+                async for answer in answers:
+                    # Spark has analysed the plan: the names are not needed any more.
+                    await naming.aclose()
+                    gathered.add(answer)
+                    if gathered.bytes > limit:
+                        raise InvalidUsage(
+                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
+                            f"is not inserted into {key} at once"
+                        )
+        return gathered.table()
+
+
+def _appends(write: ProtoMessage, *, first: bool, by_position: bool) -> bool:
+    if not first:
+        return bool(write.mode == commands_pb2.WriteOperationV2.MODE_APPEND)
+    if by_position:
+        return bool(write.mode != commands_pb2.WriteOperation.SAVE_MODE_OVERWRITE)
+    return bool(write.mode == commands_pb2.WriteOperation.SAVE_MODE_APPEND)
+
+
+def _in_utc(rows: pa.Table) -> pa.Table:
+    """Return rows whose instants are in UTC; Spark sends them in the session's time zone."""
+    fields = [
+        field.with_type(pa.timestamp("us", "UTC"))
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None
+        else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))
+
+
+def _refuse_changes(found: PlanNames) -> None:
+    """Raise `SparkCondition` if changes of an object are read."""
+    if found.followed:
+        raise unsupported(
+            f"Changes of {', '.join(sorted(found.followed))} of Penstock are not a relation of "
+            "Spark yet: subscribe to it with the service's own client."
+        )
+
+
+def _refuse_others(plan: ProtoMessage, found: PlanNames) -> None:
+    """Raise `SparkCondition` for uses of names that rows at one time cannot answer."""
+    command = plan.WhichOneof("op_type") == "command" and plan.command.WhichOneof("command_type")
+    named = sorted({*found.read, *found.written, *found.followed})
+    _refuse_changes(found)
+    if found.written:
+        raise unsupported(f"This command does not write to {', '.join(named)} of Penstock.")
+    if command == "pipeline_command" and named:
+        raise unsupported(f"A pipeline does not read {', '.join(named)} of Penstock yet.")
+
+
+async def _of_table(rows: pa.Table) -> AnswerStream:
+    for answer in table_answers(rows):
+        yield answer
+
+
+async def _of_command(relation: ProtoMessage) -> AnswerStream:
+    yield command_answer(relation)
+    yield complete_answer()
+
+
+async def _nothing() -> AnswerStream:
+    yield complete_answer()
+
+
+async def _nothing_as_command() -> AnswerStream:
+    yield command_answer(answer_relation(pa.table({})))
+    yield complete_answer()

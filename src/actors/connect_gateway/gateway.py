@@ -1,0 +1,570 @@
+"""The gateway's calls: each method of the Spark Connect service.
+
+`ExecutePlan` and `AnalyzePlan` are looked at; of the others only what concerns sessions and the
+gateway's own operations. Everything that is Spark's passes as bytes, message by message, each when
+the one before was taken: a client that does not read holds back Spark and nothing else. Deadlines
+and cancellation are passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+from typing import Any, Final
+
+import anyio
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from grpc_status import rpc_status
+from pyspark.sql.connect.proto import base_pb2
+
+from actors.connect_gateway.error_status import status_of
+from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
+from actors.connect_gateway.gateway_sessions import (
+    GatewaySession,
+    OpenOperation,
+    SessionTable,
+    key_of_request,
+)
+from actors.connect_gateway.own_operations import OperationTags, OwnOperation
+from actors.connect_gateway.plan_decoding import decode_request
+from actors.connect_gateway.plan_rewriting import ProtoMessage
+from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
+from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
+from actors.connect_gateway.statement_execution import StatementDeclined
+from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError
+from actors.kernel import ActorClock
+from actors.settings import Settings
+from actors.transport.security import TransportSecurity
+
+log = logging.getLogger("penstock.connect")
+
+SERVICE_NAME: Final = "spark.connect.SparkConnectService"
+USER_CHARACTERS_MAX: Final = 1024
+_DETAILS: Final = "grpc-status-details-bin"
+_BEARER: Final = "bearer "
+_SMALL_BYTES: Final = 4096
+"""The last response of an operation, and others without rows, are smaller."""
+_STILL_THERE: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+"""Codes after which an operation may go on, and its client come back."""
+
+Handler = Callable[[Any, Any], Awaitable[bytes | None]]
+
+
+class GatewayCalls:
+    """Handlers of all methods."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: ActorClock,
+        upstream: SparkUpstream,
+        calls: SparkCalls,
+        router: PlanRouter,
+        run: Callable[[Callable[[], Awaitable[None]]], None],
+        security: TransportSecurity | None,
+    ) -> None:
+        """Take the parts. `run` runs a coroutine function beside all calls."""
+        self._settings = settings
+        self._clock = clock
+        self._upstream = upstream
+        self._calls = calls
+        self._router = router
+        self._run = run
+        self._security = security
+        self._sessions = SessionTable(settings)
+        self._opening = anyio.Lock()
+
+    def handlers(self) -> Any:
+        """Return the handlers for gRPC: of every method that this release of the protocol has."""
+        own: dict[str, Handler] = {
+            "ExecutePlan": self._execute_plan,
+            "ReattachExecute": self._reattach,
+            "ReleaseExecute": self._release_execute,
+            "AnalyzePlan": self._analyze,
+            "Config": self._config,
+            "Interrupt": self._interrupt,
+            "GetStatus": self._get_status,
+            "ReleaseSession": self._release_session,
+            "CloneSession": self._clone_session,
+        }
+        made = {}
+        for method in base_pb2.DESCRIPTOR.services_by_name["SparkConnectService"].methods:
+            name = method.name
+            handler = own.get(name) or self._forwarder(method)
+            guarded = self._guarded(handler)
+            if method.server_streaming:
+                made[name] = grpc.unary_stream_rpc_method_handler(guarded)
+            elif method.client_streaming:
+                made[name] = grpc.stream_unary_rpc_method_handler(guarded)
+            else:
+                made[name] = grpc.unary_unary_rpc_method_handler(guarded)
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, made)
+
+    def _guarded(self, handler: Handler) -> Handler:
+        """Return a handler whose errors are told as Spark tells them."""
+
+        async def call(request: Any, context: Any) -> bytes | None:
+            try:
+                self._authenticate(context)
+                return await handler(request, context)
+            except grpc.aio.AioRpcError as error:
+                failed = error
+            except PenstockError as error:
+                status = rpc_status.to_status(status_of(error))
+                await context.abort_with_status(status)
+                raise
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                raise
+            except Exception as error:
+                # A fault fails this call alone.
+                log.exception("a call failed by a fault of this program")
+                told = PenstockError(f"{type(error).__name__}: {error}")
+                await context.abort_with_status(rpc_status.to_status(status_of(told)))
+                raise
+            details = [each for each in failed.trailing_metadata() or () if each[0] == _DETAILS]
+            await context.abort(failed.code(), failed.details() or "", tuple(details))
+            return None
+
+        return call
+
+    def _authenticate(self, context: Any) -> None:
+        """Raise `AuthenticationFailed` if a token is wanted and none of ours is shown."""
+        # On each call: a connection may carry calls of several clients.
+        if self._security is None or not self._security.has_tokens:
+            return
+        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+        text = shown if isinstance(shown, str) else ""
+        token = text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
+        if not self._security.knows(token.encode()):
+            raise AuthenticationFailed(
+                "this service wants a token: add ;token=… to the address (token_file)"
+            )
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def _session(self, request: ProtoMessage) -> GatewaySession:
+        """Return the session that a request names, which is opened at its first."""
+        key = key_of_request(request)
+        if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
+            raise InvalidUsage("the names of a session are too long")
+        found = self._sessions.get(key)
+        if found is None:
+            # One after the other: two first calls of a session must not open it twice.
+            async with self._opening:
+                found = self._sessions.get(key)
+                if found is None:
+                    self._sessions.check_room()
+                    found = GatewaySession(key, await self._calls.open_session(request))
+                    self._sessions.add(found)
+        found.used_ms = self._clock.monotonic_ms()
+        return found
+
+    def _operation(self, request: ProtoMessage) -> OpenOperation | None:
+        """Return the operation that a request names; None if it is not known. No session is opened
+        for it: one that was released must stay so."""
+        session = self._sessions.get(key_of_request(request))
+        if session is None:
+            return None
+        session.used_ms = self._clock.monotonic_ms()
+        return session.operations.get(request.operation_id)
+
+    async def _forget(self, session: GatewaySession) -> None:
+        """Forget a session that Spark has not any more, or is to release."""
+        if self._sessions.get(session.key) is session:
+            self._sessions.remove(session.key)
+        for operation in list(session.operations.values()):
+            await self._sessions.end(operation)
+
+    async def _known(self, session: GatewaySession, work: Awaitable[bytes]) -> bytes:
+        """Return the answer of a call in a session; if Spark has not the session any more, it is
+        forgotten here, too. Raises the call's error."""
+        try:
+            return await work
+        except grpc.aio.AioRpcError as error:
+            if is_forgotten(error):
+                await self._forget(session)
+            raise
+
+    async def sweep(self) -> None:
+        """Give up operations without a client, and release idle sessions."""
+        now, settings = self._clock.monotonic_ms(), self._settings
+        for session in self._sessions:
+            for operation in list(session.operations.values()):
+                left = not operation.attached and operation.left_ms
+                if left and now - operation.left_ms > settings.connect_detached_ms:
+                    await self._sessions.end(operation)
+            idle = now - session.used_ms > settings.connect_session_idle_ms
+            if idle and not session.operations:
+                await self._forget(session)
+                try:
+                    await self._calls.release(session.key)
+                # Spark releases it as well, when its own time is over.
+                except (grpc.aio.AioRpcError, PenstockError) as error:
+                    log.info("an idle session was not released: %s", error)
+
+    async def end_all(self) -> None:
+        """Forget all sessions, and end their operations."""
+        for session in self._sessions:
+            await self._forget(session)
+
+    def describe(self) -> str:
+        """Return the number of sessions and operations, as text for people."""
+        sessions = list(self._sessions)
+        operations = sum(len(session.operations) for session in sessions)
+        return f"{len(sessions)} sessions, {operations} operations"
+
+    # -- executing -----------------------------------------------------------------------------
+
+    async def _execute_plan(self, data: bytes, context: Any) -> None:
+        request = self._decode(base_pb2.ExecutePlanRequest, data)
+        session = await self._session(request)
+        request.operation_id = request.operation_id or str(uuid.uuid4())
+        operation = self._sessions.begin(session, request.operation_id)
+        reattachable = any(each.reattach_options.reattachable for each in request.request_options)
+        over = True
+        try:
+            # What is read for the plan is part of the operation: bounded, and ended with it.
+            route = await self._router.route(operation, request)
+            if isinstance(route, OwnRoute):
+                self._begin_own(operation, route, request, reattachable=reattachable)
+                try:
+                    over = await self._stream_own(operation, context, "", reattachable)
+                    return
+                except StatementDeclined:
+                    operation.own = None
+                route = await self._router.route(operation, request, declined=True)
+            if isinstance(route, OwnRoute):
+                self._begin_own(operation, route, request, reattachable=reattachable)
+                over = await self._stream_own(operation, context, "", reattachable)
+            else:
+                over = await self._stream_spark(operation, route, context, reattachable)
+        except grpc.aio.AioRpcError as error:
+            over = not (reattachable and error.code() in _STILL_THERE)
+            if is_forgotten(error):
+                await self._forget(session)
+            raise
+        except anyio.get_cancelled_exc_class():
+            # The client has left: it may come back for an operation that it may reattach to.
+            over = not reattachable
+            raise
+        finally:
+            if over:
+                await self._sessions.end(operation)
+
+    def _begin_own(
+        self,
+        operation: OpenOperation,
+        route: OwnRoute,
+        request: ProtoMessage,
+        *,
+        reattachable: bool,
+    ) -> None:
+        session = operation.session
+        names = OperationTags(
+            session.key.session_id, session.server_side_session_id, operation.operation_id
+        )
+        operation.own = OwnOperation(
+            names, route.answers, tags=frozenset(request.tags), reattachable=reattachable
+        )
+        self._run(operation.own.run)
+
+    async def _stream_own(
+        self, operation: OpenOperation, context: Any, after: str, reattachable: bool
+    ) -> bool:
+        """Stream an operation of the gateway. Return whether it is over: a client that may reattach
+        releases it itself."""
+        assert operation.own is not None
+        with _Attached(operation, self._clock):
+            async for data in operation.own.stream(after):
+                await context.write(data)
+        return not reattachable
+
+    async def _stream_spark(
+        self, operation: OpenOperation, route: ForwardRoute, context: Any, reattachable: bool
+    ) -> bool:
+        """Stream an operation of Spark. Return whether it is over."""
+        session = operation.session
+        async with AsyncExitStack() as naming:
+            if route.names_texts or route.views:
+                await naming.enter_async_context(self._calls.naming(session, route.views))
+            stream = self._upstream.stream(
+                "ExecutePlan",
+                route.request.SerializeToString(),
+                timeout=context.time_remaining(),
+                metadata=passed_on(context.invocation_metadata()),
+            )
+            complete = False
+            with _Attached(operation, self._clock):
+                async with aclosing(stream) as answers:
+                    async for data in answers:
+                        # Spark has analysed the plan: the names are not needed any more.
+                        await naming.aclose()
+                        told, complete = _looked_at(data, route.original)
+                        if complete and route.done is not None:
+                            route.done()
+                        await context.write(told)
+        return complete or not reattachable
+
+    async def _reattach(self, data: bytes, context: Any) -> None:
+        operation = self._operation(request := self._decode(base_pb2.ReattachExecuteRequest, data))
+        if operation is not None and operation.own is not None:
+            await self._stream_own(operation, context, request.last_response_id, True)
+            return
+        stream = self._upstream.stream(
+            "ReattachExecute",
+            data,
+            timeout=context.time_remaining(),
+            metadata=passed_on(context.invocation_metadata()),
+        )
+        over = False
+        try:
+            with _Attached(operation, self._clock):
+                async with aclosing(stream) as answers:
+                    async for answer in answers:
+                        over = _looked_at(answer, None)[1]
+                        await context.write(answer)
+        except grpc.aio.AioRpcError as error:
+            over = error.code() not in _STILL_THERE
+            raise
+        finally:
+            if over and operation is not None:
+                await self._sessions.end(operation)
+
+    async def _release_execute(self, data: bytes, context: Any) -> bytes:
+        operation = self._operation(request := self._decode(base_pb2.ReleaseExecuteRequest, data))
+        whole = not request.HasField("release_until")
+        if operation is None or operation.own is None:
+            answer = await self._pass_on("ReleaseExecute", data, context)
+        else:
+            if not whole:
+                operation.own.release_until(request.release_until.response_id)
+            told = base_pb2.ReleaseExecuteResponse(
+                session_id=request.session_id,
+                server_side_session_id=operation.session.server_side_session_id,
+                operation_id=request.operation_id,
+            )
+            answer = told.SerializeToString()
+        if whole and operation is not None:
+            await self._sessions.end(operation)
+        return answer
+
+    # -- analysing -----------------------------------------------------------------------------
+
+    async def _analyze(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.AnalyzePlanRequest, data)
+        session = await self._session(request)
+        schema = await self._router.plain_schema(session, request)
+        if schema is not None:
+            told = base_pb2.AnalyzePlanResponse(
+                session_id=session.key.session_id,
+                server_side_session_id=session.server_side_session_id,
+            )
+            told.schema.schema.CopyFrom(schema)
+            return bytes(told.SerializeToString())
+        route = await self._router.bind_analysis(session, request)
+        async with AsyncExitStack() as naming:
+            if route.names_texts or route.views:
+                await naming.enter_async_context(self._calls.naming(session, route.views))
+            sent = route.request.SerializeToString()
+            return await self._known(session, self._pass_on("AnalyzePlan", sent, context))
+
+    # -- other calls ---------------------------------------------------------------------------
+
+    async def _config(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.ConfigRequest, data)
+        session = await self._session(request)
+        if request.operation.HasField("set"):
+            pairs = request.operation.set.pairs
+            for pair in pairs:
+                session.note_setting(pair.key)
+            kept = [pair for pair in pairs if pair.key != POOL_SETTING]
+            if len(kept) < len(pairs):
+                # In another pool a client's work could starve the steps of views.
+                del pairs[:]
+                pairs.extend(kept)
+                data = request.SerializeToString()
+        for name in request.operation.unset.keys:
+            session.note_setting(name)
+        return await self._known(session, self._pass_on("Config", data, context))
+
+    async def _interrupt(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.InterruptRequest, data)
+        session = self._sessions.get(key_of_request(request))
+        if session is None:
+            return await self._pass_on("Interrupt", data, context)
+        canceled = [
+            operation.operation_id
+            for operation in session.operations.values()
+            if operation.own is not None
+            and _is_meant(request, operation.operation_id, operation.own.tags)
+            and operation.own.cancel()
+        ]
+        kinds = base_pb2.InterruptRequest
+        # Spark would not know the operation, and fail.
+        if canceled and request.interrupt_type == kinds.INTERRUPT_TYPE_OPERATION_ID:
+            answer = base_pb2.InterruptResponse(
+                session_id=session.key.session_id,
+                server_side_session_id=session.server_side_session_id,
+            )
+        else:
+            told = await self._known(session, self._pass_on("Interrupt", data, context))
+            answer = base_pb2.InterruptResponse.FromString(told)
+        answer.interrupted_ids.extend(canceled)
+        return bytes(answer.SerializeToString())
+
+    async def _get_status(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.GetStatusRequest, data)
+        session = self._sessions.get(key_of_request(request))
+        if session is None:
+            return await self._pass_on("GetStatus", data, context)
+        told = await self._known(session, self._pass_on("GetStatus", data, context))
+        answer = base_pb2.GetStatusResponse.FromString(told)
+        own = {each.operation_id for each in session.operations.values() if each.own is not None}
+        states = base_pb2.GetStatusResponse.OperationStatus
+        for status in answer.operation_statuses:
+            if status.operation_id in own:
+                status.state = states.OPERATION_STATE_RUNNING
+                own.discard(status.operation_id)
+        # Without names all are asked for.
+        asked = set(request.operation_status.operation_ids)
+        for operation_id in sorted(own & asked if asked else own):
+            answer.operation_statuses.add(
+                operation_id=operation_id, state=states.OPERATION_STATE_RUNNING
+            )
+        return bytes(answer.SerializeToString())
+
+    async def _release_session(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.ReleaseSessionRequest, data)
+        session = self._sessions.get(key_of_request(request))
+        # First what is held for it: Spark may take long to end what still runs.
+        if session is not None:
+            await self._forget(session)
+        return await self._pass_on("ReleaseSession", data, context)
+
+    async def _clone_session(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.CloneSessionRequest, data)
+        session = await self._session(request)
+        self._sessions.check_room()
+        told = await self._known(session, self._pass_on("CloneSession", data, context))
+        answer = base_pb2.CloneSessionResponse.FromString(told)
+        key = session.key._replace(session_id=answer.new_session_id)
+        made = GatewaySession(key, answer.new_server_side_session_id)
+        # Spark has copied its own views and settings, and so are those that are kept here.
+        made.views, made.own_views = dict(session.views), set(session.own_views)
+        made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
+        made.used_ms = self._clock.monotonic_ms()
+        self._sessions.add(made)
+        return told
+
+    def _forwarder(self, method: Any) -> Handler:
+        """Return the handler of a method that is Spark's alone."""
+        kind = message_factory.GetMessageClass(method.input_type)
+
+        async def forward(data: bytes, context: Any) -> bytes:
+            request = self._decode(kind, data)
+            if method.name == "FetchErrorDetails":
+                return await self._pass_on(method.name, data, context)
+            session = await self._session(request)
+            return await self._known(session, self._pass_on(method.name, data, context))
+
+        async def forward_all(requests: AsyncIterator[bytes], context: Any) -> bytes | None:
+            source = aiter(requests)
+            first = await anext(source, None)
+            if first is None:
+                raise InvalidUsage(f"{method.name} came without a message")
+            session = await self._session(self._decode(kind, first))
+
+            async def all_of_them() -> AsyncIterator[bytes]:
+                yield first
+                async for data in source:
+                    yield data
+
+            return await self._known(
+                session,
+                self._upstream.send_all(
+                    method.name,
+                    all_of_them(),
+                    timeout=context.time_remaining(),
+                    metadata=passed_on(context.invocation_metadata()),
+                ),
+            )
+
+        async def forward_stream(data: bytes, context: Any) -> None:
+            stream = self._upstream.stream(
+                method.name,
+                data,
+                timeout=context.time_remaining(),
+                metadata=passed_on(context.invocation_metadata()),
+            )
+            async with aclosing(stream) as answers:
+                async for answer in answers:
+                    await context.write(answer)
+
+        if method.client_streaming:
+            return forward_all
+        return forward_stream if method.server_streaming else forward
+
+    async def _pass_on(self, method: str, data: bytes, context: Any) -> bytes:
+        """Make the same call to Spark. Raises its error."""
+        return await self._upstream.call(
+            method,
+            data,
+            timeout=context.time_remaining(),
+            metadata=passed_on(context.invocation_metadata()),
+        )
+
+    def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
+        return decode_request(kind, data, self._settings.connect_message_bytes_max)
+
+
+class _Attached:
+    """Counts a call that streams an operation, while the block runs."""
+
+    def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
+        self._operation = operation
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        if self._operation is not None:
+            self._operation.attached += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._operation is not None:
+            self._operation.attached -= 1
+            self._operation.left_ms = self._clock.monotonic_ms()
+
+
+def _looked_at(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:
+    """Return a response of Spark, with the client's own relation in it, and whether it is the last
+    one."""
+    if original is None and len(data) > _SMALL_BYTES:
+        return data, False
+    answer = base_pb2.ExecutePlanResponse.FromString(data)
+    if original is not None and answer.HasField("sql_command_result"):
+        relation = answer.sql_command_result.relation
+        # A command's rows come as a relation of their own; a query's is the one that was sent.
+        if relation.WhichOneof("rel_type") in ("sql", "with_relations"):
+            relation.CopyFrom(original)
+            data = answer.SerializeToString()
+    return data, answer.HasField("result_complete")
+
+
+def _is_meant(request: ProtoMessage, operation_id: str, tags: frozenset[str]) -> bool:
+    """Return whether an interrupt is for an operation."""
+    kinds = base_pb2.InterruptRequest
+    match request.interrupt_type:
+        case kinds.INTERRUPT_TYPE_ALL:
+            return True
+        case kinds.INTERRUPT_TYPE_TAG:
+            return request.operation_tag in tags
+        case kinds.INTERRUPT_TYPE_OPERATION_ID:
+            return bool(request.operation_id == operation_id)
+    return False

@@ -1,0 +1,179 @@
+"""The sessions of Connect clients, and their operations that have not ended.
+
+A session is one of Spark's, named by user and id, and the little that the gateway keeps of it. Its
+temporary views over the service's objects are kept here alone: as definitions, so that each use
+reads its objects at the time of that use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from typing import Final, NamedTuple
+
+import anyio
+
+from actors.connect_gateway.error_status import SparkCondition
+from actors.connect_gateway.own_operations import OwnOperation
+from actors.connect_gateway.plan_rewriting import ProtoMessage
+from actors.errors import InvalidUsage, ResourceBusy
+from actors.protocol.relations import fold
+from actors.settings import Settings
+from actors.views.compile import CHANGES_MEANING
+
+VIEWS_MAX: Final = 256
+"""Temporary views over the service's objects in one session."""
+OWN_VIEWS_MAX: Final = 4096
+"""Names of other temporary views that are remembered for one session."""
+
+
+class SessionKey(NamedTuple):
+    """The name of a session."""
+
+    user_id: str
+    session_id: str
+
+
+def key_of_request(request: ProtoMessage) -> SessionKey:
+    """Return the session that a request names."""
+    return SessionKey(request.user_context.user_id, request.session_id)
+
+
+class OpenOperation:
+    """An operation that has not ended: one of Spark's, or one of the gateway's own."""
+
+    def __init__(self, session: GatewaySession, operation_id: str) -> None:
+        self.session = session
+        self.operation_id = operation_id
+        self.own: OwnOperation | None = None
+        self.rows = AsyncExitStack()
+        """Holds, leases and views of the objects that it reads."""
+        self.attached = 0
+        """Calls that stream its responses now."""
+        self.left_ms = 0.0
+        """Time at which the last of them left, on the monotonic clock."""
+
+
+class GatewaySession:
+    """One session."""
+
+    def __init__(self, key: SessionKey, server_side_session_id: str) -> None:
+        self.key = key
+        self.server_side_session_id = server_side_session_id
+        self.naming = anyio.Lock()
+        """Held while Spark analyses a text for which temporary views of the session exist."""
+        self.views: dict[str, ProtoMessage] = {}
+        """Definitions of temporary views over the service's objects, by name in lower case."""
+        self.own_views: set[str] = set()
+        """Names, in lower case, of temporary views that Spark keeps."""
+        self.changed_meaning = False
+        """True if a setting of the session may give texts another meaning than by default."""
+        self.reads_files = False
+        """True if the session's settings are those under which Spark may read parts of shards."""
+        self.used_ms = 0.0
+        self.operations: dict[str, OpenOperation] = {}
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Return the names that mean temporary views of the session where they stand alone."""
+        return frozenset(self.own_views) | frozenset(self.views)
+
+    def note_setting(self, name: str) -> None:
+        """Note that a setting is changed."""
+        if not name or name.lower().startswith(CHANGES_MEANING):
+            self.changed_meaning = True
+
+    def note_own_view(self, name: str) -> None:
+        """Note that Spark keeps a temporary view of this name, in place of one that is kept
+        here."""
+        self.views.pop(fold(name), None)
+        # Beyond the bound a view no longer hides an object of its name.
+        if len(self.own_views) < OWN_VIEWS_MAX:
+            self.own_views.add(fold(name))
+
+    def define_view(self, name: str, relation: ProtoMessage, *, replace: bool) -> None:
+        """Keep a temporary view. Raises `SparkCondition`, and `InvalidUsage` if there are too
+        many."""
+        if not replace and fold(name) in self.hidden:
+            raise SparkCondition(
+                "TEMP_TABLE_OR_VIEW_ALREADY_EXISTS",
+                "42P07",
+                f"Cannot create the temporary view `{name}` because it already exists.",
+                "org.apache.spark.sql.catalyst.analysis.TempTableAlreadyExistsException",
+            )
+        if len(self.views) >= VIEWS_MAX and fold(name) not in self.views:
+            raise InvalidUsage(
+                f"a session has at most {VIEWS_MAX} temporary views over objects of the service"
+            )
+        self.views[fold(name)] = relation
+
+    def drop_view(self, name: str) -> bool:
+        """Forget a temporary view. Return whether it was kept here."""
+        self.own_views.discard(fold(name))
+        return self.views.pop(fold(name), None) is not None
+
+
+class SessionTable:
+    """All sessions and operations."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._sessions: dict[SessionKey, GatewaySession] = {}
+        self._operations = 0
+
+    def __iter__(self) -> Iterator[GatewaySession]:
+        return iter(list(self._sessions.values()))
+
+    def get(self, key: SessionKey) -> GatewaySession | None:
+        """Return a session; None if it is not known."""
+        return self._sessions.get(key)
+
+    def check_room(self) -> None:
+        """Raise `ResourceBusy` if there are as many sessions as there may be."""
+        limit = self._settings.connect_sessions_max
+        if len(self._sessions) >= limit:
+            raise ResourceBusy(
+                f"{limit} Spark Connect sessions are open (connect_sessions_max): try again later"
+            )
+
+    def add(self, session: GatewaySession) -> None:
+        """Add a session. Raises `ResourceBusy`."""
+        self.check_room()
+        self._sessions[session.key] = session
+
+    def remove(self, key: SessionKey) -> GatewaySession | None:
+        """Remove a session and return it; its operations are the caller's to end."""
+        return self._sessions.pop(key, None)
+
+    def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
+        """Begin an operation. Raises `ResourceBusy`, and `SparkCondition` if it has begun
+        already."""
+        if operation_id in session.operations:
+            raise SparkCondition(
+                "INVALID_HANDLE.OPERATION_ALREADY_EXISTS",
+                "HY000",
+                f"The handle {operation_id} is invalid. Handle already exists.",
+            )
+        limit = self._settings.connect_operations_max
+        if self._operations >= limit:
+            raise ResourceBusy(
+                f"{limit} operations of Spark Connect clients run (connect_operations_max): try "
+                "again later"
+            )
+        # Counted here and not by the sessions: each `ExecutePlan` asks.
+        self._operations += 1
+        made = session.operations[operation_id] = OpenOperation(session, operation_id)
+        return made
+
+    async def end(self, operation: OpenOperation) -> None:
+        """End an operation, and let go of what it holds. Idempotent."""
+        # Several calls may end it: its stream, a release, an interrupt, the sweep.
+        if operation.session.operations.get(operation.operation_id) is not operation:
+            return
+        del operation.session.operations[operation.operation_id]
+        self._operations -= 1
+        if operation.own is not None:
+            operation.own.cancel()
+        # Shielded: a call that is cancelled here must still give back what others wait for.
+        with anyio.CancelScope(shield=True):
+            await operation.rows.aclose()

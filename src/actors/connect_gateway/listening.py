@@ -1,0 +1,200 @@
+"""The gateway's actor: starts and stops its server, runs its operations, sweeps its sessions."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+import msgspec
+
+from actors.client.client import Client
+from actors.client.requests import InProcess
+from actors.errors import AddressInUse, BadSettings
+from actors.kernel import Actor, ActorAddress, ReplySlot
+from actors.persist import PersistClient
+from actors.plan.jobs import EngineReady, ExecutorMessage, LocateConnect
+from actors.settings import Settings
+from actors.transport.address import NetworkAddress
+from actors.transport.security import TransportSecurity, for_listener
+
+# Before the import: gRPC reads it then, and would write to our log by itself.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+try:
+    import grpc
+    import grpc.aio
+
+    from actors.connect_gateway.execution_routes import PlanRouter
+    from actors.connect_gateway.gateway import GatewayCalls
+    from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
+    from actors.connect_gateway.object_rows import ObjectRows
+    from actors.connect_gateway.spark_calls import SparkCalls
+    from actors.connect_gateway.spark_upstream import (
+        ConnectPlace,
+        SparkUpstream,
+        place_of_address,
+        place_of_engine,
+    )
+    from actors.connect_gateway.statement_execution import ExecuteStatement
+except ImportError as error:
+    raise BadSettings(
+        "connect_listen: the Spark Connect gateway needs more packages: pip install "
+        f"'penstock-views[connect]' ({error})"
+    ) from None
+
+log = logging.getLogger("penstock.connect")
+
+SWEEP_MS: Final = 5_000
+CALLS_PER_OPERATION: Final = 8
+"""Calls at a time, for each operation and session that there may be."""
+STOP_SECONDS: Final = 2.0
+"""Time for calls that run when the gateway stops."""
+REMOTE: Final = "sc://"
+
+
+class GatewayParts(msgspec.Struct, frozen=True):
+    """The parts of the service that the gateway uses."""
+
+    service: Any
+    """An `InProcess`, to which its client connects."""
+    controller: Any
+    executor: Any
+    persist: PersistClient | None
+    scratch: Path
+    execute_statement: ExecuteStatement | None = None
+
+
+class BoundGateway(msgspec.Struct, frozen=True):
+    """A listener that does not serve yet."""
+
+    server: Any
+    address: NetworkAddress
+    security: TransportSecurity | None
+
+
+def bind_gateway(settings: Settings) -> BoundGateway:
+    """Bind the address of `connect_listen`. Raises `BadSettings` and `AddressInUse`."""
+    place = NetworkAddress.parse(settings.connect_listen, "connect_listen")
+    if place.is_unix:
+        raise BadSettings("connect_listen: clients of Spark Connect need host:port")
+    security = for_listener("connect_listen", place, settings, "token_file")
+    server = grpc.aio.server(
+        options=_options(settings),
+        # Sessions make calls beside their operations; more are refused at once.
+        maximum_concurrent_rpcs=CALLS_PER_OPERATION
+        * (settings.connect_operations_max + settings.connect_sessions_max),
+    )
+    try:
+        port = _bind(server, place, settings, security)
+    except OSError as error:
+        raise BadSettings(f"tls_certificate, tls_key: {error}") from None
+    except RuntimeError as error:
+        raise AddressInUse(f"connect_listen = {place}: {error}") from None
+    return BoundGateway(server, NetworkAddress(place.host, port), security)
+
+
+def _bind(
+    server: Any, place: NetworkAddress, settings: Settings, security: TransportSecurity | None
+) -> int:
+    if security is None or not security.has_tls:
+        return int(server.add_insecure_port(str(place)))
+    key = Path(settings.tls_key).read_bytes()
+    chain = Path(settings.tls_certificate).read_bytes()
+    # PySpark cannot show a certificate of its own: the token says who it is.
+    return int(server.add_secure_port(str(place), grpc.ssl_server_credentials([(key, chain)])))
+
+
+def _options(settings: Settings) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", settings.connect_message_bytes_max),
+        ("grpc.max_send_message_length", settings.connect_message_bytes_max),
+        # Otherwise a second service could listen on the same port, and take half of the clients.
+        ("grpc.so_reuseport", 0),
+        ("grpc.keepalive_time_ms", settings.idle_timeout_ms),
+        ("grpc.keepalive_timeout_ms", settings.idle_timeout_ms),
+        # Clients ping by themselves while they wait for long queries.
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+class SweepDue(msgspec.Struct, frozen=True, gc=False):
+    """It is time to look for what no client wants any more."""
+
+
+GatewayMessage: TypeAlias = SweepDue
+
+
+class ConnectGateway(Actor[GatewayMessage]):
+    """Serves Spark Connect on a bound listener while it lives."""
+
+    def __init__(self, settings: Settings, bound: BoundGateway, parts: GatewayParts) -> None:
+        self._settings = settings
+        self._bound = bound
+        self._parts = parts
+
+    async def on_start(self) -> None:
+        """Start the server."""
+        settings, parts = self._settings, self._parts
+        service: InProcess = parts.service
+
+        async def connect() -> Client:
+            return await Client.in_process(service, settings=settings)
+
+        async def locate() -> ConnectPlace:
+            return await _locate(settings, parts.executor)
+
+        clock = self.ctx.clock
+        self._client = client = SharedClient(connect)
+        self._upstream = SparkUpstream(settings, locate)
+        calls = SparkCalls(self._upstream)
+        rows = ObjectRows(settings, clock, client, parts.persist, parts.executor, parts.scratch)
+        directory = ObjectDirectory(parts.controller, client)
+        router = PlanRouter(settings, directory, client, rows, calls, parts.execute_statement)
+        self._calls = GatewayCalls(
+            settings, clock, self._upstream, calls, router, self._run, self._bound.security
+        )
+        # Only now: until its actor runs, a call would have nobody to answer it.
+        server = self._bound.server
+        server.add_generic_rpc_handlers((self._calls.handlers(),))
+        await server.start()
+        self.ctx.after(SWEEP_MS, SweepDue())
+
+    def receive(self, message: GatewayMessage) -> None:
+        """Begin a sweep; the next comes a while after it."""
+        self.ctx.after(SWEEP_MS, SweepDue())
+        self.ctx.effect(self._calls.sweep, done=lambda _: None, failed=_log_sweep)
+
+    async def on_stop(self) -> None:
+        """Stop the server; calls that run get a moment."""
+        with anyio.CancelScope(shield=True):
+            await self._bound.server.stop(STOP_SECONDS)
+            await self._calls.end_all()
+            await self._upstream.aclose()
+            await self._client.aclose()
+
+    def _run(self, run: Any) -> None:
+        """Run an operation beside the actor; it ends with it."""
+        self.ctx.effect(run, done=lambda _: None, failed=lambda _: None)
+
+    def describe(self) -> str:
+        """Return what is open, as text for people."""
+        return f"listens on {self._bound.address}; {self._calls.describe()}"
+
+
+def _log_sweep(error: Exception) -> None:
+    # The next sweep meets the same sessions.
+    log.warning("a sweep of Spark Connect sessions failed: %s", error)
+
+
+async def _locate(settings: Settings, executor: ActorAddress[ExecutorMessage]) -> ConnectPlace:
+    """Return the Spark Connect server that serves now. Raises `EngineUnavailable`."""
+    if settings.spark_master.startswith(REMOTE):
+        return place_of_address(settings.spark_master)
+
+    def ask(reply: ReplySlot[EngineReady]) -> ExecutorMessage:
+        return LocateConnect(reply)
+
+    return place_of_engine(await executor.ask(ask))

@@ -1,0 +1,155 @@
+"""Calls that the gateway makes for itself in a client's session of Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Final
+
+import anyio
+import grpc.aio
+from pyspark.sql.connect.proto import base_pb2, relations_pb2
+
+from actors.connect_gateway.gateway_sessions import GatewaySession, SessionKey
+from actors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
+from actors.connect_gateway.spark_upstream import SparkUpstream
+
+POOL_SETTING: Final = "spark.scheduler.pool"
+POOL: Final = "clients"
+"""Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
+FILE_SETTINGS: Final = {
+    # A footer's bounds know neither NaN nor that -0.0 is 0.0: a filter on them loses rows of ours.
+    "spark.sql.parquet.filterPushdown": "false",
+}
+"""Settings of a session in which Spark reads parts of shards."""
+CLIENT_TYPE: Final = "penstock"
+
+
+class SparkCalls:
+    """The calls."""
+
+    def __init__(self, upstream: SparkUpstream) -> None:
+        self._upstream = upstream
+
+    async def open_session(self, request: ProtoMessage) -> str:
+        """Open the session that a request names, if it is not open. Return Spark's id of it. Raises
+        as `SparkUpstream.call` does."""
+        key = SessionKey(request.user_context.user_id, request.session_id)
+        answer = await self._configure(key, {POOL_SETTING: POOL})
+        return str(answer.server_side_session_id)
+
+    async def prepare_files(self, session: GatewaySession) -> None:
+        """Set what a session needs before it reads parts of shards."""
+        # Once for a session: a user who sets it back reads parts of shards at their own peril.
+        if not session.reads_files:
+            await self._configure(session.key, FILE_SETTINGS)
+            session.reads_files = True
+
+    async def _configure(self, key: SessionKey, settings: Mapping[str, str]) -> ProtoMessage:
+        asked = base_pb2.ConfigRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
+        asked.user_context.user_id = key.user_id
+        for name, value in settings.items():
+            asked.operation.set.pairs.add(key=name, value=value)
+        answer = await self._upstream.call("Config", asked.SerializeToString())
+        return base_pb2.ConfigResponse.FromString(answer)
+
+    async def analyze(self, session: GatewaySession, relation: ProtoMessage) -> None:
+        """Let Spark analyse a relation. Raises Spark's error."""
+        asked = base_pb2.AnalyzePlanRequest(
+            session_id=session.key.session_id, client_type=CLIENT_TYPE
+        )
+        asked.user_context.user_id = session.key.user_id
+        asked.schema.plan.CopyFrom(plan_of(relation))
+        async with session.naming:
+            await self._upstream.call("AnalyzePlan", asked.SerializeToString())
+
+    async def answers(
+        self, session: GatewaySession, plan: ProtoMessage
+    ) -> AsyncGenerator[ProtoMessage, None]:
+        """Yield the answers to a plan that is executed at once. It is interrupted when the loop is
+        left."""
+        asked = base_pb2.ExecutePlanRequest(
+            session_id=session.key.session_id,
+            client_type=CLIENT_TYPE,
+            operation_id=str(uuid.uuid4()),
+        )
+        asked.user_context.user_id = session.key.user_id
+        asked.plan.CopyFrom(plan)
+        ended = False
+        try:
+            stream = self._upstream.stream("ExecutePlan", asked.SerializeToString())
+            async with aclosing(stream) as answers:
+                async for answer in answers:
+                    yield base_pb2.ExecutePlanResponse.FromString(answer)
+            ended = True
+        finally:
+            # A call that is cancelled ends its stream; what Spark runs for it would go on.
+            if not ended:
+                await self._interrupt(session, asked.operation_id)
+
+    async def _interrupt(self, session: GatewaySession, operation_id: str) -> None:
+        asked = base_pb2.InterruptRequest(
+            session_id=session.key.session_id,
+            client_type=CLIENT_TYPE,
+            interrupt_type=base_pb2.InterruptRequest.INTERRUPT_TYPE_OPERATION_ID,
+            operation_id=operation_id,
+        )
+        asked.user_context.user_id = session.key.user_id
+        # Shielded and bounded: the caller may itself be cancelled, and Spark be gone.
+        with anyio.move_on_after(INTERRUPT_SECONDS, shield=True):
+            try:
+                await self._upstream.call("Interrupt", asked.SerializeToString())
+            except grpc.aio.AioRpcError:
+                return
+
+    async def execute(self, session: GatewaySession, plan: ProtoMessage) -> None:
+        """Execute a plan, without a look at its answers."""
+        async with aclosing(self.answers(session, plan)) as answers:
+            async for _ in answers:
+                pass
+
+    async def release(self, key: SessionKey) -> None:
+        """Release a session. Raises as `SparkUpstream.call` does."""
+        asked = base_pb2.ReleaseSessionRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
+        asked.user_context.user_id = key.user_id
+        await self._upstream.call("ReleaseSession", asked.SerializeToString())
+
+    @asynccontextmanager
+    async def naming(
+        self, session: GatewaySession, views: Mapping[str, ProtoMessage]
+    ) -> AsyncIterator[None]:
+        """Let relations be temporary views of a session while the block runs, alone: two plans of a
+        session may need the same name for rows at two times."""
+        async with session.naming:
+            made: list[str] = []
+            try:
+                for name, relation in views.items():
+                    made.append(name)
+                    await self.execute(session, _view_made(name, relation))
+                yield
+            finally:
+                with anyio.CancelScope(shield=True):
+                    for name in made:
+                        await self._drop_view(session, name)
+
+    async def _drop_view(self, session: GatewaySession, name: str) -> None:
+        relation = relations_pb2.Relation()
+        relation.catalog.drop_temp_view.view_name = name
+        with anyio.move_on_after(INTERRUPT_SECONDS, shield=True):
+            try:
+                await self.execute(session, plan_of(relation))
+            except grpc.aio.AioRpcError:
+                return
+
+
+INTERRUPT_SECONDS: Final = 10.0
+"""Time for a call that cleans up."""
+
+
+def _view_made(name: str, relation: ProtoMessage) -> ProtoMessage:
+    plan = base_pb2.Plan()
+    made = plan.command.create_dataframe_view
+    made.name, made.replace = name, True
+    made.input.CopyFrom(relation)
+    return plan

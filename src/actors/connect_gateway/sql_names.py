@@ -1,0 +1,325 @@
+"""Names in SQL texts: which tables a text may read, and the same text with other names. Pure.
+
+Spark reads the texts. Here they are only split into words, so what is found may be too much (a
+column called like a table) and never too little, except for names that a text computes
+(``IDENTIFIER('a' || 'b')``), which Spark then misses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+NameParts: TypeAlias = tuple[str, ...]
+"""A name as it is written: (table,), (database, table) or (catalog, database, table)."""
+ResolveName: TypeAlias = Callable[[NameParts], str | None]
+"""Returns the key of the object that a name means; None for any other name."""
+
+# Possessive loops: an unclosed quote reaches to the end, and no quote is looked at twice. So a text
+# of quotes alone takes linear time.
+_WORD: Final = re.compile(
+    r"""(?P<blank>\s+|--(?:\\\n|[^\n])*)
+    |(?P<hint>/\*\+)
+    |(?P<comment>/\*)
+    |(?P<raw>[rR](?:'[^']*+(?:'|\Z)|"[^"]*+(?:"|\Z)))
+    |(?P<text>'(?:[^'\\]|\\.)*+(?:'|\\?\Z))
+    |(?P<double>"(?:[^"\\]|\\.)*+(?:"|\\?\Z))
+    |(?P<quoted>`(?:[^`]|``)*+(?:`|\Z))
+    |(?P<word>\w+)
+    |(?P<sign>.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
+_PLAIN: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_QUERY_HEADS: Final = frozenset({"SELECT", "VALUES", "TABLE", "MAP", "REDUCE"})
+_MAYBE_HEADS: Final = frozenset({"WITH", "FROM"})
+_CHANGE_WORDS: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
+_SHOWN_HEADS: Final = frozenset({"EXPLAIN", "DESCRIBE", "DESC", "SHOW"})
+_TEXT_NAMES: Final = frozenset({"IDENTIFIER", "EXECUTE"})
+"""Words behind which a string may be a name, or a statement."""
+
+
+class SqlWord(NamedTuple):
+    """One word of a text: `kind` is word, quoted, double, text, raw or sign; `text` is as
+    written."""
+
+    kind: str
+    text: str
+    start: int
+    end: int
+
+
+class NameChain(NamedTuple):
+    """Identifiers with dots between them, without quotes, and where each of them stands."""
+
+    parts: NameParts
+    spans: tuple[tuple[int, int], ...]
+
+
+class TextRead(NamedTuple):
+    """A table that a text may read: the object's key, and its name as it is written."""
+
+    key: str
+    parts: NameParts
+    in_string: bool = False
+    """True if the name stands in a string, where it cannot be replaced."""
+
+
+class TemporaryViewText(NamedTuple):
+    """The parts of a CREATE TEMPORARY VIEW."""
+
+    name: str
+    query: str
+    replace: bool
+    if_absent: bool
+    is_global: bool
+    columns: bool
+    """True if it names its columns, or has options."""
+
+
+def split_words(sql: str) -> list[SqlWord]:
+    """Return the words of a text. Comments are left out; what stands in a hint is not.
+
+    >>> [word.text for word in split_words("SELECT a /* b */ FROM `c d`.e -- f")]
+    ['SELECT', 'a', 'FROM', '`c d`', '.', 'e']
+    """
+    found: list[SqlWord] = []
+    at = 0
+    while at < len(sql):
+        match = _WORD.match(sql, at)
+        assert match is not None
+        start, at = match.span()
+        kind = str(match.lastgroup)
+        if kind == "comment":
+            at = _comment_end(sql, at)
+        elif kind not in ("blank", "hint"):
+            found.append(SqlWord(kind, match[0], start, at))
+    return found
+
+
+def _comment_end(sql: str, at: int) -> int:
+    """Return the end of the comment that began before `at`; comments nest."""
+    depth = 1
+    while depth:
+        mark = _COMMENT_MARK.search(sql, at)
+        if mark is None:
+            return len(sql)
+        depth += 1 if mark[0] == "/*" else -1
+        at = mark.end()
+    return at
+
+
+def _identifier(word: SqlWord) -> str | None:
+    """Return the identifier that a word may be; None if it cannot be one."""
+    if word.kind == "word":
+        return word.text
+    if word.kind == "quoted":
+        return word.text[1:].removesuffix("`").replace("``", "`")
+    # With `spark.sql.ansi.doubleQuotedIdentifiers` it is a name.
+    return word.text[1:].removesuffix('"') if word.kind == "double" else None
+
+
+def find_chains(words: Iterable[SqlWord]) -> Iterator[NameChain]:
+    """Yield all identifiers of a text, those with dots between them together.
+
+    >>> [chain.parts for chain in find_chains(split_words("SELECT a.b, c FROM d . e"))]
+    [('SELECT',), ('a', 'b'), ('c',), ('FROM',), ('d', 'e')]
+    """
+    parts: list[str] = []
+    spans: list[tuple[int, int]] = []
+    dotted = False
+    for word in words:
+        name = _identifier(word)
+        if name is None:
+            dotted = word.text == "." and bool(parts) and not dotted
+            if not dotted and parts:
+                yield NameChain(tuple(parts), tuple(spans))
+                parts, spans = [], []
+            continue
+        if parts and not dotted:
+            yield NameChain(tuple(parts), tuple(spans))
+            parts, spans = [], []
+        parts.append(name)
+        spans.append((word.start, word.end))
+        dotted = False
+    if parts:
+        yield NameChain(tuple(parts), tuple(spans))
+
+
+def parse_identifier(text: str) -> NameParts | None:
+    """Return the parts of a name that stands by itself; None if it is none.
+
+    >>> parse_identifier("a.`b.c`"), parse_identifier("a b")
+    (('a', 'b.c'), None)
+    """
+    chains = list(find_chains(words := split_words(text)))
+    if len(chains) != 1 or len(words) != 2 * len(chains[0].parts) - 1:
+        return None
+    return chains[0].parts
+
+
+def is_plain_name(name: str) -> bool:
+    """Return whether a name needs no quotes."""
+    return _PLAIN.fullmatch(name) is not None
+
+
+def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
+    """Return the tables that a text may read, each spelling once.
+
+    >>> known = {("t",): "t", ("default", "t"): "t"}
+    >>> find_text_reads("SELECT t.a FROM default.t", known.get)
+    [TextRead(key='t', parts=('default', 't'), in_string=False)]
+    """
+    words = split_words(sql)
+    found: dict[TextRead, None] = {}
+    for chain in find_chains(words):
+        # A chain that goes on behind the name is a column of a table that is named elsewhere.
+        key = resolve(chain.parts)
+        if key is not None:
+            found[TextRead(key, chain.parts)] = None
+    if any(word.text.upper() in _TEXT_NAMES for word in words):
+        for word in words:
+            if word.kind in ("text", "raw", "double"):
+                for read in find_string_reads(string_value(word), resolve):
+                    found[read] = None
+    return list(found)
+
+
+def find_string_reads(text: str, resolve: ResolveName) -> list[TextRead]:
+    """Return the tables that a string's value may name, alone or as a statement."""
+    reads = (resolve(chain.parts) and chain.parts for chain in find_chains(split_words(text)))
+    found = dict.fromkeys(parts for parts in reads if parts)
+    return [TextRead(str(resolve(parts)), parts, in_string=True) for parts in found]
+
+
+def string_value(word: SqlWord) -> str:
+    """Return about the value of a string literal: names have no escapes."""
+    body = word.text[1:] if word.kind == "raw" else word.text
+    return body[1:-1].replace("\\", "")
+
+
+def rename_chains(sql: str, renames: Mapping[NameParts, str]) -> str:
+    """Return the text with names replaced, also where they qualify a column. Names are compared in
+    lower case.
+
+    >>> rename_chains("SELECT Default.t.a FROM default.t -- t", {("default", "t"): "t1"})
+    'SELECT t1.a FROM t1 -- t'
+    """
+    edits: list[tuple[int, int, str]] = []
+    for chain in find_chains(split_words(sql)):
+        # By default it is a string, which is not to be changed.
+        if any(sql[start] == '"' for start, _ in chain.spans):
+            continue
+        folded = tuple(part.lower() for part in chain.parts)
+        # The longest name first: (a, b) may be renamed as well as (a,).
+        for count in range(len(folded), 0, -1):
+            alias = renames.get(folded[:count])
+            if alias is not None:
+                edits.append((chain.spans[0][0], chain.spans[count - 1][1], alias))
+                break
+    # From the end, so that the places before stay what they were.
+    for start, end, alias in reversed(edits):
+        sql = sql[:start] + alias + sql[end:]
+    return sql
+
+
+def is_query(sql: str) -> bool:
+    """Return whether a text is surely a query; False for a command, and for what may be one.
+
+    >>> is_query("(SELECT 1)"), is_query("WITH a AS (SELECT 1) INSERT INTO t SELECT 1")
+    (True, False)
+    """
+    words = split_words(sql)
+    # Brackets may stand around a query, never around a command.
+    head = next((word.text.upper() for word in words if word.text != "("), "")
+    if head in _QUERY_HEADS:
+        return True
+    if head not in _MAYBE_HEADS:
+        return False
+    return not any(word.kind == "word" and word.text.upper() in _CHANGE_WORDS for word in words)
+
+
+def needs_no_rows(sql: str) -> bool:
+    """Return whether Spark answers a text by its analysis alone, without any table's rows."""
+    words = split_words(sql)
+    head = words[0].text.upper() if words else ""
+    return head in _SHOWN_HEADS or is_query(sql)
+
+
+def setting_of(sql: str) -> str | None:
+    """Return the setting, in lower case, that a SET statement changes; None for other texts.
+
+    >>> setting_of("SET spark.sql.ansi.enabled = false")
+    'spark.sql.ansi.enabled'
+    """
+    words = split_words(sql)
+    if not words or words[0].text.upper() not in ("SET", "RESET"):
+        return None
+    chains = list(find_chains(words[1:]))
+    return ".".join(chains[0].parts).lower() if chains else ""
+
+
+class _WordReader:
+    """Reads a text word by word."""
+
+    def __init__(self, sql: str) -> None:
+        self.sql = sql
+        self.words = split_words(sql)
+        self.at = 0
+
+    def takes(self, *wanted: str) -> bool:
+        """Take these words if they come next; return whether they do."""
+        following = self.words[self.at : self.at + len(wanted)]
+        if [word.text.upper() for word in following] != list(wanted):
+            return False
+        self.at += len(wanted)
+        return True
+
+    def name(self) -> str | None:
+        """Take a name of one part; None if none comes next."""
+        if self.at >= len(self.words):
+            return None
+        found = _identifier(self.words[self.at])
+        if found is not None:
+            self.at += 1
+        return found
+
+    def rest(self) -> str:
+        """Return what is left of the text."""
+        return self.sql[self.words[self.at].start :] if self.at < len(self.words) else ""
+
+
+def temporary_view_of(sql: str) -> TemporaryViewText | None:
+    """Return the parts of a CREATE TEMPORARY VIEW; None for every other text.
+
+    >>> temporary_view_of("CREATE OR REPLACE TEMP VIEW v AS SELECT 1")[:3]
+    ('v', 'SELECT 1', True)
+    """
+    reader = _WordReader(sql)
+    if not reader.takes("CREATE"):
+        return None
+    replace = reader.takes("OR", "REPLACE")
+    is_global = reader.takes("GLOBAL")
+    if not (reader.takes("TEMPORARY") or reader.takes("TEMP")) or not reader.takes("VIEW"):
+        return None
+    if_absent = reader.takes("IF", "NOT", "EXISTS")
+    name = reader.name()
+    if name is None or reader.takes("."):
+        return None
+    bare = reader.takes("AS")
+    if not bare:
+        # Over a list of columns, a comment, properties: which of them it is does not matter.
+        while reader.at < len(reader.words) and not reader.takes("AS"):
+            reader.at += 1
+    return TemporaryViewText(name, reader.rest(), replace, if_absent, is_global, not bare)
+
+
+def dropped_view_of(sql: str) -> str | None:
+    """Return the name of one part that a DROP VIEW drops; None for every other text."""
+    reader = _WordReader(sql)
+    if not reader.takes("DROP", "VIEW"):
+        return None
+    reader.takes("IF", "EXISTS")
+    name = reader.name()
+    return name if name is not None and not reader.rest().strip(" ;\n") else None

@@ -1,0 +1,298 @@
+"""The gateway before real Spark, with an unmodified PySpark session."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.connect import functions as sf
+from pyspark.sql.connect.session import SparkSession
+from pyspark.sql.types import LongType
+
+from actors.client.client import Client
+from actors.connect_gateway.object_rows import VIEW_PREFIX
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+LARGE = 40_000
+FOREVER = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10000000) b, orders o"
+
+
+class SparkHouse:
+    """A service in a thread of its own, and clients of it."""
+
+    def __init__(self, portal: BlockingPortal, service: Service, client: Client) -> None:
+        self.portal = portal
+        self.service = service
+        self.client = client
+
+    def call(self, function: Any, *given: Any, **named: Any) -> Any:
+        return self.portal.call(partial(function, *given, **named))
+
+    def session(self) -> Any:
+        return SparkSession(f"sc://{self.service.connect_address}")
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
+    folder: Path = tmp_path_factory.mktemp("gateway")
+    settings = for_short_lives(
+        Settings(
+            state_dir=str(folder / "state"),
+            listen="127.0.0.1:0",
+            connect_listen="127.0.0.1:0",
+            connect_inline_bytes_max=64 * 1024,
+            spark_master="local[2]",
+            engine_jobs_in_flight_max=2,
+            # Large contents are files, which Spark scans.
+            inline_part_bytes_max=1024,
+        )
+    )
+    with start_blocking_portal("asyncio") as portal:
+        service = Service(settings)
+        with portal.wrap_async_context_manager(service):
+            client = portal.call(partial(Client.in_process, service))
+            house = SparkHouse(portal, service, client)
+            fill(house)
+            yield house
+            portal.call(client.aclose)
+
+
+def fill(house: SparkHouse) -> None:
+    client = house.client
+    house.call(
+        client.create_table, "orders", {"id": "bigint", "name": "string", "n": "int"}, ["id"]
+    )
+    rows = [{"id": number, "name": "abc"[number % 3], "n": number} for number in range(6)]
+    house.call(client.insert, "orders", rows)
+    house.call(client.create_view, "sums", "SELECT name, count(*) AS c FROM orders GROUP BY name")
+    house.call(client.create_table, "big", {"id": "bigint", "x": "double", "s": "string"})
+    values = pa.table(
+        {
+            "id": pa.array(range(LARGE), pa.int64()),
+            "x": pa.array([-0.0 if i % 2 else float(i) for i in range(LARGE)]),
+            "s": ["text"] * LARGE,
+        }
+    )
+    house.call(client.insert, "big", values)
+    # Of each row with an even number one is left, of the odd ones two, or none.
+    house.call(client.insert, "big", values.filter(pa.array([i % 2 == 1 for i in range(LARGE)])))
+    gone = values.filter(pa.array([i % 4 == 3 for i in range(LARGE)]))
+    house.call(client.delete, "big", gone)
+    house.call(client.delete, "big", gone)
+
+
+@pytest.fixture
+def spark(house: SparkHouse) -> Iterator[Any]:
+    made = house.session()
+    yield made
+    made.stop()
+
+
+def test_sql_over_a_view(house: SparkHouse, spark: Any) -> None:
+    rows = spark.sql("SELECT name, c, sum(c) OVER () AS all FROM sums ORDER BY name").collect()
+    assert [tuple(row) for row in rows] == [("a", 2, 6), ("b", 2, 6), ("c", 2, 6)]
+    house.call(house.client.insert, "orders", [{"id": 60, "name": "a", "n": 60}])
+    (row,) = spark.sql("SELECT max(c) AS m FROM sums WHERE name = 'a' AND c + 0 > 0").collect()
+    assert row.m == 3
+    house.call(house.client.delete, "orders", [{"id": 60}])
+
+
+def test_a_frame_joined_with_the_users_own(spark: Any) -> None:
+    mine = spark.createDataFrame([(1, "one"), (5, "five"), (9, "nine")], "id bigint, word string")
+    orders = spark.table("orders")
+    joined = orders.join(mine, orders["id"] == mine["id"]).select(orders.name, "word")
+    assert sorted(map(tuple, joined.collect())) == [("b", "one"), ("c", "five")]
+    text = "SELECT word FROM {mine} m JOIN default.orders USING (id) ORDER BY word"
+    assert [row.word for row in spark.sql(text, mine=mine).collect()] == ["five", "one"]
+    inside = orders.where("id IN (SELECT max(id) FROM orders)")
+    assert [row.id for row in inside.collect()] == [5]
+    scalar = orders.where(sf.col("id") > orders.select(sf.avg("id")).scalar())
+    assert scalar.count() == 3
+
+
+def test_a_plain_read_goes_by_without_spark(house: SparkHouse, spark: Any) -> None:
+    frame = spark.table("orders").filter(sf.col("n") >= 4).select("id", "name")
+    assert sorted(frame.toArrow().to_pylist(), key=str) == [
+        {"id": 4, "name": "b"},
+        {"id": 5, "name": "c"},
+    ]
+    assert spark.sql("SELECT count(*) FROM orders").collect()[0][0] == 6
+    assert spark.table("orders").schema.simpleString() == "struct<id:bigint,name:string,n:int>"
+
+
+def test_the_catalog(spark: Any) -> None:
+    spark.range(1).createOrReplaceTempView("temporary")
+    found = {table.name: table.isTemporary for table in spark.catalog.listTables()}
+    assert found == {"orders": False, "sums": False, "big": False, "temporary": True}
+    assert spark.catalog.tableExists("sums")
+    assert not spark.catalog.tableExists("absent")
+    assert "penstock" in [each.name for each in spark.catalog.listDatabases()]
+    assert [column.name for column in spark.catalog.listColumns("sums")] == ["name", "c"]
+    assert spark.catalog.currentDatabase() == "default"
+
+
+def test_errors(spark: Any) -> None:
+    with pytest.raises(AnalysisException, match="UNRESOLVED_COLUMN"):
+        spark.sql("SELECT nope FROM orders").collect()
+    with pytest.raises(PySparkException, match="PARSE_SYNTAX_ERROR"):
+        spark.sql("SELEC 1")
+    with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_NOT_FOUND"):
+        spark.table("absent").collect()
+    with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+        spark.sql("SELECT 1 / n FROM orders").collect()
+    assert spark.sql("SELECT 1 AS a").collect()[0].a == 1
+
+
+def test_an_interrupt_ends_a_query(spark: Any) -> None:
+    failed: list[BaseException] = []
+    begun = threading.Event()
+
+    def run() -> None:
+        begun.set()
+        try:
+            spark.sql(FOREVER).collect()
+        except PySparkException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    begun.wait()
+    while thread.is_alive():
+        spark.interruptAll()
+        thread.join(0.5)
+    assert "CANCEL" in str(failed[0]).upper()
+    assert spark.table("orders").count() == 6
+
+
+def test_large_contents_are_read_from_their_files(house: SparkHouse, spark: Any) -> None:
+    text = """
+        SELECT count(*) AS rows, count(DISTINCT id) AS ids, sum(id) AS total,
+               count_if(x = 0) AS zeros
+        FROM big"""
+    (row,) = spark.sql(text).collect()
+    odd = [i for i in range(LARGE) if i % 4 == 1]
+    even = range(0, LARGE, 2)
+    assert (row.rows, row.ids) == (2 * len(odd) + len(even), len(odd) + len(even))
+    assert row.total == 2 * sum(odd) + sum(even)
+    assert row.zeros == 2 * len(odd) + 1
+    big = spark.table("big")
+    twice = big.join(big.select("id").distinct(), "id")
+    assert twice.count() == row.rows
+    # NaN and zeros: a filter must not go by the bounds in a footer.
+    assert big.filter("x <= 0").count() == 2 * len(odd) + 1
+    lent = [t.name for t in spark.catalog.listTables("global_temp")]
+    assert [name for name in lent if name.startswith(VIEW_PREFIX)] == []
+
+
+def test_what_a_deleted_row_would_fail_does_not(house: SparkHouse, spark: Any) -> None:
+    house.call(house.client.create_table, "casts", {"s": "string", "pad": "string"})
+    rows = pa.table({"s": ["1"] * 2_000 + ["bad"], "pad": ["x" * 100] * 2_001})
+    house.call(house.client.insert, "casts", rows)
+    house.call(house.client.delete, "casts", rows.slice(2_000))
+    found = spark.sql("SELECT count(*) FROM casts WHERE CAST(s AS int) > 0").collect()
+    assert found[0][0] == 2_000
+
+
+def test_texts_in_many_threads_of_one_session(house: SparkHouse, spark: Any) -> None:
+    def run(number: int) -> int:
+        text = f"SELECT count(*) + {number} - {number} AS c FROM orders JOIN sums USING (name)"
+        found: int = spark.sql(text).collect()[0].c
+        return found
+
+    with ThreadPoolExecutor(4) as threads:
+        assert set(threads.map(run, range(24))) == {6}
+
+
+def test_users_functions_and_views(spark: Any) -> None:
+    spark.udf.register("twice", lambda value: None if value is None else value * 2, LongType())
+    assert spark.sql("SELECT sum(twice(id)) AS s FROM orders").collect()[0].s == 30
+    spark.table("orders").filter("n > 2").createOrReplaceTempView("late")
+    assert spark.sql("SELECT count(*) AS c FROM late JOIN orders USING (id)").collect()[0].c == 3
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW late AS SELECT * FROM orders WHERE n > 4")
+    assert spark.table("late").count() == 1
+    assert spark.conf.get("spark.scheduler.pool") == "clients"
+
+
+def test_frames_are_written_into_tables(house: SparkHouse, spark: Any) -> None:
+    house.call(house.client.create_table, "written", {"at": "timestamp", "amount": "decimal(12,2)"})
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    frame = spark.sql(
+        "SELECT TIMESTAMP'2024-01-02 09:00:00' AS t, CAST(n AS decimal(12,2)) AS d FROM orders"
+    )
+    frame.write.insertInto("written")
+    rows = house.call(house.client.peek, "written").to_pylist()
+    assert {row["at"] for row in rows} == {datetime.datetime(2024, 1, 2, tzinfo=datetime.UTC)}
+    assert sum(row["amount"] for row in rows) == decimal.Decimal(15)
+
+
+def test_a_table_of_sparks_own_from_objects(spark: Any) -> None:
+    spark.sql("DROP TABLE IF EXISTS copied")
+    spark.sql("CREATE TABLE copied USING parquet AS SELECT * FROM orders")
+    try:
+        assert spark.table("copied").count() == 6
+        spark.sql("INSERT INTO copied SELECT * FROM orders WHERE id < 2")
+        assert spark.sql("SELECT count(*) AS c FROM copied").collect()[0].c == 8
+    finally:
+        spark.sql("DROP TABLE copied")
+
+
+def test_values_of_every_type_pass_through_spark(house: SparkHouse, spark: Any) -> None:
+    columns = {
+        "b": "boolean",
+        "i8": "tinyint",
+        "i16": "smallint",
+        "i32": "int",
+        "i64": "bigint",
+        "f32": "float",
+        "f64": "double",
+        "s": "string",
+        "raw": "binary",
+        "day": "date",
+        "at": "timestamp",
+        "local": "timestamp_ntz",
+        "d": "decimal(20,3)",
+        "list": "array<string>",
+        "pairs": "map<string,int>",
+        "both": "struct<A:int,b:double>",
+    }
+    house.call(house.client.create_table, "types", columns)
+    row = {
+        "b": True,
+        "i8": 1,
+        "i16": -2,
+        "i32": 3,
+        "i64": 1 << 60,
+        "f32": 1.5,
+        "f64": -0.0,
+        "s": "ä\n",
+        "raw": b"\0x",
+        "day": datetime.date(1600, 1, 2),
+        "at": datetime.datetime(2024, 1, 2, 3, 4, 5, 678901, tzinfo=datetime.UTC),
+        "local": datetime.datetime(2024, 1, 2, 3, 4, 5),  # noqa: DTZ001
+        "d": decimal.Decimal("12345678901234567.125"),
+        "list": ["a", None],
+        "pairs": [("k", 1)],
+        "both": {"A": 1, "b": 2.5},
+    }
+    shape = house.call(house.client.peek, "types", limit=0).schema
+    table = pa.Table.from_pylist([row, dict.fromkeys(columns)], schema=shape)
+    house.call(house.client.insert, "types", table)
+    through = spark.table("types").union(spark.table("types").limit(0)).toArrow()
+    direct = spark.table("types").toArrow()
+    key = [("i64", "descending")]
+    assert through.cast(direct.schema).sort_by(key).to_pylist() == direct.sort_by(key).to_pylist()
+    assert spark.table("types").schema == spark.table("types").union(spark.table("types")).schema
