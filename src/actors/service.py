@@ -97,6 +97,10 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
+        self._gateway: Any = None
+        self.execute_statement: Any = None
+        """Executes SQL statements of the service for Spark Connect's clients
+        (`connect_gateway.statement_execution`); set before the start."""
         self._stopping = anyio.Event()
         self._expired = False
         self._halted: Exception | None = None
@@ -136,6 +140,7 @@ class Service:
         if settings.pg_listen:
             self._pg_listener = await PgListener.bind(settings.pg_listen)
             stack.push_async_callback(self._pg_listener.aclose)
+        self._bind_gateway(stack)
         scratch = directory / SCRATCH
         await clock.run_blocking(lambda: _empty(scratch))
         system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
@@ -168,10 +173,38 @@ class Service:
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
         if self._pg_listener is not None:
             system.spawn(partial(PgServer, self._pg_listener, settings, self._client), "pg")
+        if settings.connect_listen:
+            self._start_gateway(system, controller, executor, persist, scratch)
         if settings.expiration_ms is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
         log.info("listening on %s, state in %s", self.address, _shown(settings))
+
+    def _bind_gateway(self, stack: AsyncExitStack) -> None:
+        """Bind the Spark Connect gateway's address, if it is wanted."""
+        if self.settings.connect_listen:
+            # Imported here: its packages need not be installed where no gateway is wanted.
+            from actors.connect_gateway.listening import bind_gateway
+
+            self._gateway = bind_gateway(self.settings)
+            # Also when the start fails: the port must be free again.
+            stack.push_async_callback(self._gateway.server.stop, None)
+
+    def _start_gateway(
+        self,
+        system: ActorSystem,
+        controller: ActorAddress[Any],
+        executor: ActorAddress[ExecutorMessage],
+        persist: PersistClient,
+        scratch: Path,
+    ) -> None:
+        from actors.connect_gateway.listening import ConnectGateway, GatewayParts
+
+        bound, folder = self._gateway, scratch / "connect"
+        parts = GatewayParts(self, controller, executor, persist, folder, self.execute_statement)
+        # The last actor that is started is the first that stops: its clients need all others.
+        system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
+        log.info("Spark Connect on %s", self.connect_address)
 
     async def _replicas(
         self,
@@ -255,6 +288,11 @@ class Service:
         """Return the client listener's address: host:port or unix:/path."""
         assert self._listener is not None, "the service has not been started"
         return str(self._listener.address)
+
+    @property
+    def connect_address(self) -> str:
+        """Return the address of the Spark Connect gateway; empty if there is none."""
+        return "" if self._gateway is None else str(self._gateway.address)
 
     @property
     def cluster_address(self) -> str:
