@@ -100,7 +100,7 @@ class Service:
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
-        (`connect_gateway.statement_execution`); set before the start."""
+        (`connect_gateway.statement_execution`), in place of `OwnStatements`."""
         self._stopping = anyio.Event()
         self._expired = False
         self._halted: Exception | None = None
@@ -199,9 +199,12 @@ class Service:
         scratch: Path,
     ) -> None:
         from actors.connect_gateway.listening import ConnectGateway, GatewayParts
+        from actors.connect_gateway.own_statements import OwnStatements
 
         bound, folder = self._gateway, scratch / "connect"
-        parts = GatewayParts(self, controller, executor, persist, folder, self.execute_statement)
+        own = OwnStatements(self._client, self.settings)
+        statements = self.execute_statement or own
+        parts = GatewayParts(self, controller, executor, persist, folder, statements)
         # The last actor that is started is the first that stops: its clients need all others.
         system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
         log.info("Spark Connect on %s", self.connect_address)

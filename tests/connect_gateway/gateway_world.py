@@ -277,4 +277,6 @@ async def fill(client: Client) -> None:
     rows = [{"id": number, "name": "abc"[number % 3], "n": number} for number in range(6)]
     await client.insert("orders", rows)
     await client.insert("other", [{"id": number, "x": number / 2} for number in range(4)])
-    await client.create_view("sums", "SELECT name, count(*) AS c FROM orders GROUP BY name")
+    await client.create_materialized_view(
+        "sums", "SELECT name, count(*) AS c FROM orders GROUP BY name"
+    )

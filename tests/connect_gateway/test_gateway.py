@@ -211,7 +211,7 @@ async def test_statements_are_the_services(tmp_path: Path) -> None:
             batch = pa.RecordBatch.from_pydict({"name": ["one", "two"]})
             return StatementAnswer(batch.schema, [batch])
         if text.startswith("CREATE MATERIALIZED"):
-            await world.client.create_view("made", text.partition(" AS ")[2])
+            await world.client.create_materialized_view("made", text.partition(" AS ")[2])
             return StatementAnswer(pa.schema([]))
         if text.startswith("BAD"):
             raise QueryRejected("[PARSE_SYNTAX_ERROR] Syntax error at 'BAD'. SQLSTATE: 42601")

@@ -382,7 +382,7 @@ class Controller(Actor[ControllerMessage]):
     def _pin(self, asked: PinObjects) -> None:
         """Answer with the catalog and a time. A fault fails this request alone."""
         try:
-            asked.reply.set(pin_objects(self._desk, asked))
+            asked.reply.set(pin_objects(self._state, asked))
         except PenstockError as error:
             asked.reply.fail(error)
 

@@ -176,6 +176,7 @@ def _is_exact(texts: pa.Array, found: pa.Array) -> bool:
 
 def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], Any]) -> pa.Array:
     """Convert values one by one, to find or to accept what Arrow refuses."""
+    # All values before the wrong one are good, which is why its row is the first.
     made: list[Any] = []
     for row, value in enumerate(values):
         try:

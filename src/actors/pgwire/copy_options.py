@@ -67,6 +67,7 @@ def row_format(
     delimiter = ("," if is_csv else "\t") if delimiter is None else delimiter
     null = ("" if is_csv else "\\N") if null is None else null
     quote = '"' if quote is None else quote
+    # In CSV a quote within quotes is written twice unless another escape is given.
     escape = quote if escape is None else escape
     for name, text in (("DELIMITER", delimiter), ("QUOTE", quote), ("ESCAPE", escape)):
         if len(text) != 1 or not text.isascii() or text in "\0\r\n":

@@ -258,6 +258,7 @@ class FrontendDecoder:
         """Take the next bytes, and yield each message that is complete. Raises `MalformedFrame` and
         `FrameTooLarge`, after the messages before. Messages that are not taken from the iterator
         come from the next call's."""
+        # Dropped once per piece, not per message: dropping moves what is left.
         if self._at:
             del self._buffer[: self._at]
             self._at = 0
@@ -280,6 +281,7 @@ class FrontendDecoder:
             raise MalformedFrame(
                 f"{self.buffered_bytes} bytes came in the clear after a request for encryption"
             )
+        # What comes now was decrypted by the caller.
         self._encrypted = True
         self._phase = _Phase.STARTUP
 

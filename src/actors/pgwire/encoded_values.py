@@ -90,6 +90,8 @@ def validity_buffer(valid: RowMask | None) -> pa.Buffer | None:
 
 def byte_array(data: Any, offsets: Lengths, valid: RowMask | None = None) -> pa.Array:
     """Return values that lie in a buffer, one after the other, as an Arrow array."""
+    # No copy: the buffer keeps the numpy array alive. Offsets of 64 bits, as the texts of a batch
+    # can exceed 2 GiB where its values do not.
     return pa.Array.from_buffers(
         pa.large_binary(),
         len(offsets) - 1,
@@ -134,6 +136,7 @@ def as_variable(values: EncodedValues) -> pa.Array:
     if isinstance(values, VariableValues):
         return values.values
     width, valid = values.width, values.valid
+    # A NULL takes no bytes here, though it has a place among the numbers.
     kept = values.values if valid is None else values.values[valid]
     packed = np.ascontiguousarray(kept.astype(values.layout, copy=False))
     lengths = np.full(len(values.values), width) if valid is None else valid * width
@@ -142,6 +145,7 @@ def as_variable(values: EncodedValues) -> pa.Array:
 
 def compress(block: ByteValues, keep: RowMask, valid: RowMask | None) -> pa.Array:
     """Return one value a row of `block`: its bytes where `keep` is true."""
+    # A selection by a mask goes row by row, so that each value's bytes stay together.
     lengths = np.count_nonzero(keep, axis=1)
     return byte_array(block[keep], offsets_of(lengths), valid)
 
@@ -176,6 +180,7 @@ class TextBlock:
         for name, (kind, values, keep) in zip(layout.names or (), self._parts, strict=True):
             records[name] = values
             lengths += np.dtype(kind).itemsize * (1 if keep is None else keep)
+        # Most columns have all parts in every row: then nothing has to be selected.
         if all(keep is None for _, _, keep in self._parts):
             return FixedValues(records.view(f"V{layout.itemsize}"), f"V{layout.itemsize}", valid)
         block = records.view(np.uint8).reshape(self._count, layout.itemsize)
@@ -204,6 +209,7 @@ class FieldJoiner:
 
     def add_bytes(self, text: bytes) -> None:
         """Add the same bytes to each row."""
+        # A constant within a run costs a store; as a piece of its own it would cost a join.
         self._run += [("u1", byte) for byte in text]
 
     def add_values(self, array: pa.Array) -> None:
@@ -229,6 +235,7 @@ class FieldJoiner:
     def finish(self) -> pa.Array:
         """Return the rows, as an array of large_binary without NULLs."""
         self._flush()
+        # Rows of fixed width alone are the records: there is nothing to join.
         if len(self._pieces) == 1 and not self._pieces[0].null_count:
             return self._pieces[0]
         return pc.binary_join_element_wise(
@@ -240,6 +247,7 @@ class FieldJoiner:
             return
         layout = np.dtype([(f"f{at}", kind) for at, (kind, _) in enumerate(self._run)])
         records = np.empty(self._count, layout)
+        # The assignment swaps the bytes, too: layouts are big-endian.
         for name, (_, values) in zip(layout.names or (), self._run, strict=True):
             records[name] = values
         self._run = []

@@ -183,6 +183,7 @@ def expand_formats(formats: Sequence[int], count: int, what: str) -> tuple[int, 
         return tuple(formats)
     if len(formats) > 1:
         raise RemoteProtocolError(f"{len(formats)} formats were given for {count} {what}")
+    # One format is for all, also where there is nothing to have it.
     return (formats[0] if formats else TEXT_FORMAT,) * count
 
 
@@ -308,6 +309,7 @@ def encode_copy_out(*, binary: bool, columns: int) -> bytes:
 
 
 def _copy_head(binary: bool, columns: int) -> bytes:
+    # Columns have formats of their own here, but PostgreSQL never mixes them.
     code = BINARY_FORMAT if binary else TEXT_FORMAT
     return struct.pack(f"!bH{columns}h", code, columns, *[code] * columns)
 
@@ -376,6 +378,7 @@ def encode_notice(report: ErrorReport) -> bytes:
 
 
 def _report(report: ErrorReport) -> bytes:
+    # Clients rely on severity, SQLSTATE and message: an empty message is sent as well.
     parts = [
         code + _text(str(value))
         for name, code in _REPORT_FIELDS

@@ -79,6 +79,7 @@ def spark_literal(value: ParameterValue | None, oid: int) -> str:
         case bool():
             return "TRUE" if value else "FALSE"
         case int():
+            # The suffix keeps the type: a bare 5 would make bigint columns of expressions int.
             number = f"{value}{_INTEGER_SUFFIX.get(oid, 'L')}"
             return f"({number})" if value < 0 else number
         case float():
@@ -114,6 +115,8 @@ def _float_literal(value: float, oid: int) -> str:
     if not math.isfinite(value):
         name = "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
         return f"CAST('{name}' AS {kind})"
+    # The digits of eight bytes, for four, too: the shortest text of the largest float would be
+    # beyond the range that Spark's parser checks.
     text = f"{value!r}{suffix}"
     return f"({text})" if math.copysign(1, value) < 0 else text
 
@@ -131,6 +134,7 @@ def _decimal_literal(value: Decimal) -> str:
     return f"({text})" if value.is_signed() else text
 
 
+# As \0 a NUL would take digits after it for the rest of an octal code.
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "'": "\\'", "\0": "\\u0000"})
 
 
@@ -144,6 +148,7 @@ def _array_literal(values: Sequence[ParameterValue | None], oid: int) -> str:
     element = ELEMENT_OF.get(oid)
     if element is None:
         raise InvalidClientData(f"type {oid} is no array", NOT_SUPPORTED)
+    # Spark cannot tell the type of an empty array.
     if not values:
         return f"CAST(array() AS {spark_type(oid)})"
     return f"array({', '.join(spark_literal(each, element) for each in values)})"

@@ -198,6 +198,7 @@ class _LineDecoder(_StreamDecoder):
 
     def finish(self) -> list[pa.RecordBatch]:
         """See `CopyDecoder`."""
+        # CopyDone without a row is an empty table, not an error.
         if self._ended or not self._buffer:
             return []
         # The last line may lack its end.
@@ -631,6 +632,7 @@ def _chained(starts: Lengths, ends: Lengths, start: int) -> tuple[Lengths, int]:
     """Return (which of the candidates follow each other from `start` on, the end of the last)."""
     if len(starts) and int(starts[0]) == start and bool((starts[1:] == ends[:-1]).all()):
         return np.arange(len(starts)), int(ends[-1])
+    # Values can hold what looks like a row, so that only a walk from the first tells.
     steps = zip(range(len(starts)), ends.tolist(), strict=True)
     following = dict(zip(starts.tolist(), steps, strict=True))
     rows: list[int] = []

@@ -69,6 +69,7 @@ class EncodedRows(msgspec.Struct):
         while start < count:
             limit = int(self.offsets[start]) + bytes_max
             stop = int(np.searchsorted(self.offsets, limit, side="right")) - 1
+            # A row that is larger than a piece goes alone.
             stop = max(stop, start + 1)
             yield self.rows(start, stop)
             start = stop
@@ -238,6 +239,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 def cut_batches(batch: pa.RecordBatch, bytes_max: int) -> Iterator[pa.RecordBatch]:
     """Yield a batch in slices of about so many bytes, each of one row at least."""
     rows = batch.num_rows
+    # By the average: rows of a batch are seldom so unlike that it matters.
     step = max(1, rows if batch.nbytes <= bytes_max else rows * bytes_max // batch.nbytes)
     for start in range(0, rows, step):
         yield batch.slice(start, step)

@@ -36,7 +36,7 @@ _PRINTABLE: Final = re.compile(r"[\x21-\x2b\x2d-\x7e]{1,1024}")
 
 
 class ScramVerifier(msgspec.Struct, frozen=True):
-    """Keys that a server keeps instead of a password: enough to check proofs, not enough to make one."""
+    """Keys that a server keeps instead of a password: they check proofs, and make none."""
 
     iterations: int
     salt: bytes
@@ -68,6 +68,7 @@ def make_verifier(password: str, salt: bytes, iterations: int = ITERATIONS) -> S
 def mock_verifier(user: str, secret: bytes) -> ScramVerifier:
     """Return a verifier that no password fits: always the same one for a user, as a real one would
     be. `secret` must stay on the server, and the same across its starts."""
+    # Drawn anew for each attempt, the salt would show that there is no such user.
     seed = _hmac(secret, user.encode(errors="replace"))
     return ScramVerifier(
         ITERATIONS, seed[:SALT_BYTES], _hmac(seed, b"stored key"), _hmac(seed, b"server key")
@@ -86,6 +87,7 @@ def parse_verifier(text: str) -> ScramVerifier:
         stored, server = keys.split(":")
         made = ScramVerifier(int(iterations), _bytes(salt), _bytes(stored), _bytes(server))
     except ValueError:
+        # The text is not shown: whoever reads a log could try passwords against it.
         raise InvalidUsage(
             "no SCRAM verifier: it should look like SCRAM-SHA-256$4096:salt$StoredKey:ServerKey"
         ) from None
@@ -97,6 +99,7 @@ def parse_verifier(text: str) -> ScramVerifier:
 
 def _bytes(text: str) -> bytes:
     try:
+        # Without `validate`, characters of no base64 would be skipped: many texts for one value.
         return base64.b64decode(text, validate=True)
     except binascii.Error as error:
         raise ValueError(str(error)) from None
@@ -210,6 +213,7 @@ class ScramExchange:
     def final(self, data: bytes) -> bytes:
         """Return the server's own proof for a client whose proof is right."""
         text = _ascii_or_utf8(data)
+        # The proof is the last attribute, and the only one that is not signed.
         unproved, _, proof_text = text.rpartition(",p=")
         attributes = unproved.split(",")
         if len(attributes) < 2:

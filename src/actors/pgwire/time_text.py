@@ -116,6 +116,7 @@ def local_to_utc(seconds: Lengths, name: str) -> Lengths:
     """
     before = utc_offsets(seconds - DAY_S, name)
     after = utc_offsets(seconds + DAY_S, name)
+    # Offsets change at most once within the two days around a time.
     later = seconds - after
     found: Lengths = np.where(utc_offsets(later, name) == after, later, seconds - before)
     return found
@@ -175,6 +176,7 @@ def _put_date(block: TextBlock, days: Lengths) -> RowMask:
     if len(year) and int(year.max()) > 9999:
         for power in (1_000_000, 100_000, 10_000):
             block.put_characters(48 + year // power % 10, year >= power)
+    # By pairs of digits: half as many divisions and stores.
     block.put_pair(year // 100 % 100)
     block.put_pair(year % 100)
     block.put(b"-")

@@ -130,6 +130,7 @@ def pg_type(kind: pa.DataType) -> PgType:
         return sized(TIMESTAMP if kind.tz is None else TIMESTAMPTZ)
     if pa.types.is_time(kind):
         return sized(TIME)
+    # An encoding of Arrow's, no type of its own.
     if pa.types.is_dictionary(kind):
         return pg_type(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
@@ -184,6 +185,7 @@ def spark_type(oid: int, modifier: int = -1) -> str | None:
     >>> spark_type(NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
     ('decimal(12,2)', 'array<bigint>')
     """
+    # Without a modifier PostgreSQL's numeric has any scale; Spark's decimal must choose.
     if oid == NUMERIC:
         if modifier < _HEADER_BYTES:
             return f"decimal({DECIMAL_DIGITS_MAX},18)"

@@ -140,6 +140,7 @@ def parse_text_value(text: str, oid: int, zone: str = "UTC") -> ParameterValue:
             None if word is None else parse_text_value(word, element, zone)
             for word in parse_array(text)
         ]
+    # Only these depend on the session.
     if oid in (TIMESTAMP, TIMESTAMPTZ):
         return _parse_timestamp(text, oid, zone)
     parser = _TEXT_PARSERS.get(oid)
@@ -270,6 +271,7 @@ class _Moment:
 
     def since_midnight(self) -> dt.timedelta:
         """Return the time of the day; 24:00 is the next day's beginning."""
+        # Second 60 counts as the next minute's first, as in PostgreSQL.
         hour, minute, second = (int(self._found[n] or 0) for n in ("hour", "minute", "second"))
         # PostgreSQL rounds to microseconds.
         micros = round(float(f"0.{self._found['fraction'] or 0}") * 1_000_000)
@@ -287,6 +289,7 @@ class _Moment:
 
     def in_utc(self, zone: str) -> dt.datetime:
         """Return date and time in UTC; `zone` is that of a text without one."""
+        # The clock's time as if it were UTC: only a carrier of the number of seconds.
         local = self.moment().replace(tzinfo=dt.UTC)
         seconds, micros = divmod((local - _EPOCH) // dt.timedelta(microseconds=1), 1_000_000)
         offset = None if self.zone is None else _offset_seconds(self.zone)
@@ -308,6 +311,7 @@ def _offset_seconds(zone: str) -> int | None:
     if zone in ("z", "Z"):
         return 0
     found = _OFFSET.fullmatch(zone)
+    # A name: its offset depends on the time.
     if found is None:
         return None
     hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
@@ -460,6 +464,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
     if len(data) < 12:
         raise _bad_binary(oid, f"{len(data)} bytes")
     dimensions, _, element = struct.unpack_from("!iiI", data)
+    # The elements would be read as what they are not.
     if element != ELEMENT_OF[oid]:
         raise _bad_binary(oid, f"elements of type {element} instead of {ELEMENT_OF[oid]}")
     if dimensions == 0:

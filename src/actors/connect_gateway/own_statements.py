@@ -1,0 +1,104 @@
+"""Statements of the service in the texts of Spark Connect's clients.
+
+A text is the service's own if only the service has such a statement, or if it names an object of
+the service. Everything else is Spark's, whose catalog a client may use beside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import pyarrow as pa
+
+from actors.client.client import Client
+from actors.connect_gateway.statement_execution import StatementAnswer
+from actors.errors import InvalidUsage, SqlSyntaxError, UnknownObject
+from actors.settings import Settings
+from actors.sql import statements as sql
+from actors.sql.grammar import parse_statement
+from actors.sql.tokens import SqlDialect
+from actors.sql_session import SqlSession
+
+_OWN: Final = (
+    sql.CreateTableStatement,
+    sql.CreateMaterializedViewStatement,
+    sql.CreateIndexStatement,
+    sql.CreateSourceStatement,
+    sql.CreateSinkStatement,
+    sql.SubscribeStatement,
+)
+"""Statements that only the service has. Spark's own tables have a USING, which is not read here."""
+_OWN_KINDS: Final = frozenset({"materialized views", "sources", "sinks", "indexes"})
+_BEGINS: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s+(?:OR\s+REPLACE\s+)?(?:MATERIALIZED|SOURCE|SINK|INDEX)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Begin of a text that Spark would not carry out, so that its errors are told here."""
+
+
+class OwnStatements:
+    """Carries out the service's own statements, each in a session of its own."""
+
+    def __init__(self, connect: Callable[[], Awaitable[Client]], settings: Settings) -> None:
+        self._connect = connect
+        self._settings = settings
+
+    async def __call__(self, text: str) -> StatementAnswer | None:
+        """See `ExecuteStatement`."""
+        try:
+            statement = parse_statement(text, SqlDialect.SPARK)
+        except SqlSyntaxError:
+            if _BEGINS.match(text):
+                raise
+            return None  # Spark reads more than this grammar does
+        async with await self._connect() as client:
+            session = SqlSession(client, self._settings, SqlDialect.SPARK)
+            try:
+                if not await _is_own(session, statement):
+                    return None
+                result = await session.execute(statement)
+                if result.schema is None or result.batches is None:
+                    return StatementAnswer(pa.schema([]))
+                return StatementAnswer(result.schema, [batch async for batch in result.batches])
+            finally:
+                await session.close()
+
+
+async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
+    """Return whether a statement is the service's: by its kind, or by the object that it names."""
+    match statement:
+        case sql.ExplainStatement():
+            return statement.mode == "incremental"
+        case sql.ShowObjectsStatement():
+            return statement.kind in _OWN_KINDS
+        case sql.DropObjectsStatement() | sql.AlterObjectStatement() if statement.kind in (
+            "source",
+            "sink",
+        ):
+            return True
+        case sql.DropObjectsStatement():
+            return all([await _is_known(session, name) for name in statement.names])
+        case sql.AlterObjectStatement() | sql.ShowCreateStatement():
+            return await _is_known(session, statement.name)
+        case sql.DescribeStatement() if statement.name is not None:
+            return await _is_known(session, statement.name)
+        case sql.ShowColumnsStatement():
+            return await _is_known(session, statement.object)
+        case (
+            sql.InsertStatement()
+            | sql.UpdateStatement()
+            | sql.DeleteStatement()
+            | sql.MergeStatement()
+        ):
+            return await _is_known(session, statement.table)
+    return isinstance(statement, _OWN)
+
+
+async def _is_known(session: SqlSession, name: sql.QualifiedName) -> bool:
+    try:
+        await session.context.catalog.find(name)
+    except (UnknownObject, InvalidUsage):
+        return False
+    return True
