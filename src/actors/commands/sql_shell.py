@@ -169,6 +169,7 @@ class SqlShell:
                 for name, value in zip(names, record, strict=True):
                     print(f"{name:<{width}} | {value}")
             return
+        # For programs: tabs between columns, one line a row.
         if not sys.stdout.isatty():
             if headed:
                 print(*names, sep="\t")

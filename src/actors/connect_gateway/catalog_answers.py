@@ -54,7 +54,7 @@ _PAIRS: Final = pa.schema([pa.field("key", _STRING), pa.field("value", _STRING)]
 _TEXT: Final = pa.schema([pa.field("value", _STRING)])
 
 
-class CatalogAnswer(NamedTuple):
+class SparkCatalogAnswer(NamedTuple):
     """Rows that answer a question; with `added` they are added to Spark's own answer."""
 
     rows: pa.Table
@@ -63,7 +63,7 @@ class CatalogAnswer(NamedTuple):
 
 def answer_catalog(
     catalog: ProtoMessage, names: ObjectNames, resolve: ResolveName
-) -> CatalogAnswer | None:
+) -> SparkCatalogAnswer | None:
     """Return the answer to a question of Spark's catalog; None if Spark answers it alone."""
     kind = catalog.WhichOneof("cat_type")
     if kind is None:
@@ -78,9 +78,9 @@ def answer_catalog(
         case "list_databases":
             return _databases(asked)
         case "database_exists" if _is_database(asked.db_name, SYSTEM_DATABASE):
-            return CatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
+            return SparkCatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
         case "get_database" if _is_database(asked.db_name, SYSTEM_DATABASE):
-            return CatalogAnswer(_table(_DATABASES, [dict(_SYSTEM_ROW)]))
+            return SparkCatalogAnswer(_table(_DATABASES, [dict(_SYSTEM_ROW)]))
     key = _object_of(asked, resolve)
     return None if key is None else _about(kind, key, names)
 
@@ -99,25 +99,25 @@ def _object_of(asked: ProtoMessage, resolve: ResolveName) -> str | None:
     return resolve(parts)
 
 
-def _about(kind: str, key: str, names: ObjectNames) -> CatalogAnswer | None:
+def _about(kind: str, key: str, names: ObjectNames) -> SparkCatalogAnswer | None:
     """Return the answer to a question about one object."""
     match kind:
         case "table_exists":
-            return CatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
+            return SparkCatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
         case "is_cached":
-            return CatalogAnswer(_table(_BOOLEAN, [{"value": False}]))
+            return SparkCatalogAnswer(_table(_BOOLEAN, [{"value": False}]))
         case "get_table":
-            return CatalogAnswer(_table(_TABLES, [_table_row(names, key)]))
+            return SparkCatalogAnswer(_table(_TABLES, [_table_row(names, key)]))
         case "list_columns":
-            return CatalogAnswer(_table(_COLUMNS, _column_rows(names, key)))
+            return SparkCatalogAnswer(_table(_COLUMNS, _column_rows(names, key)))
         case "get_table_properties":
             rows = [{"key": k, "value": v} for k, v in _properties(names, key).items()]
-            return CatalogAnswer(_table(_PAIRS, rows))
+            return SparkCatalogAnswer(_table(_PAIRS, rows))
         case "get_create_table_string":
-            return CatalogAnswer(_table(_TEXT, [{"value": _creation(names, key)}]))
+            return SparkCatalogAnswer(_table(_TEXT, [{"value": _creation(names, key)}]))
         case "refresh_table" | "cache_table" | "uncache_table" | "analyze_table":
             # Nothing of an object is cached, and there is nothing to be refreshed.
-            return CatalogAnswer(pa.table({}))
+            return SparkCatalogAnswer(pa.table({}))
     return None
 
 
@@ -128,7 +128,9 @@ def _table(schema: pa.Schema, rows: list[dict[str, Any]]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _listed(names: ObjectNames, asked: ProtoMessage, *, views_only: bool) -> CatalogAnswer | None:
+def _listed(
+    names: ObjectNames, asked: ProtoMessage, *, views_only: bool
+) -> SparkCatalogAnswer | None:
     database = asked.db_name if asked.HasField("db_name") else DATABASE
     if _is_database(database, SYSTEM_DATABASE):
         found = [] if views_only else list(RELATIONS)
@@ -143,7 +145,7 @@ def _listed(names: ObjectNames, asked: ProtoMessage, *, views_only: bool) -> Cat
     kept = [row for row in rows if matches_pattern(row["name"], pattern)]
     # Spark has no database of that name, and would refuse to list it.
     alone = _is_database(database, SYSTEM_DATABASE)
-    return CatalogAnswer(_table(_TABLES, kept), added=not alone)
+    return SparkCatalogAnswer(_table(_TABLES, kept), added=not alone)
 
 
 _SYSTEM_ROW: Final[Mapping[str, Any]] = {
@@ -154,10 +156,10 @@ _SYSTEM_ROW: Final[Mapping[str, Any]] = {
 }
 
 
-def _databases(asked: ProtoMessage) -> CatalogAnswer:
+def _databases(asked: ProtoMessage) -> SparkCatalogAnswer:
     pattern = asked.pattern if asked.HasField("pattern") else "*"
     rows = [dict(_SYSTEM_ROW)] if matches_pattern(SYSTEM_DATABASE, pattern) else []
-    return CatalogAnswer(_table(_DATABASES, rows), added=True)
+    return SparkCatalogAnswer(_table(_DATABASES, rows), added=True)
 
 
 def _is_database(written: str, name: str) -> bool:

@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
-from actors.connect_gateway.catalog_answers import CatalogAnswer, answer_catalog
+from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.error_status import unsupported
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
 from actors.connect_gateway.object_catalog import (
@@ -180,7 +180,7 @@ class PlanRouter:
         return OwnRoute(lambda: self._listed(session, root, found))
 
     async def _listed(
-        self, session: GatewaySession, root: ProtoMessage, found: CatalogAnswer
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
     ) -> AnswerStream:
         """Answer with Spark's rows and the service's."""
         gathered = RowGatherer()

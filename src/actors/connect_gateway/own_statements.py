@@ -50,6 +50,7 @@ class OwnStatements:
         try:
             statement = parse_statement(text, SqlDialect.SPARK)
         except SqlSyntaxError:
+            # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):
                 raise
             return None  # Spark reads more than this grammar does

@@ -75,6 +75,7 @@ class SharedCatalog:
     def show(self, objects: Sequence[CatalogObjectRow], users: Sequence[str]) -> None:
         """Show these objects and roles from now on, if they are not shown already."""
         content = (tuple(objects), tuple(users))
+        # Filling the rows takes longer than comparing, and objects seldom change.
         if content == self._shown:
             return
         self._version += 1
@@ -122,6 +123,7 @@ class CatalogDoor:
             started=self._shared.started,
         )
         found = self._shared.queries.answer_catalog_query(text, values, session, oids)
+        # set_config() is how drivers without SET change a setting.
         for name, value in found.settings:
             variables.set(name, value)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])

@@ -227,6 +227,7 @@ class PgConnection:
                 await self._notice(str(error))
         for name, value in session.variables.reported():
             await self.wire.send(pg.encode_parameter_status(name, value))
+        # Clients of 3.0 keep exactly four bytes of it.
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
         await self._ready()
@@ -249,6 +250,7 @@ class PgConnection:
             if isinstance(message, pg.SyncPipeline):
                 await self._sync()
             elif isinstance(message, pg.SimpleQuery):
+                # A simple query begins a new pipeline: what failed before does not skip it.
                 self._skipping = False
                 await self._guarded(message.text, lambda m=message: self._simple(m.text))  # type: ignore[misc]
                 await self._end_implicit()
@@ -324,6 +326,7 @@ class PgConnection:
         session = self.session
         if not session.in_transaction:
             return
+        # Nothing of a pipeline may stay when one of its statements failed.
         if session.failed:
             await session.roll_back(sql.RollbackStatement(position=0), ())
             return
@@ -339,6 +342,7 @@ class PgConnection:
         if not found:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
+        # PostgreSQL drops the unnamed statement here, and drivers rely on it.
         await self._forget_unnamed()
         for number, (_, each) in enumerate(found):
             if await self._answer_catalog(each, ()):
@@ -367,6 +371,7 @@ class PgConnection:
             self._implicit = False
             if isinstance(statement, sql.BeginStatement):
                 return StatementResult("BEGIN")
+        # Clients keep these values, and must hear of a change before the statement's end.
         before = dict(self.session.variables.reported())
         result = await self.session.execute(statement, parameters)
         for notice in result.notices:
@@ -443,6 +448,7 @@ class PgConnection:
     async def _sync(self) -> None:
         self._skipping = False
         await self._end_implicit()
+        # Portals live as long as their transaction, which is over here unless BEGIN opened it.
         if not self.session.in_transaction:
             await self._close_portals()
         await self._ready()
@@ -463,6 +469,7 @@ class PgConnection:
                 oids = self.catalog.parameter_oids(text, message.parameter_oids)
             else:
                 statement = self.session.parse(text)
+                # Without a parameter nothing is inferred, so the catalog is not asked.
                 schemas = await self._schemas() if "$" in text else {}
                 oids = infer_parameters(text, statement, message.parameter_oids, schemas)
         text = found[0][1] if found else ""
@@ -543,6 +550,7 @@ class PgConnection:
 
     async def _begin_portal(self, portal: OpenPortal) -> None:
         """Carry the statement of a portal out, as far as its first rows."""
+        # Describe carries out what Execute would: the columns of some statements are known then.
         if portal.begun:
             return
         portal.begun = True
@@ -600,6 +608,7 @@ class PgConnection:
                 portal.rows, portal.at = encoder.encode(batch), 0
                 continue
             last = len(portal.rows)
+            # A client that wants a few rows at a time gets the rest of the batch by later calls.
             if room is not None:
                 last = min(last, portal.at + room)
                 room -= last - portal.at
@@ -612,6 +621,7 @@ class PgConnection:
         """Send the encoded rows of a portal up to the row `last`, some at a time."""
         assert portal.rows is not None
         while portal.at < last:
+            # By the size of the first row: rows of one batch are mostly alike.
             size = max(1, SEND_BYTES // max(1, len(portal.rows.rows(portal.at, portal.at + 1))))
             stop = min(last, portal.at + size)
             await self.wire.send(portal.rows.rows(portal.at, stop))

@@ -63,6 +63,7 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
             case pg.CopyInData(data):
                 batches += decoder.feed(data)
                 size += len(data)
+                # All rows are written at one time, so that all are held until then.
                 if size > limit:
                     raise InvalidUsage(
                         f"COPY {table}: more than {limit} bytes at once (sql_rows_bytes_max)"
@@ -103,6 +104,7 @@ async def copy_to_client(
             for part in cut_batches(batch, BATCH_BYTES):
                 for piece in encoder.encode(part).pieces(SEND_BYTES):
                     await wire.send(piece)
+            # Changes come seldom: waiting for a full buffer would hold them back.
             if result.tag == "SUBSCRIBE":
                 await wire.flush()
     finally:

@@ -135,6 +135,7 @@ class PgServer(Actor[_ListenerEnded]):
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         settings = self._settings
+        # Numbers are not used again: a late cancel must not meet another client's statement.
         self._numbers += 1
         number = self._numbers
         wire = PgWire(reader, writer, settings.frame_bytes_max, settings.write_timeout_ms)

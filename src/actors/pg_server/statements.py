@@ -111,6 +111,7 @@ def infer_parameters(
         schemas: The objects that the text may name, by name.
     """
     count = max(count_parameters(text), len(given))
+    # Columns of an INSERT are sure, neighbours a guess: the former are laid over the latter.
     found = dict(_by_neighbours(text, _column_types(schemas)))
     if isinstance(statement, InsertStatement):
         found |= _by_columns(statement, schemas)
@@ -142,6 +143,7 @@ def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
             if oid is not None:
                 found.setdefault(number, oid)
             continue
+        # What precedes a parameter decides: `LIMIT $1` counts rows, `id = $1` is of id's type.
         if token.word in _COUNTS:
             last = INT8
         elif token.word in _COMPARISONS or token.word in _PASSED:

@@ -78,6 +78,7 @@ class PgWire:
         """Send what waits. Raises `ConnectionBroken`."""
         if not self._out:
             return
+        # A new buffer before the wait: the transport may keep the old one until it is sent.
         out, self._out = self._out, bytearray()
         try:
             self._writer.write(out)

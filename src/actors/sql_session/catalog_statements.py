@@ -77,6 +77,7 @@ async def create_materialized_view(
 ) -> StatementResult:
     """Create a maintained view. Raises `InvalidUsage` for OR REPLACE of a view that is there."""
     given = dict(statement.properties)
+    # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
     conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
     properties = whole_numbers(given, _PROPERTIES)
     name = object_name(statement.name)
@@ -139,6 +140,7 @@ async def _created(
     """Wait for a creation. An object of that name is a notice with `if_not_exists`."""
     try:
         told = await made
+    # Not looked up before: another session could create it in between.
     except ObjectExists as error:
         if not if_not_exists:
             raise
@@ -243,6 +245,7 @@ async def _drop(context: SessionContext, statement: DropObjectsStatement, name: 
     found = await context.catalog.find((name,))
     if found.kind not in _KINDS[statement.kind]:
         raise InvalidUsage(f"{found.name} is a {found.kind}: write DROP {found.kind.upper()}")
+    # The youngest first: an object depends on older ones alone.
     if statement.cascade:
         for other in reversed(await dependants(context, found.name)):
             await client.drop(other)

@@ -1,4 +1,4 @@
-"""What the parts of an SQL session share: its client, its variables, its transaction."""
+"""State that the parts of an SQL session share: its client, its variables, its transaction."""
 
 from __future__ import annotations
 
@@ -81,6 +81,7 @@ class SessionCatalog:
     async def find(self, name: QualifiedName) -> ObjectStatus:
         """Return an object. Raises `UnknownObject` and `InvalidUsage`."""
         wanted = fold(object_name(name))
+        # Another session may have created it since the objects were read.
         if self._known is None or wanted not in self._known:
             await self.all()
         assert self._known is not None
@@ -181,6 +182,7 @@ class SessionContext:
             raise InvalidUsage(
                 "all names of a query are read at one time: write AS OF once, at its end"
             )
+        # At most one is left.
         for span in texts.values():
             return await self.time_of(span, parameters)
         variable = self.variables.get("penstock.as_of")
@@ -209,6 +211,7 @@ class SessionContext:
         batches, size = [], 0
         async with aclosing(self.rows(text, as_of)) as found:
             async for batch in found:
+                # Held whole: a change of rows is one write.
                 batches.append(batch)
                 size += batch.nbytes
                 if size > limit:

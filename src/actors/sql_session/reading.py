@@ -37,6 +37,7 @@ async def query_text(
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
     text = context.spark(_without_pins(statement), parameters)
+    # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, text)
     if context.transaction is not None and as_of is None:
@@ -123,6 +124,7 @@ async def subscribe(
                 if change.table is not None and change.table.num_rows:
                     for batch in _shaped(change.table, shape).to_batches():
                         yield batch
+                # A part of an interval says nothing of the interval's end.
                 if statement.progress and not change.partial:
                     yield _progress(shape, change.upper)
 

@@ -61,6 +61,7 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
     Raises:
         NotLocal: The text is another expression.
     """
+    # One token, or a minus and a number: everything else may mean more than it seems.
     tokens = lex_sql(text, dialect)
     negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
     if len(tokens) != 1 and not negative:
@@ -212,6 +213,7 @@ def spark_literal(value: Any, spark: str) -> str:
     kind = arrow_type(spark)
     if value is None:
         return f"CAST(NULL AS {spark})"
+    # Strings and booleans have their type without a cast.
     if pa.types.is_string(kind):
         return spark_text(value)
     if pa.types.is_boolean(kind):

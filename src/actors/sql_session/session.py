@@ -121,6 +121,7 @@ class SqlSession:
 
     async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
         """Open a transaction; inside one it is a notice."""
+        # PostgreSQL only warns, and pools send BEGIN without knowing.
         if self.in_transaction:
             return StatementResult("BEGIN", notices=("there is already a transaction in progress",))
         default = self.variables.get("default_transaction_read_only") == "on"
@@ -150,6 +151,7 @@ class SqlSession:
             notice = "there is no transaction in progress"
             return StatementResult("COMMIT", notices=(notice,))
         failed, self.failed = self.failed, False
+        # Over before the write: whether it succeeds or not, the next statement begins anew.
         self.context.transaction = None
         await self.cursors.end_transaction()
         if failed:
@@ -284,6 +286,7 @@ class SqlSession:
             raise InvalidUsage(f'prepared statement "{statement.name}" already exists')
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
+        # Parsed for its errors alone, which are due now and not at EXECUTE.
         self.parse(statement.statement.text)
         self.prepared[statement.name] = statement
         return StatementResult("PREPARE")
@@ -402,4 +405,4 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.DeallocateStatement: SqlSession.deallocate,
     sql.NoOperationStatement: SqlSession.do_nothing,
 }
-"""What carries out each statement. COPY is the door's: its data are messages of the protocol."""
+"""Handlers of statements. COPY is the door's: its data are messages of the protocol."""

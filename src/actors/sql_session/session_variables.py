@@ -99,8 +99,10 @@ class SessionVariables:
                 too many.
         """
         key = name.lower()
+        # They say what the service is, and a client that changed them would believe itself.
         if key in _FIXED:
             raise InvalidUsage(f'parameter "{name}" cannot be changed')
+        # Drivers set these to be sure; only the one form that there is can be granted.
         allowed = _ONE_VALUE.get(key)
         if allowed is not None:
             if value.strip().lower() not in allowed:

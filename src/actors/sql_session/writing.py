@@ -143,6 +143,7 @@ def _cast_values(
     """Return a query of the rows, each value cast to its column's type."""
 
     def value(span: TextSpan, column: TableColumn) -> str:
+        # DEFAULT is no expression; columns have no other default than NULL.
         word = span.text.strip().upper()
         text = "NULL" if word == "DEFAULT" else context.spark(span.text, parameters)
         return f"CAST({text} AS {column.type})"
@@ -172,6 +173,7 @@ async def update(
     table, schema = await context.catalog.find_table(statement.table)
     targets = _assigned(table, schema, statement.assignments)
     from_ = _from(table, statement.alias, statement.where, context, parameters)
+    # With literals alone the rows may be found without Spark, by an index.
     constants = _constants(context, targets, parameters)
 
     async def compute() -> ComputedChange:
@@ -297,6 +299,7 @@ async def _changed(
 ) -> int:
     """Carry out a change of rows that were read; again if another session was faster. Return the
     number of rows. Raises `WriteConflict` when that does not end."""
+    # A transaction reads at one time: reading again would break that.
     attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
     for attempt in range(attempts):
         made = await compute()
@@ -453,6 +456,7 @@ def _merged(
         numbers = [n for n, clause in enumerate(clauses) if clause.action in verbs]
         return rows.filter(pc.is_in(actions, value_set=pa.array(numbers, actions.type)))
 
+    # An update is the old row's end and the new row's begin.
     gone = of("update", "update all", "delete")
     come = of("update", "update all", "insert", "insert all")
     numbers = gone[_ROW]
