@@ -277,6 +277,8 @@ class PgConnection:
     async def _guarded(self, text: str, run: Callable[[], Awaitable[None]]) -> bool:
         """Run a part of the protocol; tell the client of its error. Return whether it failed."""
         error: BaseException
+        # A cancel that came too late was of the statement before.
+        self._canceled = False
         try:
             with anyio.CancelScope() as scope:
                 self._running = scope
@@ -286,7 +288,6 @@ class PgConnection:
                     self._running = None
             if not (scope.cancelled_caught and self._canceled):
                 return False
-            self._canceled = False
             error = OperationCanceled("canceling statement due to user request")
         except (ProtocolError, ConnectionBroken):
             raise  # the connection ends

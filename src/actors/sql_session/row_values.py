@@ -50,12 +50,12 @@ _BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
-    """Return the Python value of a literal or a parameter; a `SqlParameter` of it if its type is
-    that of its place.
+    """Return the Python value of a number, NULL or boolean; a string or a parameter as a
+    `SqlParameter`, whose type may be that of its place.
 
     >>> literal_value("-12", SqlDialect.SPARK, ())
     -12
-    >>> literal_value("$1", SqlDialect.POSTGRES, (SqlParameter("a", "'a'"),))
+    >>> literal_value("$1", SqlDialect.POSTGRES, (SqlParameter("a", "'a'"),)).value
     'a'
 
     Raises:
