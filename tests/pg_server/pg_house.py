@@ -13,6 +13,7 @@ from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
 from actors.testing.engine import InMemoryExecutor
 
 
@@ -24,7 +25,9 @@ def in_memory(
 
 
 @asynccontextmanager
-async def pg_service(folder: Path, **changed: Any) -> AsyncIterator[Service]:
+async def pg_service(
+    folder: Path, *, on_spark: bool = False, **changed: Any
+) -> AsyncIterator[Service]:
     """A service whose door has a free port."""
     settings = Settings(
         state_dir=str(folder / "state"),
@@ -32,6 +35,10 @@ async def pg_service(folder: Path, **changed: Any) -> AsyncIterator[Service]:
         pg_listen="127.0.0.1:0",
         **changed,
     )
+    if on_spark:
+        async with Service(for_short_lives(settings)) as service:
+            yield service
+        return
     async with Service(settings, engine=in_memory) as service:
         yield service
 

@@ -46,10 +46,12 @@ async def test_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
             await db.close()
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(600)
 async def test_transactions_of_two_accounts_keep_their_sum(tmp_path: Path) -> None:
     """Money moves between accounts by sessions that meet; the view has one total at every time."""
-    accounts, each, rounds = 8, 100, 12
-    async with pg_service(tmp_path) as service:
+    accounts, each, rounds = 4, 100, 3
+    async with pg_service(tmp_path, on_spark=True, spark_master="local[2]") as service:
         pool = await asyncpg.create_pool(dsn_of(service), min_size=5, max_size=5)
         try:
             await pool.execute("CREATE TABLE accounts (id int PRIMARY KEY, balance bigint)")

@@ -121,11 +121,16 @@ class SessionVariables:
     def reset(self, name: str) -> str | None:
         """Set a variable to its default; as `set`."""
         key = name.lower()
+        # The user is who was let in, and no RESET changes that.
+        if key == "session_authorization":
+            return None
         default = _DEFAULTS.get(self._names.get(key, name))
         if default is None:
             self._values.pop(key, None)
             return None
-        return None if self._values[key] == default else self.set(name, default)
+        if self._values[key] == default:
+            return None
+        return self.set(name, default)
 
     def reported(self) -> list[tuple[str, str]]:
         """Return the variables that a client is told at the start."""
