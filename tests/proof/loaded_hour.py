@@ -48,7 +48,8 @@ VIEWS: Final = {
 }
 SAMPLE_SECONDS: Final = 0.1
 TRIAL_SECONDS: Final = 30
-SETTLE_SECONDS: Final = 20
+SETTLE_SECONDS: Final = 90
+"""Plans are built and the JVM compiles what runs often: the rates are tried after that."""
 KEPT_UP_MS: Final = 1_000
 AGE_MS_MAX: Final = 3_000
 GROWTH_MAX: Final = 1.1

@@ -28,15 +28,19 @@ GROWTH_MAX = 1.2
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process in MiB."""
+    """Return the resident memory of a process in MiB, without the pages of files.
+
+    What it has mapped (arrangements' runs, JARs) grows with the data and is the kernel's to take
+    back; only its own memory can leak.
+    """
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith("RssAnon:"):
             return int(line.split()[1]) / 1024
     return 0.0
 
 
 def sample(root: int) -> dict[str, float]:
-    """Resident memory of service, engine and JVM."""
+    """Return the resident memory of service, engine and JVM, without the pages of files."""
     found = {"service": resident_mb(root), "engine": 0.0, "jvm": 0.0}
     for pid, command in descendants(root):
         kind = "jvm" if Path(command.split(" ")[0]).name == "java" else "engine"
