@@ -35,6 +35,7 @@ from actors.controller.catalog.ddl import analyzer
 from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.maintenance import FollowTask, MaintenanceTask
+from actors.controller.reads.point_reads import PointReads
 from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
 from actors.controller.replicas.replica import ReplicaClient
@@ -97,6 +98,7 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
+        self._points = PointReads()
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
@@ -167,12 +169,15 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
+                self._points,
             ),
             "controller",
         )
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
         if self._pg_listener is not None:
-            system.spawn(partial(PgServer, self._pg_listener, settings, self._client), "pg")
+            system.spawn(
+                partial(PgServer, self._pg_listener, settings, self._client, self._points), "pg"
+            )
         if settings.connect_listen:
             self._start_gateway(system, controller, executor, persist, scratch)
         if settings.expiration_ms is not None:
@@ -230,6 +235,7 @@ class Service:
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
+        self._points.attach_partitions(cluster.partitions)
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)

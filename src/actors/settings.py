@@ -120,6 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     peek_deadline_ms: int = 30_000
     query_deadline_ms: int = 300_000
     """A query's rows must be there by then, unless it says otherwise."""
+    replace_deadline_ms: int = 60_000
+    """A view that is computed must be further than the one that it replaces by then."""
     queries_in_flight_max: int = 4
     """Queries that Spark runs for clients at a time; more are refused with `ResourceBusy`."""
     group_commit_ms: int = 2

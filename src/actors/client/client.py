@@ -70,6 +70,7 @@ from actors.protocol.api import (
     COPY_FILE_BYTES,
     PROTOCOL_VERSION,
     ActorReport,
+    AlterObject,
     ChangeReplicas,
     ClientHello,
     ClientMessage,
@@ -199,6 +200,8 @@ class Client(ClientSources):
         primary_key: Sequence[str] = (),
         *,
         retain_history_ms: int | None = None,
+        comment: str = "",
+        column_comments: Mapping[str, str] | None = None,
     ) -> None:
         """Create a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
         a type with ``not null`` to refuse NULL).
@@ -214,7 +217,15 @@ class Client(ClientSources):
         else:
             made = tuple(column_of(column, text) for column, text in columns.items())
             schema = TableSchema(made, tuple(primary_key))
-        await self._change(CreateTable(self._exchange.number(), name, schema, retain_history_ms))
+        request = CreateTable(
+            self._exchange.number(),
+            name,
+            schema,
+            retain_history_ms,
+            comment=comment,
+            column_comments=dict(column_comments or {}),
+        )
+        await self._change(request)
 
     async def create_materialized_view(
         self,
@@ -225,6 +236,8 @@ class Client(ClientSources):
         spark_conf: Mapping[str, str] | None = None,
         refresh_policy: str = "auto",
         target_lag_ms: int = 0,
+        replace: bool = False,
+        comment: str = "",
     ) -> None:
         """Create a maintained view of a Spark SQL query over tables and views.
 
@@ -233,8 +246,14 @@ class Client(ClientSources):
         ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
         ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
         possible): changes are gathered for one step until then, and a read takes the present
-        contents unless they are older. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
-        `InvalidUsage`.
+        contents unless they are older.
+
+        With `replace` a view of that name is replaced: the new one is computed beside it, and takes
+        its place at one time for readers, subscribers and views above; the call ends then. If the
+        new one fails, or the call is canceled, the old one stays. With other columns nothing may
+        depend on the view (`ObjectInUse`), but for further nullable ones behind the present.
+
+        Raises `QueryRejected`, `UnknownObject`, `ObjectExists`, `InvalidUsage`.
         """
         request = CreateView(
             self._exchange.number(),
@@ -244,6 +263,46 @@ class Client(ClientSources):
             dict(spark_conf or {}),
             refresh_policy,
             target_lag_ms,
+            replace=replace,
+            comment=comment,
+        )
+        await self._change(request)
+
+    async def create_plain_view(
+        self, name: str, sql: str, *, replace: bool = False, comment: str = ""
+    ) -> None:
+        """Create a view that is inlined where a query or another view names it, and keeps no
+        contents; `replace`: in the place of one of that name. Raises as
+        `create_materialized_view`."""
+        request = CreateView(
+            self._exchange.number(), name, sql, replace=replace, comment=comment, plain=True
+        )
+        await self._change(request)
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        rename: str | None = None,
+        refresh_policy: str | None = None,
+        target_lag_ms: int | None = None,
+        retain_history_ms: int | None = None,
+        comment: str | None = None,
+        column: str = "",
+    ) -> None:
+        """Change an object's definition; what is None stays. `comment` is of the object, or of
+        `column` (empty: none); `retain_history_ms` 0 is the service's default. Raises
+        `UnknownObject`, `ObjectExists`, `ObjectInUse` (a query names the object), `QueryRejected`,
+        `InvalidUsage`."""
+        request = AlterObject(
+            self._exchange.number(),
+            name,
+            rename,
+            refresh_policy,
+            target_lag_ms,
+            retain_history_ms,
+            comment,
+            column,
         )
         await self._change(request)
 
@@ -260,9 +319,10 @@ class Client(ClientSources):
         `ObjectExists`, `InvalidUsage`."""
         await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
 
-    async def drop(self, name: str) -> None:
-        """Drop a table, view or index. Raises `UnknownObject`, `ObjectInUse`."""
-        await self._change(DropObject(self._exchange.number(), name))
+    async def drop(self, name: str, *, cascade: bool = False) -> None:
+        """Drop a table, view or index, with `cascade` and all that depends on it, at once. Raises
+        `UnknownObject`, `ObjectInUse`."""
+        await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
 
     async def status(self) -> StatusReport:
         """Return all objects: frontiers, lag, state and step times."""
@@ -563,7 +623,9 @@ class Client(ClientSources):
         )
         return await await_copy_to(self._exchange, request, progress)
 
-    async def _change(self, statement: CreateTable | CreateView | CreateIndex | DropObject) -> None:
+    async def _change(
+        self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
+    ) -> None:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
             await self._done(
                 msgspec.structs.replace(statement, traceparent=make_request_context(opened))

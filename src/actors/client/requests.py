@@ -26,6 +26,7 @@ from actors.errors import (
 )
 from actors.protocol.api import (
     CopyTo,
+    CreateView,
     DescribeQuery,
     EndRequest,
     ExplainQuery,
@@ -132,7 +133,10 @@ class RequestExchange:
         finally:
             self.close(request.request)
             # Other requests are short, cannot be cancelled, or are cancelled by their own calls.
-            if not answered and self.lost is None and isinstance(request, ReadObject | WaitFor):
+            long = isinstance(request, ReadObject | WaitFor) or (
+                isinstance(request, CreateView) and request.replace
+            )
+            if not answered and self.lost is None and long:
                 await self.cancel(request.request)
         if isinstance(answer, RequestFailed):
             raise from_wire(answer.code, answer.text, answer.determinate)

@@ -218,6 +218,11 @@ class WorkerCluster:
             storage = _storage_acceptor(system, storage_adapters, settings)
         return cls(settings, acceptor, tuple(workers), tuple(near), partitions, limits, storage)
 
+    @property
+    def partitions(self) -> ClusterPartitions:
+        """Return the workers' partitions of all indexes."""
+        return self._partitions
+
     async def connect(self) -> LocalClient:
         """Return a client in this process; its Hello displaces the active client."""
         return LocalClient(self._acceptor, PeekShortcut(self._partitions, self._limits))

@@ -21,9 +21,10 @@ from actors.connect_gateway.object_catalog import (
 )
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.sql_names import NameParts, ResolveName, parse_identifier
-from actors.controller.catalog.catalog import VIEW
+from actors.controller.catalog.catalog import PLAIN_VIEW, VIEW
 from actors.protocol.relations import RELATIONS, is_relation
 
+_VIEWS: Final = frozenset({VIEW, PLAIN_VIEW})
 _STRING: Final = pa.string()
 _TABLES: Final = pa.schema(
     [
@@ -136,7 +137,7 @@ def _listed(
         found = [] if views_only else list(RELATIONS)
     elif _is_database(database, DATABASE):
         entries = names.objects.values()
-        found = [each.name for each in entries if not views_only or each.kind == VIEW]
+        found = [each.name for each in entries if not views_only or each.kind in _VIEWS]
     else:
         return None
     pattern = asked.pattern if asked.HasField("pattern") else "*"
@@ -175,14 +176,17 @@ def _table_row(names: ObjectNames, key: str) -> dict[str, Any]:
         "name": key.partition(".")[2] if system else key,
         "catalog": CATALOG,
         "namespace": [SYSTEM_DATABASE if system else DATABASE],
-        "description": RELATIONS[key].text if system else None,
-        "tableType": "VIEW" if entry is not None and entry.kind == VIEW else "MANAGED",
+        "description": RELATIONS[key].text if system else (entry and entry.comment) or None,
+        "tableType": "VIEW" if entry is not None and entry.kind in _VIEWS else "MANAGED",
         "isTemporary": False,
     }
 
 
 def _column_rows(names: ObjectNames, key: str) -> list[dict[str, Any]]:
-    texts = {each.name: each.text for each in RELATIONS[key].columns} if is_relation(key) else {}
+    entry = names.entry(key)
+    texts: Mapping[str, str] = {} if entry is None else entry.column_comments
+    if is_relation(key):
+        texts = {each.name: each.text for each in RELATIONS[key].columns}
     return [
         {
             "name": column.name,
@@ -213,8 +217,9 @@ def _creation(names: ObjectNames, key: str) -> str:
     """Return a statement that would make the object."""
     entry, schema = names.entry(key), names.schemas[key]
     quoted = "`" + key.replace("`", "``") + "`"
-    if entry is not None and entry.kind == VIEW:
-        return f"CREATE MATERIALIZED VIEW {quoted} AS\n{entry.sql}"
+    if entry is not None and entry.kind in _VIEWS:
+        kind = "MATERIALIZED VIEW" if entry.kind == VIEW else "VIEW"
+        return f"CREATE {kind} {quoted} AS\n{entry.written}"
     keys = ", ".join("`" + name.replace("`", "``") + "`" for name in schema.key)
     primary = f", PRIMARY KEY ({keys})" if keys else ""
     return f"CREATE TABLE {quoted} ({schema.ddl()}{primary})"

@@ -18,6 +18,7 @@ from actors.connect_gateway.object_catalog import (
     ObjectNames,
     SharedClient,
     canonical_read,
+    plain_relation,
     qualifier_of,
 )
 from actors.connect_gateway.object_rows import ObjectRows, OpenedRows
@@ -172,7 +173,8 @@ class PlanRouter:
             if session.drop_view(catalog.drop_temp_view.view_name):
                 return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
             return None
-        found = answer_catalog(catalog, names, names.resolver(session.hidden))
+        known = names.with_plain()
+        found = answer_catalog(catalog, known, known.resolver(session.hidden))
         if found is None:
             return None
         if not found.added:
@@ -290,7 +292,7 @@ class PlanRouter:
         replace: bool,
     ) -> None:
         """Keep a temporary view, if Spark accepts its query."""
-        expanded = self._expanded(session, relation)
+        expanded = self._expanded(session, relation, names)
         # By names that this very view, or another one, cannot hide later.
         kept = bind_names(expanded, names.resolver(session.hidden), canonical_read)
         if kept.views:
@@ -305,28 +307,39 @@ class PlanRouter:
         await self._calls.analyze(session, bound.message)
         session.define_view(name, kept.message, replace=replace)
 
-    def _expanded(self, session: GatewaySession, message: ProtoMessage) -> ProtoMessage:
-        """Return a plan with the definitions of the session's views in place of their names. Raises
-        `SparkCondition`."""
+    def _expanded(
+        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+    ) -> ProtoMessage:
+        """Return a plan with the definitions of the session's views and of plain views in place of
+        their names. Raises `SparkCondition`."""
 
         def resolve(parts: NameParts) -> str | None:
             alone = fold(parts[0]) if len(parts) == 1 else ""
             return f"{VIEW_KEY}{alone}" if alone in session.views else None
 
-        if not session.views or not find_names(message, resolve).read:
-            return message
-        bound = bind_names(message, resolve, lambda key: session.views[key[len(VIEW_KEY) :]])
-        if bound.views:
-            raise unsupported(
-                "An expression that is written as text names a temporary view over objects of "
-                "Penstock."
-            )
-        return bound.message
+        def resolve_plain(parts: NameParts) -> str | None:
+            key = names.plain_key_of(parts, session.hidden)
+            return None if key is None else f"{VIEW_KEY}{key}"
+
+        # The session's views first: they may name plain views.
+        for found, relation_of in (
+            (resolve, session.views.__getitem__),
+            (resolve_plain, lambda name: plain_relation(names, name)),
+        ):
+            if not find_names(message, found).read:
+                continue
+            bound = bind_names(message, found, lambda key: relation_of(key[len(VIEW_KEY) :]))  # noqa: B023
+            if bound.views:
+                raise unsupported(
+                    "An expression that is written as text names a view over objects of Penstock."
+                )
+            message = bound.message
+        return message
 
     def _names(
         self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
     ) -> PlanNames:
-        expanded = self._expanded(session, message)
+        expanded = self._expanded(session, message, names)
         return find_names(expanded, names.resolver(session.hidden))
 
     # -- names ---------------------------------------------------------------------------------
@@ -343,7 +356,7 @@ class PlanRouter:
         """Return a request with relations in place of names. `original`: see `ForwardRoute`;
         `text`: the statement that the plan is."""
         session = operation.session
-        expanded = self._expanded(session, request)
+        expanded = self._expanded(session, request, names)
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_others(request.plan, found)
         if not found.read:
@@ -381,7 +394,7 @@ class PlanRouter:
     async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
         """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
         names = await self._directory.names()
-        expanded = self._expanded(session, request)
+        expanded = self._expanded(session, request, names)
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_changes(found)
         if not found.read:

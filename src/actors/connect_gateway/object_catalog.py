@@ -18,7 +18,13 @@ from pyspark.sql.connect.proto import relations_pb2
 from actors.client.client import Client
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.sql_names import NameParts, ResolveName
-from actors.controller.catalog.catalog import SOURCE_TABLE, TABLE, VIEW, CatalogObject
+from actors.controller.catalog.catalog import (
+    PLAIN_VIEW,
+    SOURCE_TABLE,
+    TABLE,
+    VIEW,
+    CatalogObject,
+)
 from actors.controller.messages import PinnedObjects, PinObjects
 from actors.errors import ResourceBusy
 from actors.kernel import ActorAddress, ReplySlot
@@ -44,14 +50,18 @@ class ObjectNames(msgspec.Struct, frozen=True):
     """By their names, in lower case."""
     schemas: Mapping[str, TableSchema]
     """Columns of the objects and of the service's relations, by their names."""
+    plain: Mapping[str, CatalogObject] = {}
+    """Plain views, which are inlined, by their names in lower case."""
 
     @classmethod
     def of(cls, objects: Iterable[CatalogObject]) -> ObjectNames:
         """Return the names of a catalog's objects."""
+        objects = [entry for entry in objects if not entry.replaces]
         readable = [entry for entry in objects if entry.kind in _READABLE]
         schemas = {entry.name: entry.schema for entry in readable}
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
-        return cls({fold(entry.name): entry for entry in readable}, schemas | relations)
+        plain = {fold(entry.name): entry for entry in objects if entry.kind == PLAIN_VIEW}
+        return cls({fold(entry.name): entry for entry in readable}, schemas | relations, plain)
 
     def key_of(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
         """Return the name of the object that a client means; None if it means none. `hidden`: names
@@ -67,6 +77,19 @@ class ObjectNames(msgspec.Struct, frozen=True):
             return None
         entry = self.objects.get(folded[-1])
         return None if entry is None else entry.name
+
+    def plain_key_of(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
+        """Return the name in lower case of the plain view that a client means; None if it means
+        none. `hidden` as in `key_of`."""
+        folded = tuple(map(fold, parts))
+        if folded[:-1] not in _PREFIXES or (len(folded) == 1 and folded[0] in hidden):
+            return None
+        return folded[-1] if folded[-1] in self.plain else None
+
+    def with_plain(self) -> ObjectNames:
+        """Return names in which plain views are objects like others, to tell of them."""
+        schemas = {entry.name: entry.schema for entry in self.plain.values()}
+        return ObjectNames({**self.objects, **self.plain}, {**self.schemas, **schemas})
 
     def resolver(self, hidden: Container[str] = ()) -> ResolveName:
         """Return `key_of` for one session."""
@@ -88,6 +111,14 @@ def canonical_read(key: str) -> ProtoMessage:
     name = key.partition(".")[2] if is_relation(key) else key
     quoted = "`" + name.replace("`", "``") + "`"
     made.read.named_table.unparsed_identifier = ".".join([*qualifier_of(key), quoted])
+    return made
+
+
+def plain_relation(names: ObjectNames, name: str) -> ProtoMessage:
+    """Return a relation that is a plain view's query; `name` in lower case."""
+    made = relations_pb2.Relation()
+    # The plain views that it names are inlined in it already.
+    made.sql.query = names.plain[name].sql
     return made
 
 

@@ -24,6 +24,7 @@ from actors.sql_session import SqlSession
 _OWN: Final = (
     sql.CreateTableStatement,
     sql.CreateMaterializedViewStatement,
+    sql.CreateViewStatement,
     sql.CreateIndexStatement,
     sql.CreateSourceStatement,
     sql.CreateSinkStatement,
@@ -81,6 +82,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
             return True
         case sql.DropObjectsStatement():
             return all([await _is_known(session, name) for name in statement.names])
+        case sql.CommentOnStatement():
+            name = statement.name[:-1] if statement.kind == "column" else statement.name
+            return await _is_known(session, name)
         case sql.AlterObjectStatement() | sql.ShowCreateStatement():
             return await _is_known(session, statement.name)
         case sql.DescribeStatement() if statement.name is not None:

@@ -11,26 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+from actors.errors import SqlSyntaxError
+from actors.sql.tokens import SqlToken, lex_sql
+
 NameParts: TypeAlias = tuple[str, ...]
 """A name as it is written: (table,), (database, table) or (catalog, database, table)."""
 ResolveName: TypeAlias = Callable[[NameParts], str | None]
 """Returns the key of the object that a name means; None for any other name."""
 
-# Possessive loops: an unclosed quote reaches to the end, and no quote is looked at twice. So a text
-# of quotes alone takes linear time.
-_WORD: Final = re.compile(
-    r"""(?P<blank>\s+|--(?:\\\n|[^\n])*)
-    |(?P<hint>/\*\+)
-    |(?P<comment>/\*)
-    |(?P<raw>[rR](?:'[^']*+(?:'|\Z)|"[^"]*+(?:"|\Z)))
-    |(?P<text>'(?:[^'\\]|\\.)*+(?:'|\\?\Z))
-    |(?P<double>"(?:[^"\\]|\\.)*+(?:"|\\?\Z))
-    |(?P<quoted>`(?:[^`]|``)*+(?:`|\Z))
-    |(?P<word>\w+)
-    |(?P<sign>.)""",
-    re.VERBOSE | re.DOTALL,
-)
-_COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 _PLAIN: Final = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 _QUERY_HEADS: Final = frozenset({"SELECT", "VALUES", "TABLE", "MAP", "REDUCE"})
 _MAYBE_HEADS: Final = frozenset({"WITH", "FROM"})
@@ -38,16 +26,6 @@ _CHANGE_WORDS: Final = frozenset({"INSERT", "UPDATE", "DELETE", "MERGE"})
 _SHOWN_HEADS: Final = frozenset({"EXPLAIN", "DESCRIBE", "DESC", "SHOW"})
 _TEXT_NAMES: Final = frozenset({"IDENTIFIER", "EXECUTE"})
 """Words behind which a string may be a name, or a statement."""
-
-
-class SqlWord(NamedTuple):
-    """One word of a text: `kind` is word, quoted, double, text, raw or sign; `text` is as
-    written."""
-
-    kind: str
-    text: str
-    start: int
-    end: int
 
 
 class NameChain(NamedTuple):
@@ -78,49 +56,40 @@ class TemporaryViewText(NamedTuple):
     """True if it names its columns, or has options."""
 
 
-def split_words(sql: str) -> list[SqlWord]:
-    """Return the words of a text. Comments are left out; what stands in a hint is not.
+def split_words(sql: str) -> list[SqlToken]:
+    """Return the words of a text. Comments are left out; what stands in a hint is not. A text that
+    has no end, which Spark refuses, has no words.
 
     >>> [word.text for word in split_words("SELECT a /* b */ FROM `c d`.e -- f")]
     ['SELECT', 'a', 'FROM', '`c d`', '.', 'e']
     """
-    found: list[SqlWord] = []
-    at = 0
-    while at < len(sql):
-        match = _WORD.match(sql, at)
-        assert match is not None
-        start, at = match.span()
-        kind = str(match.lastgroup)
-        if kind == "comment":
-            at = _comment_end(sql, at)
-        elif kind not in ("blank", "hint"):
-            found.append(SqlWord(kind, match[0], start, at))
+    try:
+        tokens = lex_sql(sql)
+    except SqlSyntaxError:
+        return []
+    found: list[SqlToken] = []
+    for token in tokens:
+        if token.kind != "hint":
+            found.append(token)
+            continue
+        start = token.start + len("/*+")
+        # A hint names tables, as in BROADCAST(t).
+        inner = split_words(token.text[len("/*+") : -len("*/")])
+        found += [each._replace(start=each.start + start) for each in inner]
     return found
 
 
-def _comment_end(sql: str, at: int) -> int:
-    """Return the end of the comment that began before `at`; comments nest."""
-    depth = 1
-    while depth:
-        mark = _COMMENT_MARK.search(sql, at)
-        if mark is None:
-            return len(sql)
-        depth += 1 if mark[0] == "/*" else -1
-        at = mark.end()
-    return at
-
-
-def _identifier(word: SqlWord) -> str | None:
+def _identifier(word: SqlToken) -> str | None:
     """Return the identifier that a word may be; None if it cannot be one."""
     if word.kind == "word":
         return word.text
-    if word.kind == "quoted":
-        return word.text[1:].removesuffix("`").replace("``", "`")
+    if word.kind == "name":
+        return word.text[1:-1].replace("``", "`")
     # With `spark.sql.ansi.doubleQuotedIdentifiers` it is a name.
-    return word.text[1:].removesuffix('"') if word.kind == "double" else None
+    return word.text[1:-1] if word.kind == "text" and word.text[0] == '"' else None
 
 
-def find_chains(words: Iterable[SqlWord]) -> Iterator[NameChain]:
+def find_chains(words: Iterable[SqlToken]) -> Iterator[NameChain]:
     """Yield all identifiers of a text, those with dots between them together.
 
     >>> [chain.parts for chain in find_chains(split_words("SELECT a.b, c FROM d . e"))]
@@ -180,7 +149,7 @@ def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
             found[TextRead(key, chain.parts)] = None
     if any(word.text.upper() in _TEXT_NAMES for word in words):
         for word in words:
-            if word.kind in ("text", "raw", "double"):
+            if word.kind == "text":
                 for read in find_string_reads(string_value(word), resolve):
                     found[read] = None
     return list(found)
@@ -193,10 +162,9 @@ def find_string_reads(text: str, resolve: ResolveName) -> list[TextRead]:
     return [TextRead(str(resolve(parts)), parts, in_string=True) for parts in found]
 
 
-def string_value(word: SqlWord) -> str:
+def string_value(word: SqlToken) -> str:
     """Return about the value of a string literal: names have no escapes."""
-    body = word.text[1:] if word.kind == "raw" else word.text
-    return body[1:-1].replace("\\", "")
+    return word.text.lstrip("rR")[1:-1].replace("\\", "")
 
 
 def rename_chains(sql: str, renames: Mapping[NameParts, str]) -> str:

@@ -17,10 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
+from msgspec.structs import replace
+
 from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
+    PLAIN_VIEW,
     TABLE,
     VIEW,
     CatalogObject,
@@ -47,6 +50,7 @@ from actors.controller.messages import (
     TablesAdvanced,
 )
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
+from actors.controller.reads.point_reads import PointReads
 from actors.controller.reads.queries import (
     QueryEnded,
     QueryLate,
@@ -99,6 +103,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
 from actors.protocol.api import (
     ActorReport,
+    AlterObject,
     AlterSource,
     ChangeReplicas,
     CopyFromFiles,
@@ -203,8 +208,10 @@ class Controller(Actor[ControllerMessage]):
         scratch: Path,
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
+        points: PointReads | None = None,
     ) -> None:
-        """Take the environment. `connectors` makes sources and sinks; None: there are none."""
+        """Take the environment. `connectors` makes sources and sinks; None: there are none.
+        `points` reads rows of one key beside this actor."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -215,6 +222,7 @@ class Controller(Actor[ControllerMessage]):
         self._sessions: dict[str, ConnectedClient] = {}
         self._executor = executor
         self._connectors = connectors
+        self._points = points or PointReads()
 
     async def on_start(self) -> None:
         boot, settings = self._boot, self._settings
@@ -231,13 +239,21 @@ class Controller(Actor[ControllerMessage]):
         if self._connectors is not None:
             state.connector_store = StorageStore(self._store, self._connectors)
         self._state = state
+        self._points.attach_state(state)
         self._statements = StatementQueue(state)
         self._reads = PendingReads(state)
         self._subscribes = RunningSubscribes(state)
         self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
         self._copies = RunningCopies(state)
         copies = self._copies_from = CopiesFrom(state, self._target)
-        self._parts = (self._subscribes, self._copies, copies, self._reads, self._queries)
+        self._parts = (
+            self._subscribes,
+            self._copies,
+            copies,
+            self._reads,
+            self._queries,
+            self._statements,
+        )
         state.maintenance = self._maintenance
         given = self._persist, settings, self._scratch, self.ctx.self, self._maintenance
         state.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
@@ -279,7 +295,7 @@ class Controller(Actor[ControllerMessage]):
                 stored = boot.states[entry.shard]
                 retain = entry.retain_history_ms or settings.retain_history_ms
                 state.retain.track(entry.shard, retain, stored.holds.get(RETAIN, stored.since))
-            if entry.kind == TABLE:
+            if entry.kind in (TABLE, PLAIN_VIEW):
                 continue
             upper = 0 if entry.shard is None else boot.states[entry.shard].upper
             if entry.kind in CONNECTOR_KINDS:
@@ -289,7 +305,7 @@ class Controller(Actor[ControllerMessage]):
             # An index is rebuilt in memory, and so readable from its new as_of only.
             state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
-            schedules.append(ScheduleDataflow(entry.id))
+            schedules.append(ScheduleDataflow(entry.dataflow_id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
 
     async def receive(self, message: ControllerMessage) -> None:
@@ -443,6 +459,7 @@ class Controller(Actor[ControllerMessage]):
             case (
                 CreateTable()
                 | CreateView()
+                | AlterObject()
                 | CreateIndex()
                 | DropObject()
                 | CreateSource()
@@ -523,14 +540,22 @@ class Controller(Actor[ControllerMessage]):
     def _responded(self, response: Response) -> None:
         match response:
             case Frontiers(id=id_):
-                self._sealed(id_ if self._state.frontiers.report(response) else None)
+                entry = self._state.catalog.of_dataflow(id_)
+                # Of a dataflow that was dropped or replaced.
+                if entry is None:
+                    return
+                moved = self._state.frontiers.report(replace(response, id=entry.id))
+                self._sealed(entry.id if moved else None)
             case PeekResponse():
                 self._reads.answered(response)
             case SubscribeResponse():
                 self._subscribes.responded(response)
-            case DataflowStatus():
-                self._state.frontiers.note(response)
-                self._relations.note(response)
+            case DataflowStatus(id=id_):
+                entry = self._state.catalog.of_dataflow(id_)
+                if entry is not None:
+                    self._state.frontiers.note(replace(response, id=entry.id))
+                    self._relations.note(replace(response, id=entry.id))
+                # Copies are dataflows of no object.
                 self._copies.noted(response)
             case CopyToResponse():
                 self._copies.responded(response)
@@ -553,7 +578,10 @@ class Controller(Actor[ControllerMessage]):
             return
         self._reads.advanced(id_)
         entry = self._state.catalog.get(id_)
-        if entry is not None and entry.shards and self._maintenance is not None:
+        if entry is None:
+            return
+        self._statements.advanced(entry)
+        if entry.shards and self._maintenance is not None:
             self._maintenance.reply(ShardsAppended(entry.shards))
 
     # -- holds ---------------------------------------------------------------------------------

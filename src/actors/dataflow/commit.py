@@ -81,7 +81,13 @@ async def commit_parts(
         written[0] += await persist.write_parts(export.shard, update)
     lo, hi = interval
     appends = [
-        ShardAppend(shard, 0 if rebuilt and shard != export.shard else lo, hi, tuple(each))
+        ShardAppend(
+            shard,
+            0 if rebuilt and shard != export.shard else lo,
+            hi,
+            tuple(each),
+            owner=export.owner,
+        )
         for shard, each in zip(shards_of(export), written, strict=True)
     ]
     outcome = await persist.append(appends, extra=extra)

@@ -2,7 +2,8 @@
 
 The output shard's upper U decides. At 0 the view is *fresh*: it is computed whole at the `as_of`,
 and appended as [0, as_of + 1) at time `as_of`. A view whose plan has changed is computed whole at
-U, and its hidden state begins there. Otherwise the view *resumes* at lo = U: imports are read from
+U, and its hidden state begins there; or it takes the contents that a view of the new plan has
+computed beside it. Otherwise the view *resumes* at lo = U: imports are read from
 U - 1, which the view's own durable holds keep readable. If a since has passed U - 1 nevertheless,
 the view is recomputed at the least readable time, the difference is appended there, and the times
 that cannot be known any more hold an error: a read there is refused, never wrong. Finally the
@@ -27,7 +28,7 @@ from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds
 from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.policy import StepChooser
-from actors.dataflow.recompute import held_text, open_contents, recompute
+from actors.dataflow.recompute import held_text, open_contents, recompute, taken_difference
 from actors.dataflow.rivals import HydrationLock
 from actors.dataflow.step import empty_deltas, split_deltas, whole_job
 from actors.dataflow.touched import ImportArrangements, StateLookups
@@ -420,7 +421,9 @@ async def restore(
                         hydrating()
                         await _hydrate(engine, persist, description, export, as_of, upper, name)
                         rows = await _rows(persist, description, as_of + 1)
-                        chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
+                        # Contents that were taken say nothing of what computing them costs.
+                        if not (export.taken_shard and upper == export.rebuilt_at):
+                            chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
         with suppress(JobTooLarge):  # the steps raise it again
             await engine.prepared()
@@ -461,6 +464,9 @@ async def _start_of(
     if is_empty(upper):
         return upper, None
     if upper == export.rebuilt_at:
+        if export.taken_shard:
+            # Nobody appends to it any more: it was handed over with the hidden states.
+            return upper, await persist.upper(export.taken_shard) - 1
         return upper, max(since, upper or description.as_of)
     return upper, since if since > upper - 1 else None
 
@@ -479,6 +485,9 @@ async def _hydrate(
     if upper > 0:
         reader_id = engine.job_id(*name, "errors")
         held = await errors_of(persist, export.shard, export.plan.output, upper - 1, reader_id)
+    if export.taken_shard and upper == export.rebuilt_at:
+        await _take(engine, persist, export, as_of, upper, held, name)
+        return
     changes = [ErrorChange(text, as_of, -1) for text in held]
     first = upper if upper > 0 else description.as_of
     if as_of > first:
@@ -501,6 +510,26 @@ async def _hydrate(
         changes.append(ErrorChange(text, as_of, 1))
     output, hidden = deltas.output, deltas.hidden
     await commit(persist, export, interval, output, hidden, changes, rebuilt=rebuilt)
+
+
+async def _take(
+    engine: EngineClient,
+    persist: PersistClient,
+    export: ViewExport,
+    as_of: Time,
+    upper: Time,
+    held: Sequence[str],
+    name: tuple[int, int],
+) -> None:
+    """Append what the taken shard has up to `as_of`, in place of the former contents, from `upper`
+    on. The hidden states are there already."""
+    changes = [ErrorChange(text, upper, -1) for text in held]
+    output = await taken_difference(
+        engine, persist, export, as_of, upper, engine.job_id(*name, "taken")
+    )
+    alone = msgspec.structs.replace(export, hidden_shards=())
+    # An upper mismatch is no error: another replica has taken them.
+    await commit(persist, alone, (upper, as_of + 1), output, (), changes)
 
 
 async def _resume(

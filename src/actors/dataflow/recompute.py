@@ -192,6 +192,33 @@ async def _difference(
     return StepDeltas(output, (), made.spark_ms, wait_ms=made.wait_ms)
 
 
+async def taken_difference(
+    engine: EngineClient,
+    persist: PersistClient,
+    export: ViewExport,
+    as_of: Time,
+    upper: Time,
+    reader_id: str,
+) -> pa.Table:
+    """Return the updates that turn the output's contents below `upper` into those of the taken
+    shard: the difference at `upper`, then the shard's own updates up to `as_of`.
+
+    So the contents are exact at each of these times. Raises `ReadBelowSince` and `StorageError`.
+    """
+    schema = export.plan.output
+    shape = schema.arrow_updates()
+    tables: list[pa.Table] = []
+    for shard, last in ((export.taken_shard, as_of), (export.shard, upper - 1)):
+        async with aclosing(scanned(persist, shard, schema, last, reader_id)) as parts:
+            async for updates in parts:
+                plain = concat([split_errors(updates)[0]], shape)
+                tables.append(plain if shard == export.taken_shard else negate(plain))
+
+    return await engine.clock.run_blocking(
+        lambda: consolidate(advance(concat(tables, shape), upper))
+    )
+
+
 async def _less_old(
     engine: EngineClient,
     persist: PersistClient,

@@ -7,7 +7,7 @@ change wakes those who wait for an upper: within a process nothing polls.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -40,6 +40,7 @@ from actors.persist.location import (
 from actors.persist.machine import DocumentWaiters, ShardMachine
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.orphans import OrphanCollector
+from actors.persist.ownership import hand_over
 from actors.persist.part_store import PartStore
 from actors.persist.parts import PartLists
 from actors.persist.places import open_stores, process_name
@@ -268,6 +269,34 @@ class PersistClient:
             if (None if head is None else head.data) != op.data:
                 return False
         return True
+
+    async def hand_over(
+        self,
+        owner: tuple[str, str],
+        former: Sequence[str],
+        expected: Mapping[ShardId, Frontier],
+        *,
+        new: Sequence[NewShard] = (),
+        schemas: Mapping[ShardId, TableSchema] | None = None,
+        extra: Sequence[CompareAndSet] = (),
+    ) -> bool:
+        """Make a dataflow the owner of shards that stand at the expected uppers, create others, and
+        change the `extra` keys: all or nothing; see `ownership.hand_over`. Return False when an
+        upper was another, a new shard exists or an extra key was changed. Raises `UnknownObject`,
+        `IncompatibleSchema`, `StorageError`."""
+        call = next(self._calls)
+        states = {shard.id: created(shard, self._parts.writer, call) for shard in new}
+        grown = schemas or {}
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
+            return hand_over(documents, owner, former, expected, states, grown)
+
+        try:
+            done = await self._machine.change([*expected, *states], change, extra=extra)
+        except SeqnoMismatch:
+            return False
+        # After an open outcome `hand_over` may have found its work done by an earlier attempt.
+        return done and await self._applied(extra)
 
     async def state(self, shard: ShardId) -> ShardState:
         """Return the cached state. Raises `UnknownObject`."""

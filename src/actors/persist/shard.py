@@ -15,6 +15,8 @@ Rules
 - Each writer's last call is remembered (`IdempotencyToken`, an idempotency token), so that a retry
   after a lost answer is never done twice; the last copies by their uuids.
 - A *list*, a blob of its own, describes the parts of a large batch. It is retired with its batch.
+- A shard may have an *owner*: then only that dataflow appends. A dataflow that another one replaced
+  may still run on a replica, and must not write by its old plan.
 - A part may be written before its time is known, and be *placed* later: then all its rows lie at
   the time in its description (`at`), whatever the file says.
 - A shard of a *table* is sealed up to the greater of its own upper and the tables' shared upper:
@@ -178,6 +180,8 @@ class ShardState(msgspec.Struct, frozen=True):
     """Seqno of its first state; it differs between shards that had the same name."""
     older: tuple[TableSchema, ...] = ()
     """Schemas before the present one, from number 0 on (`schemas.py`)."""
+    owner: str = ""
+    """The dataflow that alone may append; empty: any caller that knows the upper."""
 
     @property
     def schema_id(self) -> int:
@@ -253,6 +257,8 @@ class ShardAppend(msgspec.Struct, frozen=True):
     """The copy that this appends, to be remembered."""
     listed: PartList | None = None
     """List of the parts, where they are many; set by the `ShardAppender`, not by the caller."""
+    owner: str = ""
+    """The dataflow that appends; it counts where the shard has an owner."""
 
 
 class AppendCommitted(msgspec.Struct, frozen=True):
@@ -327,8 +333,16 @@ def appended(
 
     `floor`: no time may lie below it (the tables' shared upper, for a table). Raises `InvalidUsage`
     when the interval or a part does not fit, `ShardClosed` when the upper is the empty frontier,
-    `WriterFenced` for a copy that was appended before.
+    `WriterFenced` for a copy that was appended before, and for an append of another than the
+    owner.
     """
+    # Before the upper is compared: to a dataflow that was replaced a mismatch would look like a
+    # rival replica, and it would go on by the plan that is gone.
+    if state.owner and append.owner != state.owner:
+        raise WriterFenced(
+            f"append to {state.id}: {append.owner or 'its writer'} was replaced by {state.owner}",
+            determinate=True,
+        )
     _check_interval(state, append)
     if state.upper != append.lower:
         return UpperMismatch(state.id, append.lower, state.upper)

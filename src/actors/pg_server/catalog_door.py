@@ -42,6 +42,7 @@ _KINDS: Final[Mapping[str, ObjectKind]] = {
     "table": "table",
     "source table": "table",
     "view": "materialized view",
+    "plain view": "view",
     "index": "index",
 }
 _SCALARS: Final = {
@@ -157,11 +158,15 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
     depends = tuple(name.strip() for name in (row.get("depends") or "").split(",") if name.strip())
     keys = tuple(name.strip() for name in (row.get("key") or "").split(",") if name.strip())
     columns = () if schema is None or is_index else schema.columns
+    comments = status.column_comments
     return CatalogObjectRow(
         id=str(row.get("id") or status.name),
         name=status.name,
         kind=_KINDS[status.kind],
-        columns=tuple(CatalogColumnRow(c.name, c.type, c.nullable) for c in columns),
+        columns=tuple(
+            CatalogColumnRow(c.name, c.type, c.nullable, comments.get(c.name, "")) for c in columns
+        ),
+        comment=status.comment,
         key=() if schema is None or is_index else schema.key,
         sql=status.sql,
         on=depends[0] if is_index and depends else "",

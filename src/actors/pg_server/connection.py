@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Final
 
 import anyio
 import pyarrow as pa
 
+from actors.controller.reads.point_reads import PointReads
 from actors.errors import (
     AuthenticationFailed,
     ConnectionBroken,
@@ -33,6 +34,7 @@ from actors.errors import (
 )
 from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
 from actors.pg_server.copying import copy_from_client, copy_to_client
+from actors.pg_server.point_statements import find_point
 from actors.pg_server.statements import (
     KeptStatement,
     OpenPortal,
@@ -49,6 +51,7 @@ from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.context import READABLE_KINDS
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
@@ -98,6 +101,7 @@ class PgConnection:
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
         shared: SharedCatalog,
+        points: PointReads,
         full: bool,
     ) -> None:
         """Prepare the connection.
@@ -112,6 +116,7 @@ class PgConnection:
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
+            points: Reads the rows of one key at once.
             full: True if too many clients are connected: this one may only cancel.
         """
         self.wire = wire
@@ -123,6 +128,7 @@ class PgConnection:
         self._knows = knows
         self._cancel_other = cancel_other
         self._shared = shared
+        self._points = points
         self._full = full
         self._session: SqlSession | None = None
         self._catalog: CatalogDoor | None = None
@@ -462,7 +468,7 @@ class PgConnection:
         found = split_statements(message.query, SqlDialect.POSTGRES)
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
-        statement = None
+        statement = point = None
         oids: tuple[int, ...] = ()
         if found:
             text = found[0][1]
@@ -473,15 +479,18 @@ class PgConnection:
                 # Without a parameter nothing is inferred, so the catalog is not asked.
                 schemas = await self._schemas() if "$" in text else {}
                 oids = infer_parameters(text, statement, message.parameter_oids, schemas)
+                if isinstance(statement, sql.QueryStatement) and schemas:
+                    stored = await self._schemas(READABLE_KINDS)
+                    point = find_point(text, statement, oids, stored)
         text = found[0][1] if found else ""
-        self._kept[message.name] = KeptStatement(text, statement, oids)
+        self._kept[message.name] = KeptStatement(text, statement, oids, point=point)
         await self.wire.send(pg.PARSE_COMPLETE)
 
-    async def _schemas(self) -> dict[str, TableSchema]:
+    async def _schemas(self, kinds: Container[str] | None = None) -> dict[str, TableSchema]:
         return {
             each.name: each.schema
             for each in await self.session.context.catalog.known()
-            if each.schema is not None
+            if each.schema is not None and (kinds is None or each.kind in kinds)
         }
 
     async def _bind(self, message: pg.BindPortal) -> None:
@@ -557,6 +566,13 @@ class PgConnection:
         portal.begun = True
         kept = portal.kept
         values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
+        # A transaction reads at its own time, and a setting may name another one.
+        if kept.point is not None and not self.session.in_transaction and self._reads_latest():
+            rows = self._points.find(kept.point.selection, kept.point.key(values))
+            if rows is not None:
+                portal.tag, portal.found = "SELECT", rows.rename_columns(list(kept.point.names))
+                portal.shape = portal.found.schema
+                return
         if kept.statement is None:
             result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
         else:
@@ -567,6 +583,9 @@ class PgConnection:
             result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
         portal.oids = result.oids
+
+    def _reads_latest(self) -> bool:
+        return not self.session.variables.get("penstock.as_of")
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
         statement = portal.kept.statement
@@ -600,8 +619,8 @@ class PgConnection:
         room = rows_max or None
         while True:
             if portal.rows is None or portal.at >= len(portal.rows):
-                batch = None
-                if portal.batches is not None:
+                batch, portal.found = portal.found, None
+                if batch is None and portal.batches is not None:
                     batch = await anext(portal.batches, None)
                 if batch is None:
                     await portal.close()

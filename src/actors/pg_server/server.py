@@ -13,6 +13,7 @@ import anyio
 import msgspec
 
 from actors.client.client import Client
+from actors.controller.reads.point_reads import PointReads
 from actors.errors import AddressInUse
 from actors.kernel import Actor
 from actors.pg_server.catalog_door import SharedCatalog
@@ -94,10 +95,12 @@ class PgServer(Actor[_ListenerEnded]):
         listener: PgListener,
         settings: Settings,
         connect: Callable[[], Awaitable[Client]],
+        points: PointReads | None = None,
     ) -> None:
         self._listener = listener
         self._settings = settings
         self._connect = connect
+        self._points = points or PointReads()
         self._security = listener_security(settings)
         self._tls = self._tls_context()
         self._connections: dict[int, PgConnection] = {}
@@ -152,6 +155,7 @@ class PgServer(Actor[_ListenerEnded]):
             secret_key=key,
             cancel_other=self._cancel,
             shared=self._shared,
+            points=self._points,
             full=len(self._connections) >= settings.pg_connections_max,
         )
         self._connections[number] = connection

@@ -13,6 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
+from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.pgwire.row_encoding import EncodedRows
 from actors.pgwire.type_map import INT8, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
@@ -38,6 +39,8 @@ class KeptStatement(msgspec.Struct):
     described: bool = False
     fields: tuple[FieldDescription, ...] | None = None
     """Columns of the result, in text, once `described`; None: it has no rows."""
+    point: PointStatement | None = None
+    """The statement as a query of one key, if it is one."""
 
 
 class OpenPortal(msgspec.Struct):
@@ -49,6 +52,8 @@ class OpenPortal(msgspec.Struct):
     shape: pa.Schema | None = None
     oids: tuple[int, ...] | None = None
     batches: AsyncGenerator[pa.RecordBatch, None] | None = None
+    found: pa.RecordBatch | None = None
+    """All rows, where they were read at once."""
     rows: EncodedRows | None = None
     """Rows of the current batch, from `at` on not sent yet."""
     at: int = 0

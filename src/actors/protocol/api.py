@@ -62,6 +62,8 @@ class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     name: str
     traceparent: str | None = None
+    cascade: bool = False
+    """True: what depends on its tables is dropped with them."""
 
 
 class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -216,6 +218,8 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
     schema: TableSchema
     retain_history_ms: int | None = None
     traceparent: str | None = None
+    comment: str = ""
+    column_comments: dict[str, str] = {}
 
 
 class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -230,6 +234,28 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
     target_lag_ms: int = 0
     """Age that the view may have; 0: as fresh as possible."""
+    traceparent: str | None = None
+    replace: bool = False
+    """True: a view of that name is replaced when this one is computed, and answered then."""
+    comment: str = ""
+    plain: bool = False
+    """True for a plain view, which is inlined where it is named; only `replace` and `comment` count
+    beside its query."""
+
+
+class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Changes an object's definition; what is None stays as it is."""
+
+    request: int
+    name: str
+    rename: str | None = None
+    refresh_policy: str | None = None
+    target_lag_ms: int | None = None
+    retain_history_ms: int | None = None
+    """0: the service's default."""
+    comment: str | None = None
+    """Comment of the object, or of `column`; empty: none."""
+    column: str = ""
     traceparent: str | None = None
 
 
@@ -249,6 +275,8 @@ class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
     request: int
     name: str
     traceparent: str | None = None
+    cascade: bool = False
+    """True: all that depend on it are dropped with it, at once."""
 
 
 class TableChange(msgspec.Struct, frozen=True, gc=False):
@@ -415,6 +443,7 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
 Request: TypeAlias = (
     CreateTable
     | CreateView
+    | AlterObject
     | CreateIndex
     | DropObject
     | WriteTables
@@ -521,6 +550,11 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     bytes_total: int = 0
     target_lag_ms: int = 0
     """Age that a view may have; 0: as fresh as possible."""
+    comment: str = ""
+    column_comments: dict[str, str] = {}
+    replaces: str = ""
+    """The view in whose place this one comes when it is computed."""
+    id: str = ""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -650,6 +684,7 @@ Traced: TypeAlias = (
     | SubscribeObject
     | CreateTable
     | CreateView
+    | AlterObject
     | CreateIndex
     | DropObject
     | RunQuery

@@ -69,6 +69,11 @@ class ViewExport(msgspec.Struct, frozen=True, gc=False, tag=True):
     earlier plan."""
     target_lag_ms: int = 0
     """Age that the view may have: changes are gathered for one step until then; 0: not at all."""
+    owner: ObjectId = ""
+    """Name by which it appends to shards that were handed over to it; empty: to none."""
+    taken_shard: ShardId = ""
+    """A shard with the plan's contents as far as the hidden states go. While the output stands at
+    `rebuilt_at`, its contents become these, and nothing is computed."""
 
 
 class IndexExport(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -59,7 +59,7 @@ def _relation(
 
 _REPLICA: Final = ("replica", "string", "which of the replicas: r1 where there is one alone")
 _WORKER: Final = ("worker", "int", "which of the workers")
-_ID: Final = ("id", "string", "of the dataflow; an object's dataflow has the object's id")
+_ID: Final = ("id", "string", "of the dataflow; an object's first dataflow has the object's id")
 _NAME: Final = ("name", "string", "of the object that it maintains")
 
 _BY_WORKERS: Final = (

@@ -1,4 +1,4 @@
-"""CREATE, ALTER, DROP, SHOW, DESCRIBE, and EXPLAIN of views."""
+"""CREATE, ALTER, COMMENT, DROP, SHOW, DESCRIBE, and EXPLAIN of views."""
 
 from __future__ import annotations
 
@@ -14,20 +14,26 @@ from actors.protocol.api import ObjectStatus, SourceTable
 from actors.sql.statements import (
     AddTablesAction,
     AlterObjectStatement,
+    CommentOnStatement,
     CreateIndexStatement,
     CreateMaterializedViewStatement,
     CreateSinkStatement,
     CreateSourceStatement,
     CreateTableAsStatement,
     CreateTableStatement,
+    CreateViewStatement,
     DescribeStatement,
     DropObjectsStatement,
     ExplainStatement,
+    RenameAction,
+    SetPolicyAction,
+    SetPropertiesAction,
     ShowColumnsStatement,
     ShowCreateStatement,
     ShowObjectsStatement,
+    UnsetPropertiesAction,
 )
-from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
 from actors.sql_session.reading import explain_query
 from actors.sql_session.results import StatementResult, result_of
 from actors.sql_session.row_values import SqlParameter, schema_of, spark_text
@@ -49,6 +55,8 @@ async def create_table(context: SessionContext, statement: CreateTableStatement)
         object_name(statement.name),
         statement.schema(),
         retain_history_ms=properties.get("retain_history_ms"),
+        comment=statement.comment or "",
+        column_comments={each.name: each.comment for each in statement.columns if each.comment},
     )
     return await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
 
@@ -63,7 +71,10 @@ async def create_table_as(
     name = object_name(statement.name)
     properties = whole_numbers(statement.properties, {"retain_history_ms"})
     made = context.client.create_table(
-        name, schema, retain_history_ms=properties.get("retain_history_ms")
+        name,
+        schema,
+        retain_history_ms=properties.get("retain_history_ms"),
+        comment=statement.comment or "",
     )
     result = await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
     if not result.notices and rows.num_rows:
@@ -75,27 +86,40 @@ async def create_table_as(
 async def create_materialized_view(
     context: SessionContext, statement: CreateMaterializedViewStatement, parameters: Parameters
 ) -> StatementResult:
-    """Create a maintained view. Raises `InvalidUsage` for OR REPLACE of a view that is there."""
+    """Create a maintained view; with OR REPLACE, wait until it is in the place of the former."""
     given = dict(statement.properties)
     # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
     conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
     properties = whole_numbers(given, _PROPERTIES)
-    name = object_name(statement.name)
-    if statement.or_replace and await _exists(context, statement.name):
-        raise InvalidUsage(
-            f"{name} is there, and a view is not replaced in place yet: DROP it first"
-        )
     policy = statement.policy or context.variables.get("penstock.refresh_policy")
     made = context.client.create_materialized_view(
-        name,
+        object_name(statement.name),
         context.spark(statement.query.text, parameters),
         retain_history_ms=properties.get("retain_history_ms"),
         spark_conf=conf,
         refresh_policy=policy,
         target_lag_ms=properties.get("target_lag_ms", 0),
+        replace=statement.or_replace,
+        comment=statement.comment or "",
     )
     tag = "CREATE MATERIALIZED VIEW"
     return await _created(context, made, tag, if_not_exists=statement.if_not_exists)
+
+
+async def create_view(
+    context: SessionContext, statement: CreateViewStatement, parameters: Parameters
+) -> StatementResult:
+    """Create or replace a plain view."""
+    # Others than ours are metadata that tools attach, and change nothing.
+    for key in _PROPERTIES & statement.properties.keys():
+        raise InvalidUsage(f"property {key!r} is one of materialized views")
+    made = context.client.create_plain_view(
+        object_name(statement.name),
+        context.spark(statement.query.text, parameters),
+        replace=statement.or_replace,
+        comment=statement.comment or "",
+    )
+    return await _created(context, made, "CREATE VIEW", if_not_exists=statement.if_not_exists)
 
 
 async def create_index(context: SessionContext, statement: CreateIndexStatement) -> StatementResult:
@@ -153,15 +177,6 @@ async def _created(
     return StatementResult(tag, notices=tuple(notices))
 
 
-async def _exists(context: SessionContext, name: tuple[str, ...]) -> bool:
-    context.catalog.forget()
-    try:
-        await context.catalog.find(name)
-    except UnknownObject:
-        return False
-    return True
-
-
 def typed_options(options: dict[str, str]) -> dict[str, Any]:
     """Return options with their values read as JSON, or as text where they are none.
 
@@ -194,26 +209,74 @@ def whole_numbers(properties: dict[str, str], known: frozenset[str] | set[str]) 
 
 
 async def alter_object(context: SessionContext, statement: AlterObjectStatement) -> StatementResult:
-    """Change an object: so far, add tables to a source."""
+    """Change an object's name, policy or properties, or add tables to a source."""
     tag = f"ALTER {statement.kind.upper()}"
     name = object_name(statement.name)
-    action = statement.action
-    if isinstance(action, AddTablesAction) and statement.kind == "source":
-        tables = [
-            SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
-            for each in action.tables
-        ]
-        await context.client.alter_source(name, tables)
+    try:
+        if statement.kind not in ("source", "sink"):
+            name = (await _of_kind(context, statement.kind, name)).name
+        await _altered(context, statement, name)
+    except UnknownObject as error:
+        if not statement.if_exists:
+            raise
+        return StatementResult(tag, notices=(f"{error}, skipping",))
+    finally:
         context.catalog.forget()
-        return StatementResult(tag)
-    raise InvalidUsage(f"{tag} {name}: this change is not made yet; DROP and CREATE it")
+    return StatementResult(tag)
+
+
+async def _altered(context: SessionContext, statement: AlterObjectStatement, name: str) -> None:
+    client, action = context.client, statement.action
+    match action:
+        case AddTablesAction() if statement.kind == "source":
+            tables = [
+                SourceTable(".".join(each.outside), object_name(each.name) if each.name else "")
+                for each in action.tables
+            ]
+            await client.alter_source(name, tables)
+        case RenameAction():
+            await client.alter(name, rename=object_name(action.name))
+        case SetPolicyAction():
+            await client.alter(name, refresh_policy=action.policy)
+        case SetPropertiesAction():
+            await _set_properties(context, name, whole_numbers(action.properties, _PROPERTIES))
+        case UnsetPropertiesAction():
+            # 0 is the default of both.
+            given = dict.fromkeys(action.keys, "0")
+            await _set_properties(context, name, whole_numbers(given, _PROPERTIES))
+        case _:
+            raise InvalidUsage(
+                f"ALTER {statement.kind.upper()} {name}: this change is not made yet; DROP and "
+                f"CREATE it"
+            )
+
+
+async def _set_properties(context: SessionContext, name: str, given: dict[str, int]) -> None:
+    await context.client.alter(
+        name,
+        target_lag_ms=given.get("target_lag_ms"),
+        retain_history_ms=given.get("retain_history_ms"),
+    )
+
+
+async def comment_on(context: SessionContext, statement: CommentOnStatement) -> StatementResult:
+    """Set or remove the comment of an object or of a column."""
+    name, column = statement.name, ""
+    if statement.kind == "schema":
+        raise InvalidUsage("COMMENT ON SCHEMA: the one schema, public, has no comment")
+    if statement.kind == "column":
+        *name_parts, column = name
+        if not name_parts:
+            raise InvalidUsage(f"COMMENT ON COLUMN {column}: write the object and the column")
+        name = tuple(name_parts)
+    found = await context.catalog.find(name)
+    await context.client.alter(found.name, comment=statement.comment or "", column=column)
+    context.catalog.forget()
+    return StatementResult("COMMENT")
 
 
 async def drop_objects(context: SessionContext, statement: DropObjectsStatement) -> StatementResult:
-    """Drop objects, with CASCADE those that depend on them first.
-
-    Each object is dropped for itself: a crash in between leaves the others.
-    """
+    """Drop objects, with CASCADE each together with all that depends on it, at once."""
     tag = f"DROP {statement.kind.upper()}"
     notices: list[str] = []
     for name in statement.names:
@@ -230,41 +293,32 @@ async def drop_objects(context: SessionContext, statement: DropObjectsStatement)
 
 _KINDS: Final = {
     "table": {"table", "source table"},
-    "view": {"view"},
+    "view": {PLAIN_VIEW, "view"},
     "materialized view": {"view"},
     "index": {"index"},
 }
+"""Kinds of objects that a statement's kind means; DROP VIEW is what tools send for both."""
+_SHOWN_KINDS: Final = {"view": "materialized view", PLAIN_VIEW: "view"}
+
+
+async def _of_kind(context: SessionContext, kind: str, name: str) -> ObjectStatus:
+    """Return an object of the kind that a statement names. Raises `InvalidUsage`,
+    `UnknownObject`."""
+    found = await context.catalog.find((name,))
+    if found.kind not in _KINDS[kind]:
+        shown = _SHOWN_KINDS.get(found.kind, found.kind)
+        raise InvalidUsage(f"{found.name} is a {shown}: write {shown.upper()}")
+    return found
 
 
 async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> None:
     client = context.client
     if statement.kind == "source":
-        return await client.drop_source(name)
+        return await client.drop_source(name, cascade=statement.cascade)
     if statement.kind == "sink":
         return await client.drop_sink(name)
-    found = await context.catalog.find((name,))
-    if found.kind not in _KINDS[statement.kind]:
-        raise InvalidUsage(f"{found.name} is a {found.kind}: write DROP {found.kind.upper()}")
-    # The youngest first: an object depends on older ones alone.
-    if statement.cascade:
-        for other in reversed(await dependants(context, found.name)):
-            await client.drop(other)
-    return await client.drop(found.name)
-
-
-async def dependants(context: SessionContext, name: str) -> list[str]:
-    """Return all tables, views and indexes that depend on an object, at any depth, in the order of
-    their creation."""
-    rows = (await context.client.peek("penstock.objects")).to_pylist()
-    rows.sort(key=lambda row: int(str(row["id"]).lstrip("u")))
-    wanted, found = {name}, []
-    for row in rows:
-        depends = {each.strip() for each in (row["depends"] or "").split(",")}
-        # Objects come in the order of creation, so what they depend on was seen before.
-        if depends & wanted and row["kind"] not in ("source", "sink"):
-            wanted.add(row["name"])
-            found.append(row["name"])
-    return found
+    found = await _of_kind(context, statement.kind, name)
+    return await client.drop(found.name, cascade=statement.cascade)
 
 
 # -- SHOW and DESCRIBE -----------------------------------------------------------------------------
@@ -305,15 +359,16 @@ async def show_objects(context: SessionContext, statement: ShowObjectsStatement)
     objects = [each for each in await context.catalog.all() if fits(each.name)]
     if statement.kind == "tables":
         # As Spark has it, views are among them.
-        tables = [each for each in objects if each.kind in ("table", "source table", "view")]
+        tables = [each for each in objects if each.kind in QUERIED_KINDS]
         return text_result(
             ["namespace", "tableName", "isTemporary"],
             [("public", each.name, False) for each in tables],
         )
+    kinds = {"view"} if statement.kind == "materialized views" else {"view", PLAIN_VIEW}
     rows = [
-        ("public", each.name, each.mode, each.state, str(each.lag_ms))
+        ("public", each.name, each.mode or "plain", each.state, str(each.lag_ms))
         for each in objects
-        if each.kind == "view"
+        if each.kind in kinds
     ]
     return text_result(["namespace", "viewName", "mode", "state", "lag_ms"], rows)
 
@@ -363,6 +418,8 @@ async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
     """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
     no statement creates alone."""
     name = quoted(found.name)
+    if found.kind == PLAIN_VIEW:
+        return f"CREATE VIEW {name} AS\n{found.sql}"
     if found.kind == "view":
         plan = await context.client.peek(
             "penstock.operators", where=[("name", "=", found.name)], columns=["policy"], limit=1
@@ -404,18 +461,20 @@ async def describe(
     found = await context.catalog.find(statement.name)
     rows: list[tuple[Any, ...]] = []
     if found.schema is not None:
-        rows = [(each.name, each.type, None) for each in found.schema.columns]
+        comments = found.column_comments
+        rows = [(each.name, each.type, comments.get(each.name)) for each in found.schema.columns]
     if statement.extended:
         rows += [("", "", ""), ("# Detailed Table Information", "", "")]
         shown = {
             "Name": found.name,
-            "Type": found.kind,
+            "Type": _SHOWN_KINDS.get(found.kind, found.kind),
+            "Comment": found.comment,
             "Primary key": ", ".join(found.schema.key) if found.schema else "",
             "Mode": found.mode,
             "State": f"{found.state} {found.text}".strip(),
-            "Readable from": str(found.since),
-            "Sealed below": str(found.upper),
-            "Age (ms)": str(found.lag_ms),
+            "Readable from": "" if found.kind == PLAIN_VIEW else str(found.since),
+            "Sealed below": "" if found.kind == PLAIN_VIEW else str(found.upper),
+            "Age (ms)": "" if found.kind == PLAIN_VIEW else str(found.lag_ms),
             "Target lag (ms)": str(found.target_lag_ms) if found.target_lag_ms else "",
             "View text": found.sql,
         }

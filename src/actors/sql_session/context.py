@@ -22,6 +22,7 @@ from actors.sql.tokens import SqlDialect
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
 from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.transaction import OpenTransaction
+from actors.views.plain_views import inline_views
 
 SCHEMAS: Final = frozenset({"public", "default"})
 """Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
@@ -30,6 +31,8 @@ DATABASE: Final = "penstock"
 CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
 TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
+PLAIN_VIEW: Final = "plain view"
+QUERIED_KINDS: Final = READABLE_KINDS | {PLAIN_VIEW}
 
 
 def object_name(name: QualifiedName) -> str:
@@ -70,9 +73,11 @@ class SessionCatalog:
 
     async def all(self) -> list[ObjectStatus]:
         """Return all objects as they are now."""
-        objects = (await self._client.status()).objects
+        found = (await self._client.status()).objects
+        # A view that is computed to come in another one's place is nobody's to read yet.
+        objects = [each for each in found if not each.replaces]
         self._known = {fold(each.name): each for each in objects}
-        return list(objects)
+        return objects
 
     async def known(self) -> list[ObjectStatus]:
         """Return all objects as they were seen last, which may be a little ago."""
@@ -88,6 +93,16 @@ class SessionCatalog:
         found = self._known.get(wanted)
         if found is None:
             raise UnknownObject(f"there is no table, view or index named {'.'.join(name)!r}")
+        return found
+
+    async def plain_views(self) -> dict[str, str]:
+        """Return the queries of the plain views by their names in lower case, each with those that
+        it names inlined."""
+        found: dict[str, str] = {}
+        # In the catalog's order: a view comes after those that it names.
+        for each in await self.all():
+            if each.kind == PLAIN_VIEW:
+                found[fold(each.name)] = inline_views(each.sql, found)
         return found
 
     async def find_table(self, name: QualifiedName) -> tuple[str, TableSchema]:

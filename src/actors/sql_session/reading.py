@@ -10,10 +10,18 @@ import pyarrow as pa
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF, TIME
+from actors.protocol.relations import fold
 from actors.sql.statements import QueryStatement, SubscribeStatement
-from actors.sql_session.context import READABLE_KINDS, SessionContext, object_name
+from actors.sql_session.context import (
+    PLAIN_VIEW,
+    QUERIED_KINDS,
+    READABLE_KINDS,
+    SessionContext,
+    object_name,
+)
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
+from actors.views.plain_views import find_relations, inline_views
 from actors.views.query_analysis import find_mentioned_tables
 from actors.views.simple import simple_read
 
@@ -42,6 +50,9 @@ async def query_text(
         await _check_all_pinned(context, statement, text)
     if context.transaction is not None and as_of is None:
         as_of = await context.transaction_time()
+        if context.transaction.tables:
+            # Before the changes are laid over, so that a view's query sees them, too.
+            text = inline_views(text, await context.catalog.plain_views())
         text = context.transaction.overlaid(text)
     return text, as_of
 
@@ -62,7 +73,7 @@ async def _check_all_pinned(context: SessionContext, statement: QueryStatement, 
     schemas = {
         each.name: each.schema
         for each in await context.catalog.all()
-        if each.kind in READABLE_KINDS and each.schema is not None
+        if each.kind in QUERIED_KINDS and each.schema is not None
     }
     free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
     if free:
@@ -176,7 +187,9 @@ async def explain_query(
     when = "at the latest written time" if as_of is None else f"at {as_of}"
     read = simple_read(text, schemas)
     if read is None:
-        named = ", ".join(find_mentioned_tables(text, schemas)) or "no table"
+        views = {fold(each.name): each.name for each in objects if each.kind == PLAIN_VIEW}
+        inlined = [views[name] for name in map(fold, find_relations(text)) if name in views]
+        named = ", ".join([*find_mentioned_tables(text, schemas), *inlined]) or "no table"
         return [f"Run by Spark, {when}, over {named}"]
     lines = [f"Read of {read.name}, without Spark, {when}"]
     lines.append(f"  columns: {', '.join(read.project)}")

@@ -8,6 +8,7 @@ import msgspec
 from actors.controller.catalog.catalog import (
     CATALOG_KEY,
     INDEX,
+    PLAIN_VIEW,
     SINK,
     TABLE,
     CatalogObject,
@@ -56,7 +57,7 @@ async def load(persist: PersistClient) -> BootState:
                     f"{entry.kind} {entry.name} is in the catalog and its shard {shard} is not "
                     f"there: restore the state directory from a copy"
                 ) from None
-    live = {RETAIN, *(dataflow_holder(entry.id) for entry in catalog.objects)}
+    live = {RETAIN, *(dataflow_holder(entry.dataflow_id) for entry in catalog.objects)}
     live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
     for shard, state in states.items():
         # A hold without an object is of a subscribe that ended with its service, or of a catalog
@@ -79,7 +80,9 @@ def describe_dataflow(
     catalog: CatalogSnapshot, entry: CatalogObject, as_of: Time
 ) -> DataflowDescription:
     """Return the dataflow that maintains a view or an index."""
-    imports = tuple(shard_import(catalog.by_id(id_)) for id_ in entry.depends)
+    below = (catalog.by_id(id_) for id_ in entry.depends)
+    # A plain view is in the text already, with the objects that it reads.
+    imports = tuple(shard_import(each) for each in below if each.kind != PLAIN_VIEW)
     export: Export
     if entry.kind == INDEX:
         export = IndexExport(entry.key, entry.schema)
@@ -87,9 +90,15 @@ def describe_dataflow(
         assert entry.plan is not None, entry.name
         assert entry.shard is not None, entry.name
         export = ViewExport(
-            entry.plan, entry.shard, entry.hidden_shards, entry.rebuilt_at, entry.target_lag_ms
+            entry.plan,
+            entry.shard,
+            entry.hidden_shards,
+            entry.rebuilt_at,
+            entry.target_lag_ms,
+            entry.dataflow,
+            entry.taken_shard or "",
         )
-    return DataflowDescription(entry.id, entry.name, imports, export, as_of)
+    return DataflowDescription(entry.dataflow_id, entry.name, imports, export, as_of)
 
 
 def last_sealed_time(upper: Frontier) -> Time:

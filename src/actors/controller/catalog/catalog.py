@@ -3,13 +3,14 @@
 `CatalogSnapshot` is immutable; a change makes a new one. It is stored whole under one consensus
 key, so that one compare-and-set changes it together with the shards that are created or removed.
 
-Ids are never reused, and dependencies have smaller ids, so objects can be built in the order of
-ids. Names are unique without regard to case; sources and sinks, which cannot be read, have
-namespaces of their own. Uppers and sinces are the shards' own.
+Ids are never reused. Objects are kept in an order in which dependencies come first, so that they
+can be built one after the other. Names are unique without regard to case; sources and sinks, which
+cannot be read, have namespaces of their own. Uppers and sinces are the shards' own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.relations import fold, refuse_relation
 from actors.protocol.storage import ConnectorConfiguration
+from actors.views.plain_views import find_relations, inline_views
 
 CATALOG_KEY: Final = "catalog"
 FORMAT_VERSION: Final = 3
@@ -34,6 +36,8 @@ FORMAT_VERSION: Final = 3
 
 TABLE: Final = "table"
 VIEW: Final = "view"
+PLAIN_VIEW: Final = "plain view"
+"""A view that is inlined where it is named; it has no contents of its own."""
 INDEX: Final = "index"
 SOURCE: Final = "source"
 """Reads an external system; `shard` is its remap shard. Its `SOURCE_TABLE`s depend on it."""
@@ -81,11 +85,32 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     """Configuration of a source or sink."""
     outside: str = ""
     """External name of a source's table."""
+    comment: str = ""
+    column_comments: dict[str, str] = {}
+    text: str = ""
+    """A view's query as it was written; empty: as in `sql`, where plain views are inlined."""
+    dataflow: ObjectId = ""
+    """Id of the dataflow that maintains it; empty: its own id. A dataflow that replaces another one
+    has a new id, as ids are never used again."""
+    taken_shard: ShardId | None = None
+    """Shard with the contents that the output takes at `rebuilt_at`."""
+    replaces: ObjectId = ""
+    """The view in whose place this one comes when it is computed; nobody reads it until then."""
+
+    @property
+    def dataflow_id(self) -> ObjectId:
+        """Return the id of the dataflow that maintains the object."""
+        return self.dataflow or self.id
+
+    @property
+    def written(self) -> str:
+        """Return a view's query as it was written."""
+        return self.text or self.sql
 
     @property
     def shards(self) -> tuple[ShardId, ...]:
         """Return all shards that belong to the object."""
-        own = () if self.shard is None else (self.shard,)
+        own = tuple(each for each in (self.shard, self.taken_shard) if each is not None)
         return own + self.hidden_shards
 
 
@@ -109,13 +134,22 @@ class _Document(msgspec.Struct, frozen=True):
 class CatalogSnapshot:
     """An immutable set of objects."""
 
-    __slots__ = ("_allowed_lags", "_below", "_by_id", "_by_name", "_indexes", "next_id")
+    __slots__ = (
+        "_allowed_lags",
+        "_below",
+        "_by_dataflow",
+        "_by_id",
+        "_by_name",
+        "_indexes",
+        "next_id",
+    )
 
     def __init__(self, objects: tuple[CatalogObject, ...] = (), next_id: int = 1) -> None:
         self.next_id = next_id
         self._below: dict[ObjectId, frozenset[ObjectId | None]] = {}
         self._allowed_lags: dict[ObjectId, int] = {}
         self._by_id = {entry.id: entry for entry in objects}
+        self._by_dataflow = {entry.dataflow_id: entry for entry in objects}
         self._by_name = {_key(entry.kind, entry.name): entry for entry in objects}
         self._indexes: dict[ObjectId, list[CatalogObject]] = {}
         for entry in objects:
@@ -126,6 +160,10 @@ class CatalogSnapshot:
     def objects(self) -> tuple[CatalogObject, ...]:
         """Return all objects, dependencies first."""
         return tuple(self._by_id.values())
+
+    def of_dataflow(self, dataflow: ObjectId) -> CatalogObject | None:
+        """Return the object that a dataflow maintains, or None."""
+        return self._by_dataflow.get(dataflow)
 
     @property
     def new_id(self) -> ObjectId:
@@ -152,6 +190,17 @@ class CatalogSnapshot:
             raise UnknownObject(f"there is no table, view or index named {name!r}")
         return entry
 
+    def find_stored(self, name: str, purpose: str) -> CatalogObject:
+        """Return the object with this name, which has contents or is an index. Raises as `find`,
+        and `InvalidUsage` for a plain view; `purpose` is for its message."""
+        entry = self.find(name)
+        if entry.kind == PLAIN_VIEW:
+            raise InvalidUsage(
+                f"{purpose}: {entry.name} is a plain view, which has no contents of its own: query "
+                f"it by SELECT, or make a materialized view of it"
+            )
+        return entry
+
     def find_apart(self, kind: str, name: str) -> CatalogObject:
         """Return the source or sink with this name. Raises `UnknownObject`."""
         entry = self._by_name.get(_key(kind, name))
@@ -169,6 +218,31 @@ class CatalogSnapshot:
         """Return the objects that depend directly on this one."""
         return tuple(entry for entry in self._by_id.values() if id_ in entry.depends)
 
+    def dependents_below(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """Return the objects that depend on this one at any depth, nearer ones first."""
+        found: dict[ObjectId, CatalogObject] = {}
+        seek = [id_]
+        while seek:
+            for user in self.dependents(seek.pop(0)):
+                if user.id not in found:
+                    found[user.id] = user
+                    seek.append(user.id)
+        return tuple(found.values())
+
+    def dropped_with(self, entry: CatalogObject) -> tuple[CatalogObject, ...]:
+        """Return what a drop of this object takes with it: all that depends on it, and the views
+        that were to come in the place of one of them."""
+        found = {each.id: each for each in self.dependents_below(entry.id)}
+        for each in (entry, *found.values()):
+            coming = self.replacement(each.id)
+            if coming is not None:
+                found = {**found, coming.id: coming}
+        return tuple(found.values())
+
+    def replacement(self, id_: ObjectId) -> CatalogObject | None:
+        """Return the view that is computed to come in this one's place, or None."""
+        return next((entry for entry in self._by_id.values() if entry.replaces == id_), None)
+
     def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
         """Return the indexes on an object."""
         return tuple(self._indexes.get(id_, ()))
@@ -177,7 +251,8 @@ class CatalogSnapshot:
         """Return the schemas of tables, source tables and views by name: the inputs that a view may
         have."""
         kinds = (TABLE, SOURCE_TABLE, VIEW)
-        return {e.name: e.schema for e in self._by_id.values() if e.kind in kinds}
+        found = self._by_id.values()
+        return {e.name: e.schema for e in found if e.kind in kinds and not e.replaces}
 
     def of_kind(self, kind: str) -> tuple[CatalogObject, ...]:
         """Return all objects of a kind, oldest first."""
@@ -219,12 +294,41 @@ class CatalogSnapshot:
         depend on one."""
         gone = {entry.id for entry in entries}
         for entry in entries:
+            coming = self.replacement(entry.id)
+            if coming is not None and coming.id not in gone:
+                raise ObjectInUse(
+                    f"{entry.kind} {entry.name} is being replaced: wait for that, or cancel it"
+                )
             users = [user for user in self.dependents(entry.id) if user.id not in gone]
             if users:
                 names = ", ".join(f"{user.kind} {user.name}" for user in users)
                 raise ObjectInUse(f"{entry.kind} {entry.name} is used by {names}: drop them first")
         kept = tuple(other for other in self.objects if other.id not in gone)
         return CatalogSnapshot(kept, self.next_id)
+
+    def put(self, *entries: CatalogObject, used: int = 0) -> CatalogSnapshot:
+        """Return a catalog in which these entries stand for those of the same ids. `used` further
+        ids count as given out. Raises `ObjectExists`.
+
+        Objects are in an order in which each comes after those that it depends on, which may differ
+        from that of their ids then.
+        """
+        become = {entry.id: entry for entry in entries}
+        for entry in entries:
+            taken = self._by_name.get(_key(entry.kind, entry.name))
+            if taken is not None and taken.id not in become:
+                raise ObjectExists(f"{entry.name!r} is taken by a {taken.kind} ({taken.name})")
+        changed = [become.get(entry.id, entry) for entry in self.objects]
+        return CatalogSnapshot(_in_order(changed), self.next_id + used)
+
+    def inlined(self, sql: str) -> tuple[str, tuple[ObjectId, ...]]:
+        """Return a query with the plain views that it names inlined, and their ids."""
+        views = {fold(each.name): each for each in self.of_kind(PLAIN_VIEW)}
+        if not views:
+            return sql, ()
+        named = dict.fromkeys(map(fold, find_relations(sql)))
+        ids = tuple(views[name].id for name in named if name in views)
+        return inline_views(sql, {name: each.sql for name, each in views.items()}), ids
 
     def encode(self) -> bytes:
         """Return the durable document."""
@@ -249,6 +353,24 @@ class CatalogSnapshot:
         except msgspec.MsgspecError as error:
             raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
         return CatalogSnapshot(document.objects, document.next_id)
+
+
+def _in_order(objects: Sequence[CatalogObject]) -> tuple[CatalogObject, ...]:
+    """Return the objects so that each comes after those that it depends on; otherwise their order
+    stays. The dependencies must have no circle."""
+    by_id = {entry.id: entry for entry in objects}
+    made: dict[ObjectId, CatalogObject] = {}
+    for entry in objects:
+        # A stack and no recursion: a chain of views may be long.
+        stack = [entry]
+        while stack:
+            missing = [by_id[id_] for id_ in stack[-1].depends if id_ not in made]
+            if missing:
+                stack += missing
+            else:
+                last = stack.pop()
+                made.setdefault(last.id, last)
+    return tuple(made.values())
 
 
 def _decoded(data: bytes) -> _Document:

@@ -37,7 +37,7 @@ from actors.controller.holds import RETAIN, sink_holder
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, PenstockError
 from actors.persist import NewShard
 from actors.progress import ObjectId
-from actors.protocol.api import AlterSource, CreateSink, CreateSource, SourceTable
+from actors.protocol.api import AlterSource, CreateSink, CreateSource, DropSource, SourceTable
 from actors.protocol.relations import check_name
 from actors.protocol.storage import ConnectorConfiguration
 
@@ -189,11 +189,13 @@ class StorageStore:
         return await self._store.store(catalog, seqno, shards, created=first, also=tuple(also))
 
     async def drop_source(
-        self, catalog: CatalogSnapshot, seqno: int | None, name: str
+        self, catalog: CatalogSnapshot, seqno: int | None, request: DropSource
     ) -> CatalogChanged:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
-        entry = catalog.find_apart(SOURCE, name)
+        entry = catalog.find_apart(SOURCE, request.name)
         tables = catalog.dependents(entry.id)
+        if request.cascade:
+            tables = catalog.dependents_below(entry.id)
         smaller = catalog.remove(entry, *tables)
         assert entry.configuration is not None, entry.name
         kept = self._makers.kept(entry.configuration, entry.id)
@@ -210,7 +212,7 @@ class StorageStore:
         `StorageError`."""
         name = check_name("sink", request.name)
         catalog.check_free(name, SINK)
-        on = catalog.find(request.on)
+        on = catalog.find_stored(request.on, f"sink {name}")
         if on.kind == INDEX:
             raise InvalidUsage(f"{on.name} is an index: name a table or a view")
         configuration = self._makers.new_sink(request.kind, request.configuration)

@@ -98,6 +98,10 @@ class CatalogChanged(msgspec.Struct, frozen=True):
     """Tables of a source that were created or dropped with it."""
     notices: tuple[str, ...] = ()
     """Notices for the client: tables that were left out."""
+    altered: tuple[CatalogObject, ...] = ()
+    """Objects with another definition than before, of the same ids."""
+    refusal: PenstockError | None = None
+    """Why the statement failed nevertheless: what it had made before was dropped."""
 
 
 class CatalogStore:
@@ -130,6 +134,8 @@ class CatalogStore:
             schema=schema,
             shard=id_,
             retain_history_ms=retain(request.retain_history_ms),
+            comment=request.comment,
+            column_comments=request.column_comments,
         )
         shard = NewShard(id=id_, schema=schema, holds={RETAIN: 0}, tables=True)
         return await self.store(catalog.add(entry), seqno, [shard], created=entry)
@@ -141,9 +147,24 @@ class CatalogStore:
         errors."""
         name = check_name("view", request.name)
         catalog.check_free(name)
+        return await self.add_view(catalog, seqno, name, request)
+
+    async def add_view(
+        self,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        name: str,
+        request: CreateView,
+        plan: DeltaPlan | None = None,
+        replaces: ObjectId = "",
+    ) -> CatalogChanged:
+        """Add a view under this name; `plan` is its plan if it was compiled already, `replaces` the
+        view in whose place it comes later. Raises as `create_view`."""
         # Checked before anything is held: a refused view leaves nothing behind.
         retained, lag_ms = retain(request.retain_history_ms), target_lag(request.target_lag_ms)
-        plan = await self.compile(catalog, request.sql, request.conf, request.refresh_policy)
+        if plan is None:
+            plan = await self.compile(catalog, request.sql, request.conf, request.refresh_policy)
+        sql, plain = catalog.inlined(request.sql)
         inputs = [catalog.find(name) for name in plan.inputs]
         id_ = catalog.new_id
         # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
@@ -166,8 +187,9 @@ class CatalogStore:
             schema=plan.output,
             shard=id_,
             hidden_shards=tuple(shard.id for shard in hidden),
-            depends=tuple(dict.fromkeys(each.id for each in inputs)),
-            sql=request.sql,
+            depends=tuple(dict.fromkeys((*(each.id for each in inputs), *plain))),
+            sql=sql,
+            text="" if sql == request.sql else request.sql,
             plan=plan,
             fingerprint=plan.fingerprint,
             compiled_by=rules_digest(),
@@ -176,6 +198,8 @@ class CatalogStore:
             retain_history_ms=retained,
             target_lag_ms=lag_ms,
             as_of=as_of,
+            comment=request.comment,
+            replaces=replaces,
         )
         return await self._create_on(catalog, seqno, entry, shards)
 
@@ -184,6 +208,7 @@ class CatalogStore:
     ) -> DeltaPlan:
         """Return the plan of a view of this query; nothing is changed. Raises `QueryRejected`,
         `UnknownObject`, `InvalidUsage` and engine errors."""
+        sql, _ = catalog.inlined(sql)
         limits = PlanLimits(
             self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
         )
@@ -205,7 +230,7 @@ class CatalogStore:
         """Create an index. Raises `InvalidUsage` and its children, and `StorageError`."""
         name = check_name("index", request.name)
         catalog.check_free(name)
-        target = catalog.find(request.on)
+        target = catalog.find_stored(request.on, f"index {name}")
         if target.kind == INDEX:
             raise InvalidUsage(f"{target.name} is an index: make the index on a table or a view")
         key = columns_named(target, request.key)
@@ -268,11 +293,37 @@ class CatalogStore:
     # -- drop ----------------------------------------------------------------------------------
 
     async def drop(
-        self, catalog: CatalogSnapshot, seqno: int | None, entry: CatalogObject
+        self,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        entry: CatalogObject,
+        also: tuple[CatalogObject, ...] = (),
     ) -> CatalogChanged:
-        """Drop an object. Raises `ObjectInUse`, `StorageError`. The holds stay: see
-        `drop_holds`."""
-        return await self.drop_all(catalog.remove(entry), seqno, entry, ())
+        """Drop an object, and `also` others that depend on it. Raises `ObjectInUse`,
+        `StorageError`. The holds stay: see `drop_holds`."""
+        return await self.drop_all(catalog.remove(entry, *also), seqno, entry, also)
+
+    async def replace_entries(
+        self, catalog: CatalogSnapshot, seqno: int | None, entries: Sequence[CatalogObject]
+    ) -> CatalogChanged:
+        """Store other definitions of objects, whose shards and dataflows stay as they are. Raises
+        `ObjectExists`, `WriterFenced`, `StorageError`."""
+        made = catalog.put(*entries)
+        if not await self._persist.compare_and_set(
+            [CompareAndSet(CATALOG_KEY, seqno, made.encode())]
+        ):
+            raise fenced(seqno)
+        return CatalogChanged(made, seqno_after(seqno), altered=tuple(entries))
+
+    @property
+    def persist(self) -> PersistClient:
+        """Return the store of shards and of the catalog."""
+        return self._persist
+
+    @property
+    def analyze(self) -> AnalyzeQuery:
+        """Return the analysis of queries by the engine."""
+        return self._analyze
 
     async def drop_all(
         self,
@@ -291,11 +342,11 @@ class CatalogStore:
         else:
             done = await self._persist.compare_and_set(cas)
         if not done:
-            raise _fenced(seqno)
+            raise fenced(seqno)
         # Sources and sinks have no hydration notes, and their tasks should hear of the drop soon.
         if entry.kind not in CONNECTOR_KINDS:
             await self._forget_hydrations(shards)
-        return CatalogChanged(smaller, _after(seqno), dropped=entry, also=also)
+        return CatalogChanged(smaller, seqno_after(seqno), dropped=entry, also=also)
 
     async def _forget_hydrations(self, shards: Sequence[ShardId]) -> None:
         """Delete the notes of a view that was dropped while it hydrated; after a failure they stay
@@ -313,7 +364,7 @@ class CatalogStore:
         for id_ in entry.depends:
             below = catalog.get(id_)
             if below is not None and below.shard is not None:
-                await self.drop_hold(below.shard, dataflow_holder(entry.id))
+                await self.drop_hold(below.shard, dataflow_holder(entry.dataflow_id))
 
     async def drop_hold(self, shard: ShardId, holder: str) -> None:
         """Drop one hold; a failure is only logged: the next start drops it."""
@@ -341,8 +392,8 @@ class CatalogStore:
         else:
             done = await self._persist.compare_and_set([cas])
         if not done:
-            raise _fenced(seqno)
-        return CatalogChanged(catalog, _after(seqno), created=created, also=also)
+            raise fenced(seqno)
+        return CatalogChanged(catalog, seqno_after(seqno), created=created, also=also)
 
     async def read_back(self) -> tuple[CatalogSnapshot, int | None]:
         """Return the durable catalog, after a change whose outcome is open."""
@@ -354,7 +405,7 @@ class CatalogStore:
         )
 
 
-def _after(seqno: int | None) -> int:
+def seqno_after(seqno: int | None) -> int:
     """Return the catalog's seqno after a set."""
     # Computed and not read: a failed read would report a durable change as a failure.
     return 0 if seqno is None else seqno + 1
@@ -423,7 +474,8 @@ def retain(retain_history_ms: int | None) -> int | None:
     return retain_history_ms
 
 
-def _fenced(seqno: int | None) -> WriterFenced:
+def fenced(seqno: int | None) -> WriterFenced:
+    """Return the error of a catalog that another service has changed."""
     return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,

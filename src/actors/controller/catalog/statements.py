@@ -13,23 +13,51 @@ from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
-from actors.controller.catalog.boot import describe_dataflow
+from actors.controller.catalog.alterations import (
+    alter_object,
+    check_circle,
+    check_dependents,
+    create_plain_view,
+    find_replaced,
+)
+from actors.controller.catalog.boot import describe_dataflow, last_sealed_time
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
+    PLAIN_VIEW,
     TABLE,
+    VIEW,
     CatalogObject,
     CatalogSnapshot,
 )
 from actors.controller.catalog.ddl import CatalogChanged
+from actors.controller.catalog.replacements import (
+    check_computed,
+    coming_name,
+    forget_taken,
+    is_extension,
+    rename_view,
+    restart_view,
+    swap_view,
+)
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
-from actors.errors import PenstockError, StorageError
+from actors.errors import (
+    DeadlineExceeded,
+    ObjectInUse,
+    OperationCanceled,
+    PenstockError,
+    StorageError,
+    UnknownObject,
+    WriterFenced,
+)
 from actors.kernel import ActorAddress, RetryLoop
-from actors.progress import EMPTY, ObjectId, ShardId, Time
+from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
 from actors.protocol.api import (
+    AlterObject,
     AlterSource,
     CreateIndex,
     CreateSink,
@@ -43,6 +71,7 @@ from actors.protocol.api import (
     RequestDone,
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
+from actors.protocol.relations import check_name
 from actors.spans import forget_measures, span_below
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
 from actors.views.explain import explain
@@ -54,6 +83,7 @@ Statement = (
     | CreateView
     | CreateIndex
     | DropObject
+    | AlterObject
     | CreateSource
     | AlterSource
     | DropSource
@@ -64,6 +94,35 @@ Statement = (
 DROP_HOLD_ROUNDS: Final = 5
 """Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
 them."""
+
+
+class SwapView(msgspec.Struct, frozen=True, gc=False):
+    """Puts the view `id`, which is computed, in the place of the one that it replaces; or ends that
+    with an error. The service's own statement: it answers the one that began the replacement."""
+
+    id: ObjectId
+    name: str
+    request: int
+    error: PenstockError | None = None
+
+
+class ForgetTaken(msgspec.Struct, frozen=True, gc=False):
+    """Drops the shard whose contents the view `id` has taken, and answers as `SwapView`."""
+
+    id: ObjectId
+    name: str
+    request: int
+
+
+class RestartView(msgspec.Struct, frozen=True, gc=False):
+    """Lets the view `id` go on whose dataflow was ended for a replacement that failed."""
+
+    id: ObjectId
+    name: str
+    request: int
+
+
+OwnStatement = SwapView | ForgetTaken | RestartView
 
 
 class StatementDone(msgspec.Struct, frozen=True, gc=False):
@@ -77,8 +136,18 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
     """A statement, its session, and its trace context."""
 
     session: ActorAddress[Any]
-    statement: Statement
+    statement: Statement | OwnStatement
     traceparent: str | None = None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """Return the session and the request."""
+        return self.session.path, self.statement.request
+
+    @property
+    def replaces(self) -> bool:
+        """Return whether the statement replaces a view, which may take long."""
+        return isinstance(self.statement, CreateView) and self.statement.replace
 
 
 class StatementQueue:
@@ -91,6 +160,14 @@ class StatementQueue:
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
         self._opening = False
+        self._replacing: dict[ObjectId, _Queued] = {}
+        """Statements that are answered when their view is in its place: by the id of the view that
+        is computed, then by that of the one whose contents it became."""
+        self._given_up: set[tuple[str, int]] = set()
+        """The session and the request of the running statement, if it was canceled."""
+        self._ended: dict[ObjectId, ObjectId] = {}
+        """Views whose dataflow was ended, so that the one that comes in their place gets ahead; and
+        those dataflows."""
 
     def is_closing(self, id_: ObjectId) -> bool:
         """Return whether a table is being dropped: writes are refused."""
@@ -159,14 +236,26 @@ class StatementQueue:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
             await retry.pause()
 
-    def _change(self, statement: Statement) -> Coroutine[Any, Any, CatalogChanged]:
+    def _change(self, statement: Statement | OwnStatement) -> Coroutine[Any, Any, CatalogChanged]:
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
         match statement:
             case CreateTable():
                 return self._create_table(statement)
+            case CreateView(plain=True):
+                return create_plain_view(store, catalog, seqno, statement)
+            case CreateView(replace=True):
+                return self._replace_view(statement)
             case CreateView():
                 return store.create_view(catalog, seqno, statement)
+            case AlterObject():
+                return alter_object(store, catalog, seqno, statement)
+            case SwapView():
+                return self._swap(statement)
+            case ForgetTaken(id=id_):
+                return forget_taken(store, catalog, seqno, self._there(id_))
+            case RestartView(id=id_):
+                return self._restart(self._there(id_))
             case CreateIndex():
                 return store.create_index(catalog, seqno, statement)
             case DropObject():
@@ -178,7 +267,7 @@ class StatementQueue:
             case AlterSource():
                 return connectors.alter_source(catalog, seqno, statement)
             case DropSource():
-                return connectors.drop_source(catalog, seqno, statement.name)
+                return connectors.drop_source(catalog, seqno, statement)
             case CreateSink():
                 return connectors.create_sink(catalog, seqno, statement)
             case DropSink():
@@ -219,17 +308,166 @@ class StatementQueue:
     async def _drop(self, statement: DropObject) -> CatalogChanged:
         state = self._state
         entry = state.catalog.find(statement.name)
+        also = state.catalog.dropped_with(entry) if statement.cascade else ()
         # Only for its check: an object in use is refused before its writes are.
-        state.catalog.remove(entry)
+        state.catalog.remove(entry, *also)
         if entry.kind != TABLE or state.writer is None:
-            return await state.store.drop(state.catalog, state.seqno, entry)
+            return await state.store.drop(state.catalog, state.seqno, entry, also)
         self._closing.add(entry.id)
         try:
             # Writes that were accepted earlier must find the shard.
             await state.writer.ask(lambda reply: CloseTable(entry.id, reply))
-            return await state.store.drop(state.catalog, state.seqno, entry)
+            return await state.store.drop(state.catalog, state.seqno, entry, also)
         finally:
             self._closing.discard(entry.id)
+
+    # -- replacing a view ----------------------------------------------------------------------
+
+    async def _replace_view(self, statement: CreateView) -> CatalogChanged:
+        """Create the view that comes in another one's place; or the view, if there is none."""
+        state = self._state
+        store, catalog, seqno = state.store, state.catalog, state.seqno
+        entry = find_replaced(catalog, check_name("view", statement.name), VIEW)
+        if entry is None:
+            return await store.create_view(catalog, seqno, statement)
+        if catalog.replacement(entry.id) is not None:
+            raise ObjectInUse(f"view {entry.name} is being replaced already: wait for that")
+        if (entry.written, entry.conf) == (statement.sql, statement.conf):
+            return await alter_object(store, catalog, seqno, _as_alteration(entry, statement))
+        sql, conf, policy = statement.sql, statement.conf, statement.refresh_policy
+        plan = await store.compile(catalog, sql, conf, policy)
+        inputs = [catalog.find(name).id for name in plan.inputs]
+        check_circle(catalog, entry, [*inputs, *catalog.inlined(sql)[1]])
+        if not is_extension(entry.schema, plan.output):
+            # Only for its check: with other columns nothing may depend on it.
+            catalog.remove(entry)
+        elif plan.output != entry.schema:
+            await check_dependents(store, catalog, entry, plan.output)
+        name = coming_name(entry.name)
+        return await store.add_view(catalog, seqno, name, statement, plan, entry.id)
+
+    def advanced(self, entry: CatalogObject) -> None:
+        """Go on with a replacement, now that the upper of a view has moved."""
+        upper = self._state.frontiers.upper(entry)
+        if entry.replaces and upper > entry.as_of:
+            self._go_on(entry, SwapView)
+        elif entry.taken_shard is not None and upper > entry.rebuilt_at:
+            self._go_on(entry, ForgetTaken)
+
+    def _go_on(self, entry: CatalogObject, step: type[SwapView | ForgetTaken]) -> None:
+        if any(
+            isinstance(each.statement, step) and each.statement.id == entry.id
+            for each in (*self._queue, *([self._current] if self._current else ()))
+        ):
+            return
+        waiting = self._replacing.get(entry.id)
+        # After a restart nobody waits for it.
+        session, request = self._state.ctx.self, 0
+        if waiting is not None:
+            session, request = waiting.session, waiting.statement.request
+        statement = step(entry.id, entry.name, request)
+        self._queue.append(_Queued(session, statement))
+        self._next()
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Give up the replacement that a request began, if its view is still being computed.
+        Return False if there is none. Other statements are short, and are not canceled."""
+        wanted = session, request
+        for id_, queued in self._replacing.items():
+            if queued.key == wanted:
+                entry = self._state.catalog.get(id_)
+                if entry is not None and entry.replaces:
+                    error = OperationCanceled("canceled on request")
+                    statement = SwapView(id_, entry.name, request, error)
+                    self._queue.append(_Queued(queued.session, statement, queued.traceparent))
+                    self._next()
+                return True
+        current = self._current
+        if current is not None and current.key == wanted and current.replaces:
+            # Its view may be in the catalog already: it is given up when that is known.
+            self._given_up.add(wanted)
+            return True
+        for queued in self._queue:
+            if queued.key == wanted and queued.replaces:
+                self._queue.remove(queued)
+                error = OperationCanceled("canceled on request")
+                reply_error(queued.session, request, error)
+                return True
+        return False
+
+    def session_closed(self, session: str) -> None:
+        """Give up the replacements that a closed session began."""
+        current = () if self._current is None else (self._current,)
+        for queued in (*self._replacing.values(), *current, *self._queue):
+            if queued.session.path == session:
+                self.cancel(session, queued.statement.request)
+
+    async def _swap(self, statement: SwapView) -> CatalogChanged:
+        """Put a view in the place of the one that it replaces. If that fails, the old one stays."""
+        state = self._state
+        store, catalog, seqno = state.store, state.catalog, state.seqno
+        coming = self._there(statement.id)
+        entry = self._there(coming.replaces)
+        try:
+            if statement.error is not None:
+                raise statement.error
+            await check_computed(state.persist, entry.name, coming)
+            ended = is_empty(state.frontiers.upper(entry)) or is_empty(
+                state.frontiers.upper(coming)
+            )
+            if ended or not is_extension(entry.schema, coming.schema):
+                return await rename_view(store, catalog, seqno, entry, coming)
+            return await self._swap_shard(entry, coming)
+        except PenstockError as error:
+            if not error.determinate or isinstance(error, WriterFenced):
+                raise
+            # Those that were taken for the dataflow that was to go on.
+            await store.drop_holds(catalog, replace(coming, dataflow=catalog.new_id))
+            changed = await store.drop(catalog, seqno, coming)
+            return replace(changed, refusal=error)
+
+    def _there(self, id_: ObjectId) -> CatalogObject:
+        """Return the object of a statement of the service's own. Raises `UnknownObject`."""
+        entry = self._state.catalog.get(id_)
+        if entry is None:
+            raise UnknownObject(f"object {id_} was dropped meanwhile")
+        return entry
+
+    async def _swap_shard(self, entry: CatalogObject, coming: CatalogObject) -> CatalogChanged:
+        """Swap a view that keeps its shard, as soon as the new one is further than the old one."""
+        state = self._state
+        limit_ms = state.settings.replace_deadline_ms
+        begun = state.ctx.monotonic_ms()
+        retry = RetryLoop(state.settings)
+        while state.ctx.monotonic_ms() < begun + limit_ms:
+            changed = await swap_view(state.store, state.catalog, state.seqno, entry, coming)
+            if changed is not None:
+                return changed
+            if entry.id not in self._ended:
+                # From here on the old one stands still, so that the new one passes it.
+                self._ended[entry.id] = entry.dataflow_id
+                state.command(AllowCompaction(entry.dataflow_id, EMPTY))
+            if state.writer is not None:
+                # Without writes no upper would move, and both would stand at the same.
+                await state.writer.ask(TickTables)
+            await retry.pause()
+        raise DeadlineExceeded(
+            f"the new view {entry.name} was not further than the old one at any time within "
+            f"{limit_ms} ms (replace_deadline_ms): the old one stays"
+        )
+
+    async def _restart(self, entry: CatalogObject) -> CatalogChanged:
+        """Let a view go on by another dataflow, however long the store takes."""
+        state = self._state
+        retry = RetryLoop(state.settings)
+        while True:
+            try:
+                return await restart_view(state.store, state.catalog, state.seqno, entry, entry)
+            except StorageError as error:
+                if not error.determinate:
+                    raise
+                log.warning("view %s does not go on yet, trying again: %s", entry.name, error)
+            await retry.pause()
 
     # -- after a statement ---------------------------------------------------------------------
 
@@ -237,32 +475,86 @@ class StatementQueue:
         """Take the end of a statement. Return the objects that it dropped."""
         assert self._current is not None
         queued, self._current = self._current, None
+        self._given_up &= {queued.key}
         session, statement = queued.session, queued.statement
         result = message.result
         if message.read_back is not None and isinstance(result, PenstockError):
             result = self._settled(statement, message.read_back, result)
         dropped: tuple[CatalogObject, ...] = ()
         if isinstance(result, CatalogChanged):
-            self._state.catalog, self._state.seqno = result.catalog, result.seqno
-            if result.created is not None:
-                self._created(result.created, queued.traceparent)
-                for entry in result.also:
-                    self._track(entry)
-            if result.dropped is not None:
-                dropped = (result.dropped, *result.also)
-                for entry in dropped:
-                    self._dropped(entry)
+            dropped = self._changed(result, queued)
             for notice in result.notices:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
-            session.reply(RequestDone(statement.request, "\n".join(result.notices)))
-        else:
+            self._answer(queued, result)
+        elif not isinstance(statement, OwnStatement):
             reply_error(session, statement.request, result)
+        else:
+            # The next report of an upper begins it again (`advanced`).
+            log.warning("%s %s: %s", type(statement).__name__, statement.name, result)
+        self._restart_ended(queued)
         self._next()
         return dropped
 
+    def _changed(self, result: CatalogChanged, queued: _Queued) -> tuple[CatalogObject, ...]:
+        """Take a change of the catalog. Return the objects that it dropped."""
+        before = self._state.catalog
+        self._state.catalog, self._state.seqno = result.catalog, result.seqno
+        if result.created is not None:
+            self._created(result.created, queued.traceparent)
+            for entry in result.also:
+                self._track(entry)
+        dropped: tuple[CatalogObject, ...] = ()
+        if result.dropped is not None:
+            dropped = (result.dropped, *(result.also if result.created is None else ()))
+            for entry in dropped:
+                self._dropped(entry)
+        for entry in result.altered:
+            self._altered(before.by_id(entry.id), entry, queued.traceparent)
+        return dropped
+
+    def _answer(self, queued: _Queued, result: CatalogChanged) -> None:
+        """Answer a statement, or note that it is answered when its view is in its place."""
+        statement = queued.statement
+        asked = queued
+        if isinstance(statement, OwnStatement):
+            waiting = self._replacing.pop(statement.id, None)
+            if waiting is None:
+                return
+            asked = waiting
+        elif result.created is not None and result.created.replaces:
+            self._replacing[result.created.id] = queued
+            if queued.key in self._given_up:
+                self.cancel(*queued.key)
+            return
+        taking = next((each for each in result.altered if each.taken_shard is not None), None)
+        if result.refusal is not None:
+            reply_error(asked.session, asked.statement.request, result.refusal)
+        elif isinstance(statement, SwapView) and taking is not None:
+            self._replacing[taking.id] = asked
+        else:
+            text = "\n".join(result.notices)
+            asked.session.reply(RequestDone(asked.statement.request, text))
+        gone = () if result.dropped is None else (result.dropped, *result.also)
+        for entry in gone:
+            lost = self._replacing.pop(entry.id, None)
+            if lost is not None:
+                error = OperationCanceled(f"{entry.name} was dropped before it was in its place")
+                reply_error(lost.session, lost.statement.request, error)
+
+    def _restart_ended(self, queued: _Queued) -> None:
+        """Queue the restart of views that stand still and that nothing will replace any more."""
+        for id_, dataflow in list(self._ended.items()):
+            entry = self._state.catalog.get(id_)
+            if entry is None or entry.dataflow_id != dataflow:
+                del self._ended[id_]
+            elif self._state.catalog.replacement(id_) is None:
+                statement = RestartView(id_, entry.name, queued.statement.request)
+                # First: it stands still until then.
+                self._queue.appendleft(_Queued(queued.session, statement, queued.traceparent))
+
     def _settled(
         self,
-        statement: Statement,
+        statement: Statement | OwnStatement,
         found: tuple[CatalogSnapshot, int | None],
         error: PenstockError,
     ) -> CatalogChanged | PenstockError:
@@ -274,10 +566,14 @@ class StatementQueue:
             return error
         came = [each for each in catalog.objects if before.get(each.id) is None]
         went = [each for each in before.objects if catalog.get(each.id) is None]
+        altered = tuple(each for each in catalog.objects if before.get(each.id) not in (None, each))
         if came:
             return CatalogChanged(catalog, seqno, created=came[0], also=tuple(came[1:]))
         if went:
-            return CatalogChanged(catalog, seqno, dropped=went[0], also=tuple(went[1:]))
+            also = tuple(went[1:])
+            return CatalogChanged(catalog, seqno, dropped=went[0], also=also, altered=altered)
+        if altered:
+            return CatalogChanged(catalog, seqno, altered=altered)
         return error
 
     def _track(self, entry: CatalogObject) -> None:
@@ -294,7 +590,7 @@ class StatementQueue:
             self.open_times()
         elif entry.kind in CONNECTOR_KINDS:
             self._state.connector_created(entry)
-        else:
+        elif entry.kind != PLAIN_VIEW:
             self.build(entry, entry.as_of, traceparent=traceparent)
 
     def build(
@@ -308,25 +604,58 @@ class StatementQueue:
         state = self._state
         state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
         state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
-        state.command(ScheduleDataflow(entry.id, traceparent))
+        state.command(ScheduleDataflow(entry.dataflow_id, traceparent))
+
+    def _altered(
+        self, before: CatalogObject, entry: CatalogObject, traceparent: str | None
+    ) -> None:
+        """Follow another definition of an object."""
+        state = self._state
+        if entry.name != before.name:
+            forget_measures(before.name, LAG_MS)
+        self._forget_shards(before)
+        if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
+            retain = entry.retain_history_ms or state.settings.retain_history_ms
+            state.retain.track(entry.shard, retain, state.retain.since(entry.shard))
+        if entry.dataflow_id == before.dataflow_id:
+            return
+        self._end_dataflow(before)
+        upper = state.frontiers.upper(before)
+        as_of = max(last_sealed_time(upper), entry.as_of)
+        self.build(entry, as_of, upper, traceparent)
 
     def _dropped(self, entry: CatalogObject) -> None:
         state = self._state
         state.frontiers.forget(entry.id)
         forget_measures(entry.name, LAG_MS)
-        for own in entry.shards:
-            state.retain.forget(own)
-        if entry.shards and state.maintenance is not None:
-            state.maintenance.reply(ShardsDropped(entry.shards))
+        self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             state.connector_dropped(entry)
-        if entry.kind == TABLE or entry.kind in CONNECTOR_KINDS:
+        if entry.kind in (TABLE, PLAIN_VIEW) or entry.kind in CONNECTOR_KINDS:
             return
-        state.command(AllowCompaction(entry.id, EMPTY))
-        for id_ in entry.depends:
-            shard = state.catalog.by_id(id_).shard
-            if shard is not None:
-                self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
+        self._end_dataflow(entry)
+
+    def _forget_shards(self, before: CatalogObject) -> None:
+        """Forget those of an object's shards that no object has any more."""
+        state = self._state
+        named = {shard for entry in state.catalog.objects for shard in entry.shards}
+        gone = tuple(shard for shard in before.shards if shard not in named)
+        for shard in gone:
+            state.retain.forget(shard)
+        if gone and state.maintenance is not None:
+            state.maintenance.reply(ShardsDropped(gone))
+
+    def _end_dataflow(self, entry: CatalogObject) -> None:
+        """Drop an object's dataflow, and its holds for as long as it may still move them."""
+        state, holder = self._state, dataflow_holder(entry.dataflow_id)
+        state.command(AllowCompaction(entry.dataflow_id, EMPTY))
+        below = [state.catalog.get(id_) for id_ in entry.depends]
+        shards = [each.shard for each in below if each is not None and each.shard is not None]
+        # Its own shards are another dataflow's by now, where it was replaced.
+        named = {shard for each in state.catalog.objects for shard in each.shards}
+        shards += [shard for shard in entry.shards if shard in named]
+        for shard in shards:
+            self._zombies.append((shard, holder, DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
         """Drop the holds of dropped dataflows, for one more round."""
@@ -340,3 +669,18 @@ class StatementQueue:
             )
             if rounds > 1:
                 self._zombies.append((shard, holder, rounds - 1))
+
+
+def _as_alteration(entry: CatalogObject, statement: CreateView) -> AlterObject:
+    """Return the change of a view that is replaced by one of the same query."""
+    policy = None if entry.plan is None else entry.plan.policy
+    return AlterObject(
+        statement.request,
+        entry.name,
+        refresh_policy=None if statement.refresh_policy == policy else statement.refresh_policy,
+        target_lag_ms=(
+            None if statement.target_lag_ms == entry.target_lag_ms else statement.target_lag_ms
+        ),
+        retain_history_ms=statement.retain_history_ms or 0,
+        comment=statement.comment,
+    )

@@ -14,7 +14,9 @@ leaves shards of the old plan, which the next start drops.
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,6 +28,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
+from actors.controller.catalog.replacements import end_replacements
 from actors.controller.holds import dataflow_holder
 from actors.errors import InvalidUsage, StateDirectoryError
 from actors.persist import CompareAndSet, NewShard, PersistClient
@@ -40,6 +43,9 @@ from actors.views.query_analysis import AnalyzeQuery
 
 log = logging.getLogger("penstock.controller")
 
+_OF_OBJECT: Final = re.compile(rf"u[0-9]+({HIDDEN_SHARD}.*)?")
+"""Names of the shards that belong to objects."""
+
 
 async def upgrade_views(
     found: BootState, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
@@ -50,6 +56,7 @@ async def upgrade_views(
         StateDirectoryError: A view means something else now; it names the view.
         PenstockError: What the engine and the stores raise.
     """
+    found = await end_replacements(found, persist)
     rules = rules_digest()
     stale = [
         entry
@@ -131,6 +138,8 @@ async def _again(
         hidden_shards=hidden,
         # The output stays: the answer of a text is the same by any plan.
         rebuilt_at=found.states[entry.shard].upper,
+        # Contents that it was to take are of the former plan, and have no state of this one.
+        taken_shard=None,
     )
 
 
@@ -156,7 +165,7 @@ def _refusal(entry: CatalogObject, why: str) -> str:
 def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
     assert entry.plan is not None, entry.name
     since = max(0, min(entry.rebuilt_at, entry.as_of))
-    holds = {dataflow_holder(entry.id): since}
+    holds = {dataflow_holder(entry.dataflow_id): since}
     return [
         NewShard(id=shard, schema=state.schema, since=since, holds=holds)
         for shard, state in zip(entry.hidden_shards, entry.plan.hidden, strict=True)
@@ -164,8 +173,7 @@ def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
 
 
 def _left(catalog: CatalogSnapshot, there: Sequence[ShardId]) -> list[ShardId]:
-    """Return the hidden shards of former plans."""
+    """Return the shards that no object names any more: of former plans, and of views that were
+    replaced."""
     known = {shard for entry in catalog.objects for shard in entry.shards}
-    views = {entry.id for entry in catalog.of_kind(VIEW)}
-    apart = [(shard, *shard.partition(HIDDEN_SHARD)) for shard in there if shard not in known]
-    return [shard for shard, owner, mark, _ in apart if mark and owner in views]
+    return [shard for shard in there if shard not in known and _OF_OBJECT.fullmatch(shard)]

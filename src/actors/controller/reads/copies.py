@@ -104,7 +104,7 @@ class RunningCopies:
     def copy(self, session: ActorAddress[Any], request: CopyTo) -> None:
         """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
-        entry = state.catalog.find(request.name)
+        entry = state.catalog.find_stored(request.name, "copy")
         what = f"copy of {entry.name}"
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])

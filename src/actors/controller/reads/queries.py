@@ -141,7 +141,7 @@ class RunningQueries:
         """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
         `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `ResourceBusy`."""
         state, as_of = self._state, request.as_of
-        sql = query_text(request.sql)
+        sql, _ = state.catalog.inlined(query_text(request.sql))
         if as_of is not None:
             if not 0 <= as_of <= TIME_MAX:
                 raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
@@ -185,7 +185,8 @@ class RunningQueries:
     def describe(self, session: ActorAddress[Any], request: DescribeQuery) -> None:
         """Answer with a query's columns: of a plain read at once, else when Spark has analysed
         it."""
-        state, sql = self._state, query_text(request.sql)
+        state = self._state
+        sql, _ = state.catalog.inlined(query_text(request.sql))
         readable = state.catalog.readable()
         found = simple_read(sql, readable | {n: each.schema for n, each in RELATIONS.items()})
         if found is not None and self._plain:

@@ -189,7 +189,7 @@ class ReadShapeCache:
         named = request.name, request.key_columns
         found = self._shapes.get(named)
         if found is None:
-            entry = catalog.find(request.name)
+            entry = catalog.find_stored(request.name, "read")
             if entry.kind == INDEX:
                 on = catalog.by_id(entry.depends[0])
                 raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
@@ -346,7 +346,7 @@ class PendingReads:
     def wait_for(self, session: ActorAddress[Any], request: WaitFor) -> None:
         """Begin a wait. Raises `InvalidUsage` and its children."""
         state = self._state
-        entry = state.catalog.find(request.name)
+        entry = state.catalog.find_stored(request.name, "wait")
         _check_time(f"wait for {entry.name}", request.time)
         state.check_ahead(f"wait for {entry.name}", request.time)
         number = self._begin(

@@ -22,6 +22,7 @@ from actors.compute.logs import Row, answer
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
+    PLAIN_VIEW,
     TABLE,
     CatalogObject,
 )
@@ -214,7 +215,7 @@ class SystemRelations:
         state = self._state
         for entry in state.catalog.objects:
             status = state.frontiers.status(entry.id)
-            shown = "ready" if entry.kind == TABLE else "starting"
+            shown = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
             if entry.kind in CONNECTOR_KINDS:
                 shown = state.health(entry).status
             held = found.states.get(entry.shard or "")
@@ -235,7 +236,7 @@ class SystemRelations:
                 ", ".join(state.catalog.by_id(id_).name for id_ in entry.depends),
                 ", ".join(entry.key or entry.schema.key),
                 entry.schema.ddl(),
-                entry.sql or None,
+                entry.written or None,
                 entry.retain_history_ms,
                 entry.target_lag_ms or None,
             )

@@ -9,6 +9,7 @@ import msgspec
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
+    PLAIN_VIEW,
     SOURCE_TABLE,
     TABLE,
     CatalogObject,
@@ -87,7 +88,8 @@ def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
     """Return the age of an object's contents while a table that it depends on, of clients or
     sources, is further; else 0."""
     upper = state.frontiers.upper(entry)
-    if is_empty(upper):
+    # A plain view is computed when it is read.
+    if is_empty(upper) or entry.kind == PLAIN_VIEW:
         return 0
     known = max(upper, entry.as_of)
     further = [
@@ -127,18 +129,22 @@ def _status(state: ControllerState, entry: CatalogObject, read: StatusRead) -> O
         lag_ms=lag_ms(state, entry),
         mode="" if entry.plan is None else entry.plan.mode,
         schema=entry.schema,
-        sql=entry.sql,
+        sql=entry.written,
         held_rows=held.rows,
         held_bytes_memory=held.bytes_memory,
         held_bytes_mapped=held.bytes_mapped,
         target_lag_ms=entry.target_lag_ms,
+        comment=entry.comment,
+        column_comments=entry.column_comments,
+        replaces=state.catalog.by_id(entry.replaces).name if entry.replaces else "",
+        id=entry.id,
     )
     if entry.kind in CONNECTOR_KINDS:
         health = state.health(entry)
         text = ": ".join(filter(None, (health.error, health.hint)))
         return msgspec.structs.replace(shown, state=health.status, text=text)
     if status is None:
-        phase = "ready" if entry.kind == TABLE else "starting"
+        phase = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
         return msgspec.structs.replace(shown, state=phase)
     return msgspec.structs.replace(
         shown,

@@ -116,7 +116,7 @@ class RunningSubscribes:
     def subscribe(self, session: ActorAddress[Any], request: SubscribeObject) -> None:
         """Begin a subscribe. Raises `InvalidUsage` and its children."""
         state = self._state
-        entry = state.catalog.find(request.name)
+        entry = state.catalog.find_stored(request.name, "subscribe")
         if entry.kind == INDEX:
             on = state.catalog.by_id(entry.depends[0])
             raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
