@@ -56,6 +56,10 @@ def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
     return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
 
 
+MAY_BE_ZERO: Final = frozenset({"group_commit_ms"})
+"""Settings whose 0 means: not at all."""
+
+
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All options of a service. Sizes in bytes, delays in milliseconds."""
 
@@ -124,8 +128,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A view that is computed must be further than the one that it replaces by then."""
     queries_in_flight_max: int = 4
     """Queries that Spark runs for clients at a time; more are refused with `ResourceBusy`."""
-    group_commit_ms: int = 2
-    """Wait of the first write of a group for others."""
+    group_commit_ms: int = 0
+    """Wait of the first write of a group for others. While a group is committed the next one
+    gathers, so that many writers share a group without any."""
     hold_downgrade_ms: int = 1_000
     clock_tick_ms: int = 1_000
     """Interval at which idle tables are sealed up to now while a view over them follows the
@@ -494,7 +499,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raise `BadSettings` when a limit is out of range or two contradict each other."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if isinstance(value, int) and not isinstance(value, bool) and value <= 0:
+            least = 0 if name in MAY_BE_ZERO else 1
+            if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 raise BadSettings(f"{name} = {value}: must be greater than zero")
         self._check_kernel_limits()
         relations = [

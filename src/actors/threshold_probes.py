@@ -463,6 +463,11 @@ GROUPED_WRITES: Final = KernelLimit(
     "all writes that wait are one group",
     "some wait for the next",
 )  # fmt: skip
+GROUP_ON_LOOP: Final = KernelLimit(
+    "group_loop_bytes", 16 * 1024,
+    "a group of writes is worked on the event loop",
+    "it is in a thread",
+)  # fmt: skip
 
 # -- the engine ------------------------------------------------------------------------------------
 

@@ -43,6 +43,7 @@ from actors.pg_server.statements import (
 )
 from actors.pg_server.wire import SEND_BYTES, PgWire
 from actors.pgwire import messages as pg
+from actors.pgwire.few_rows import encode_few
 from actors.pgwire.parameters import parse_parameters, spark_literal
 from actors.pgwire.row_encoding import RowEncoder, cut_batches
 from actors.pgwire.sqlstate import error_report
@@ -82,6 +83,12 @@ _WRITES: Final = (
     sql.CopyStatement,
 )
 _TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
+_POINT_MESSAGES: Final[list[pg.FrontendMessage]] = [
+    pg.DescribePortal(""),
+    pg.ExecutePortal("", 0),
+    pg.SyncPipeline(),
+]
+"""What drivers send behind the Bind of a query."""
 OpenSession = Callable[[str], Awaitable[SqlSession]]
 """Opens a session for a user."""
 
@@ -261,6 +268,8 @@ class PgConnection:
                 await self._guarded(message.text, lambda m=message: self._simple(m.text))  # type: ignore[misc]
                 await self._end_implicit()
                 await self._ready()
+            elif isinstance(message, pg.BindPortal) and await self._answer_point(message):
+                pass
             elif not self._skipping:
                 failed = await self._guarded(
                     self._text_of(message),
@@ -566,8 +575,7 @@ class PgConnection:
         portal.begun = True
         kept = portal.kept
         values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
-        # A transaction reads at its own time, and a setting may name another one.
-        if kept.point is not None and not self.session.in_transaction and self._reads_latest():
+        if kept.point is not None and self._reads_latest():
             rows = self._points.find(kept.point.selection, kept.point.key(values))
             if rows is not None:
                 portal.tag, portal.found = "SELECT", rows.rename_columns(list(kept.point.names))
@@ -585,7 +593,56 @@ class PgConnection:
         portal.oids = result.oids
 
     def _reads_latest(self) -> bool:
-        return not self.session.variables.get("penstock.as_of")
+        # A transaction reads at its own time, and a setting may name another one.
+        session = self.session
+        return not (session.in_transaction or session.variables.get("penstock.as_of"))
+
+    async def _answer_point(self, bound: pg.BindPortal) -> bool:
+        """Answer a query of one key together with the messages behind it, which are there already.
+        Return False, having done nothing, where the usual way must be gone."""
+        kept = self._kept.get(bound.statement)
+        if kept is None or kept.point is None or bound.portal or self._skipping:
+            return False
+        behind = self.wire.ahead(len(_POINT_MESSAGES))
+        described = behind == _POINT_MESSAGES
+        if not described and behind[:2] != _POINT_MESSAGES[1:]:
+            return False
+        if not self._reads_latest() or len(bound.parameters) != len(kept.parameter_oids):
+            return False
+        point = kept.point
+        try:
+            values = parse_parameters(bound, kept.parameter_oids, self._time_zone())
+            found = self._points.find(point.selection, point.key(values))
+            if found is None:
+                return False
+            codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")
+        except PenstockError:
+            return False  # the usual way tells of it
+        rows = encode_few(found, codes)
+        if rows is None:
+            encoded = RowEncoder(codes, self._time_zone()).encode(found)
+            rows = bytes(encoded.rows(0, len(encoded)))
+        await self._close_portal("")
+        answer = [pg.BIND_COMPLETE]
+        if described:
+            answer.append(self._point_header(kept, found, codes))
+        tag = pg.encode_command_complete(f"SELECT {found.num_rows}")
+        self.wire.skip(3 if described else 2)
+        await self.wire.send(b"".join([*answer, rows, tag, pg.encode_ready(b"I")]))
+        await self.wire.flush()
+        return True
+
+    def _point_header(
+        self, kept: KeptStatement, found: pa.RecordBatch, codes: tuple[int, ...]
+    ) -> bytes:
+        """Return the description of a point's columns."""
+        header = kept.headers.get(codes)
+        if header is None:
+            assert kept.point is not None
+            shape = found.rename_columns(list(kept.point.names)).schema
+            header = pg.encode_row_description(describe_fields(shape, codes))
+            kept.headers[codes] = header
+        return header
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
         statement = portal.kept.statement

@@ -41,6 +41,8 @@ class KeptStatement(msgspec.Struct):
     """Columns of the result, in text, once `described`; None: it has no rows."""
     point: PointStatement | None = None
     """The statement as a query of one key, if it is one."""
+    headers: dict[tuple[int, ...], bytes] = msgspec.field(default_factory=dict)
+    """Descriptions of a point's columns, by the formats that were asked for."""
 
 
 class OpenPortal(msgspec.Struct):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from itertools import islice
 from typing import Final
 
 from actors.errors import ConnectionBroken
@@ -67,6 +68,17 @@ class PgWire:
                 return None
             self._messages.extend(self.decoder.feed(data))
         return self._messages[0]
+
+    def ahead(self, count: int) -> list[FrontendMessage]:
+        """Return up to so many of the messages that have come already, without taking them."""
+        # The decoder keeps what it was not asked for, so it is asked for all that it has.
+        self._messages.extend(self.decoder.feed(b""))
+        return list(islice(self._messages, count))
+
+    def skip(self, count: int) -> None:
+        """Drop so many messages that `ahead` has shown."""
+        for _ in range(count):
+            self._messages.popleft()
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes to what is sent. Waits while the client is slow. Raises `ConnectionBroken`."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import anyio
 import msgspec
@@ -56,6 +56,7 @@ from actors.plan.updates import between, concat, empty_updates
 from actors.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.settings import Settings
+from actors.threshold_probes import GROUP_ON_LOOP
 
 # -- Arrangements of tables' contents by key, for the table writer's lookups -----------------------
 # One arrangement a table, built from a snapshot when a write first needs a lookup, and fed with
@@ -63,6 +64,8 @@ from actors.settings import Settings
 # again from the shard. Lookups read at the arrangement's upper: all that is durable and was fed.
 # Owned by one actor; blocking work runs in the clock's threads.
 
+
+T = TypeVar("T")
 
 MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
@@ -78,6 +81,7 @@ class TableArrangements:
         self._made = 0
         self._held: dict[ObjectId, Arrangement] = {}
         self._inserts: dict[ObjectId, int] = {}
+        self._due: set[ObjectId] = set()
         persist.ledger.add(self.memory)
 
     def memory(self) -> Iterator[MemoryUse]:
@@ -133,10 +137,21 @@ class TableArrangements:
             return
         held.insert(updates.select([*target.schema.names, TIME, DIFF]), upper)
         held.allow_compaction(max(0, upper - 1))
-        # Many small writes would leave many runs: merge them now and then.
         self._inserts[target.id] = self._inserts.get(target.id, 0) + 1
         if self._inserts[target.id] % MAINTAIN_EVERY == 0:
-            held.maintain()
+            self._due.add(target.id)
+
+    @property
+    def maintenance_due(self) -> bool:
+        """Return whether an arrangement has had many inserts since its runs were merged."""
+        return bool(self._due)
+
+    def maintain(self) -> None:
+        """Merge the runs that many small writes have left. Blocking, and may be long."""
+        while self._due:
+            held = self._held.get(self._due.pop())
+            if held is not None:
+                held.maintain()
 
     def forget(self, id_: ObjectId) -> None:
         """Drop one table's arrangement. Blocking."""
@@ -311,18 +326,23 @@ class WriteGroupCommit:
         self._settings = settings
         self._oracle = DurableOracle(persist, clock, settings)
         self._upper: Frontier | None = None
+        self._written: tuple[list[tuple[TableTarget, pa.Table]], Frontier] = ([], 0)
+        """Updates that are durable and that the arrangements lack, and the upper after them."""
 
     async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
         """Commit a group. Each write's own error is in the outcome; an error that fails the whole
         group (a store, a fence) is raised, and then no write of it was done unless the error is
         indeterminate."""
         upper = await self._known_upper()
-        fitted = await self._clock.run_blocking(lambda: [_fit(write) for write in writes])
+        small = not GROUP_ON_LOOP.exceeded_by(_bytes_of(writes))
+        fitted = await self._worked(small, lambda: self._fitted(writes))
+        if self._contents.maintenance_due:
+            await self._clock.run_blocking(self._contents.maintain)
         targets = _targets(fitted)
         for changes in targets.values():
             if keys_wanted(changes) is not None:
                 await self._contents.ensure(changes[0].target, upper)
-        group, outcomes = await self._clock.run_blocking(lambda: self._apply(fitted, targets))
+        group, outcomes = await self._worked(small, lambda: self._apply(fitted, targets))
         # Every write was refused: no time is spent on the group.
         if writes and all(isinstance(outcome, PenstockError) for outcome in outcomes):
             return CommitOutcome(tuple(outcomes), max(0, upper - 1), upper)
@@ -330,9 +350,25 @@ class WriteGroupCommit:
         # Known again only when the append has succeeded: after a failure the next group reads the
         # upper from the store and rebuilds the arrangements (`_known_upper`).
         self._upper = None
-        shards = await self._append(group, targets, time, upper)
+        shards = await self._append(group, targets, time, upper, small=small)
         self._upper = time + 1
         return CommitOutcome(tuple(outcomes), time, time + 1, shards)
+
+    async def _worked(self, small: bool, work: Callable[[], T]) -> T:
+        """Do a step of a group: a small one here, since a thread costs more than its few rows."""
+        return work() if small else await self._clock.run_blocking(work)
+
+    def _fitted(
+        self, writes: Sequence[PlannedWrite]
+    ) -> list[tuple[FittedChange, ...] | PenstockError]:
+        """Feed the arrangements what the last group wrote, and fit the rows of this one."""
+        self._feed_written()
+        return [_fit(write) for write in writes]
+
+    def _feed_written(self) -> None:
+        (written, upper), self._written = self._written, ([], 0)
+        if written:
+            self._feed(written, upper)
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
@@ -349,6 +385,7 @@ class WriteGroupCommit:
     async def _commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         target = copy.target
         upper = await self._known_upper()
+        await self._clock.run_blocking(self._feed_written)
         state = await self._persist.state(target.shard)
         # Checked again here: an earlier try of this uuid may have been appended since the request
         # came.
@@ -398,6 +435,7 @@ class WriteGroupCommit:
         upper = self._upper
         if upper is None:
             # The arrangements may lack a write whose append was reported as failed.
+            self._written = ([], 0)
             await self._clock.run_blocking(self._contents.clear)
             upper = self._upper = await self._persist.tables_upper()
         return upper
@@ -438,8 +476,10 @@ class WriteGroupCommit:
         targets: dict[ObjectId, list[FittedChange]],
         time: Time,
         upper: Frontier,
+        *,
+        small: bool,
     ) -> tuple[ShardId, ...]:
-        updates = await self._clock.run_blocking(lambda: group.updates(time))
+        updates = await self._worked(small, lambda: group.updates(time))
         written: list[tuple[TableTarget, pa.Table]] = [
             (targets[id_][0].target, table) for id_, table in updates.items() if table.num_rows
         ]
@@ -459,7 +499,9 @@ class WriteGroupCommit:
         if isinstance(result, UpperMismatch):
             await self._discard(appends)
             raise _other_service(result)
-        await self._clock.run_blocking(lambda: self._feed(written, time + 1))
+        # The next group feeds the arrangements, before it looks anything up: these writers need not
+        # wait for that.
+        self._written = (written, time + 1)
         return tuple(target.shard for target, _ in written)
 
     async def _discard(self, appends: Sequence[ShardAppend]) -> None:
@@ -478,6 +520,8 @@ class WriteGroupCommit:
 
     async def forget(self, id_: ObjectId) -> None:
         """Drop a table's arrangement."""
+        written, upper = self._written
+        self._written = ([each for each in written if each[0].id != id_], upper)
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
 
     async def close(self) -> None:
@@ -491,6 +535,13 @@ def _other_service(found: UpperMismatch) -> WriterFenced:
         f"{found.shard}, found {found.current}; nothing was written, try again",
         determinate=True,
     )
+
+
+def _bytes_of(writes: Sequence[PlannedWrite]) -> int:
+    """Return the bytes of all rows of a group."""
+    changes = (change for write in writes for _, change in write.changes)
+    parts = (part for each in changes for part in (each.insert, each.delete, each.update))
+    return sum(len(part) for part in parts if part is not None)
 
 
 def _fit(write: PlannedWrite) -> tuple[FittedChange, ...] | PenstockError:

@@ -1,7 +1,7 @@
 """The table writer: one actor through which every change of every table goes, in groups.
 
-The first write of a group waits `group_commit_ms` for others; while a group is being committed the
-next one gathers. Order is first in, first out; a full queue answers `ResourceBusy`.
+While a group is being committed the next one gathers; the first write of a group waits
+`group_commit_ms` for others. Order is first in, first out; a full queue answers `ResourceBusy`.
 `commit.WriteGroupCommit` commits a group; this actor queues, groups and answers. A copy from files
 waits in the same queue, and is a group of its own.
 """
@@ -215,8 +215,12 @@ class TableWriter(Actor[_Message]):
             self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
             return
         self._queue.append(message)
-        if not self._busy and self._timer is None:
+        if self._busy or self._timer is not None:
+            return
+        if self._settings.group_commit_ms:
             self._timer = self.ctx.after(self._settings.group_commit_ms, _Due())
+        else:
+            self._next()
 
     def _next(self) -> None:
         """Start on the first message of the queue."""
