@@ -33,6 +33,7 @@ HEAVY = (
     "spark/test_prepared.py",
     "docs/test_doc_pages.py",
     "spark/test_standalone.py",
+    "sql_session/test_definitions_on_spark.py",
     "testing_kit/test_check_views.py",
     "spark/test_plain_query.py",
     "testing_kit/test_simulated_seeds.py",

@@ -1,0 +1,125 @@
+"""Plain views, OR REPLACE, ALTER and COMMENT through both doors, on real Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from anyio.from_thread import start_blocking_portal
+from pyspark.errors import PySparkException
+from pyspark.sql.connect.session import SparkSession
+
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+class TwoDoors:
+    """One service, by psycopg and by PySpark."""
+
+    def __init__(self, service: Service) -> None:
+        dsn = f"postgresql://tester@{service.pg_address}/penstock"
+        self.pg = psycopg.connect(dsn, autocommit=True)
+        self.spark: Any = SparkSession(f"sc://{service.connect_address}")
+
+    def rows(self, text: str) -> list[tuple[Any, ...]]:
+        """The rows of a query, which both doors answer alike."""
+        by_pg = sorted(self.pg.execute(text.encode()).fetchall())
+        assert sorted(tuple(row) for row in self.spark.sql(text).collect()) == by_pg
+        return by_pg
+
+    def run(self, text: str) -> None:
+        self.pg.execute(text.encode())
+
+    def refused(self, text: str, *, match: str) -> None:
+        with pytest.raises(psycopg.Error, match=match):
+            self.pg.execute(text.encode())
+
+
+@pytest.fixture(scope="module")
+def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoDoors]:
+    folder: Path = tmp_path_factory.mktemp("definitions")
+    given = {"listen": "127.0.0.1:0", "pg_listen": "127.0.0.1:0", "connect_listen": "127.0.0.1:0"}
+    settings = Settings(state_dir=str(folder / "state"), spark_master="local[2]", **given)
+    with start_blocking_portal("asyncio") as portal:
+        service = Service(for_short_lives(settings))
+        with portal.wrap_async_context_manager(service):
+            made = portal.call(partial(_in_thread, service))
+            yield made
+            made.pg.close()
+            made.spark.stop()
+
+
+async def _in_thread(service: Service) -> TwoDoors:
+    import anyio.to_thread
+
+    return await anyio.to_thread.run_sync(TwoDoors, service)
+
+
+def test_plain_views_are_inlined_where_they_are_named(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE goods (id BIGINT, kind STRING, price INT, PRIMARY KEY (id))")
+    doors.run("INSERT INTO goods VALUES (1, 'a', 5), (2, 'b', 50), (3, 'a', 70), (4, NULL, 90)")
+    doors.run("CREATE VIEW dear AS SELECT * FROM goods WHERE price > 10 -- all that cost")
+    doors.run("CREATE VIEW dear_kinds AS SELECT kind, count(*) AS n FROM dear GROUP BY kind")
+    assert doors.rows("SELECT n FROM dear_kinds d WHERE kind IS NOT NULL ORDER BY kind") == [
+        (1,),
+        (1,),
+    ]
+    both = "WITH w AS (SELECT id FROM dear) SELECT count(*) FROM w JOIN public_goods USING (id)"
+    doors.run("CREATE VIEW public_goods AS SELECT id FROM goods")
+    assert doors.rows(both) == [(3,)]
+    # A name that the query defines itself goes first.
+    assert doors.rows("WITH dear AS (SELECT 7 AS seven) SELECT * FROM dear") == [(7,)]
+    doors.run("CREATE MATERIALIZED VIEW sums AS SELECT kind, sum(price) AS s FROM dear GROUP BY 1")
+    doors.run("INSERT INTO goods VALUES (5, 'b', 30), (6, 'b', 1)")
+    assert doors.rows("SELECT s FROM sums WHERE kind = 'b'") == [(80,)]
+    doors.refused("CREATE OR REPLACE VIEW dear AS SELECT * FROM goods", match="sums")
+    doors.refused("CREATE OR REPLACE VIEW dear AS SELECT id FROM goods", match="dear_kinds")
+    doors.refused("DROP TABLE goods", match="used by")
+    doors.refused("CREATE VIEW loop AS SELECT * FROM loop", match="loop")
+    frame = doors.spark.table("dear_kinds").where("n > 0").count()
+    assert frame == 3
+    assert "dear" in {each.name for each in doors.spark.catalog.listTables()}
+    with doors.pg.transaction():
+        # A view's query sees the transaction's own changes.
+        doors.run("DELETE FROM goods WHERE id = 3")
+        seen = doors.pg.execute("SELECT count(*) FROM dear").fetchone()
+        assert seen == (3,)
+    doors.spark.sql("CREATE OR REPLACE VIEW dear_kinds AS SELECT DISTINCT kind FROM dear").collect()
+    assert doors.rows("SELECT count(*) FROM dear_kinds") == [(2,)]
+    doors.run("DROP TABLE goods CASCADE")
+    doors.refused("SELECT * FROM dear", match="dear")
+
+
+def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE parts (id BIGINT, size INT)")
+    doors.run("INSERT INTO parts VALUES (1, 5), (2, 0), (3, 7)")
+    doors.run("CREATE MATERIALIZED VIEW doubled AS SELECT id, 2 * size AS d FROM parts")
+    assert doors.rows("SELECT sum(d) FROM doubled") == [(24,)]
+    failing = "CREATE OR REPLACE MATERIALIZED VIEW doubled AS SELECT id, CAST({0} AS INT) AS d {1}"
+    doors.refused(failing.format("10 / size", "FROM parts"), match="stays as it is")
+    doors.run("INSERT INTO parts VALUES (4, 1)")
+    assert doors.rows("SELECT sum(d) FROM doubled") == [(26,)]
+    doors.run("DELETE FROM parts WHERE size = 0")
+    doors.run(failing.format("70 / size", "FROM parts"))
+    assert doors.rows("SELECT sum(d) FROM doubled") == [(94,)]
+    doors.run("INSERT INTO parts VALUES (5, 10)")
+    assert doors.rows("SELECT sum(d) FROM doubled") == [(101,)]
+    doors.run("ALTER MATERIALIZED VIEW doubled SET REFRESH POLICY FULL")
+    doors.run("INSERT INTO parts VALUES (6, 70)")
+    assert doors.rows("SELECT sum(d) FROM doubled") == [(102,)]
+    doors.run("ALTER MATERIALIZED VIEW doubled RENAME TO divided")
+    doors.run("COMMENT ON COLUMN divided.d IS 'seventy by size'")
+    described = doors.pg.execute("DESCRIBE divided").fetchall()
+    assert ("d", "int", "seventy by size") in described
+    text = "SELECT col_description('divided'::regclass, 2)"
+    assert doors.pg.execute(text.encode()).fetchone() == ("seventy by size",)
+    with pytest.raises(PySparkException, match="divided"):
+        doors.spark.sql("DROP TABLE parts").collect()
+    doors.spark.sql("DROP TABLE parts CASCADE").collect()
