@@ -463,6 +463,11 @@ GROUPED_WRITES: Final = KernelLimit(
     "all writes that wait are one group",
     "some wait for the next",
 )  # fmt: skip
+BULK_INSERT: Final = KernelLimit(
+    "bulk_insert_rows", 256,
+    "the keys of an insert are compared one by one",
+    "by their hashes",
+)  # fmt: skip
 GROUP_ON_LOOP: Final = KernelLimit(
     "group_loop_bytes", 16 * 1024,
     "a group of writes is worked on the event loop",

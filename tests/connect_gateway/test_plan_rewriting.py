@@ -311,3 +311,12 @@ def test_a_deep_plan_is_walked_without_recursion() -> None:
     below.read.named_table.unparsed_identifier = "o1"
     assert find_names(message, resolve).read == {"o1": 1}
     assert sum(1 for _ in walk_messages(message)) > 6_000
+
+
+def test_a_column_in_an_expression_is_no_table_of_its_name() -> None:
+    plain = relations_pb2.Relation()
+    plain.project.expressions.add().expression_string.expression = "CAST(orders AS int) + 1"
+    assert find_names(plain, lambda parts: "orders" if parts == ("orders",) else None).read == {}
+    inner = relations_pb2.Relation()
+    inner.project.expressions.add().expression_string.expression = "(SELECT max(id) FROM orders)"
+    assert find_names(inner, lambda parts: "orders" if parts == ("orders",) else None).read

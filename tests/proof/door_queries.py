@@ -34,6 +34,7 @@ from typing import Any, Final
 import psycopg
 import pyarrow as pa
 from pyspark.errors import PySparkException
+from pyspark.logger import PySparkLogger
 from pyspark.sql.connect.session import SparkSession
 
 from actors.connect_gateway.sql_names import rename_chains
@@ -274,6 +275,8 @@ def main() -> int:
     given = parser.parse_args()
     os.environ["TZ"] = "UTC"
     time.tzset()
+    # Each query that Spark refuses would be told with all that Java called.
+    PySparkLogger.getLogger("SQLQueryContextLogger").setLevel("CRITICAL")
     with tempfile.TemporaryDirectory(prefix="penstock-doors-") as folder:
         ports = free_port(), free_port()
         with service(Path(folder), *ports):

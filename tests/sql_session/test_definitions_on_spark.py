@@ -45,8 +45,13 @@ class TwoDoors:
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoDoors]:
     folder: Path = tmp_path_factory.mktemp("definitions")
-    given = {"listen": "127.0.0.1:0", "pg_listen": "127.0.0.1:0", "connect_listen": "127.0.0.1:0"}
-    settings = Settings(state_dir=str(folder / "state"), spark_master="local[2]", **given)
+    settings = Settings(
+        state_dir=str(folder / "state"),
+        spark_master="local[2]",
+        listen="127.0.0.1:0",
+        pg_listen="127.0.0.1:0",
+        connect_listen="127.0.0.1:0",
+    )
     with start_blocking_portal("asyncio") as portal:
         service = Service(for_short_lives(settings))
         with portal.wrap_async_context_manager(service):

@@ -13,6 +13,7 @@ needs are returned, to be temporary views of the session while Spark analyses th
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
@@ -42,6 +43,8 @@ TEXT_FIELDS: Final[Mapping[str, str]] = {
     f"{PREFIX}PipelineCommand.DefineSqlGraphElements": "sql_text",
 }
 """Fields that hold SQL, by the message that they are in."""
+EXPRESSION_TEXT: Final = f"{PREFIX}Expression.ExpressionString"
+_NAMES_TABLES: Final = re.compile(r"\b(?:FROM|TABLE|IDENTIFIER|EXECUTE)\b", re.IGNORECASE)
 READ_FIELDS: Final[Mapping[str, str]] = {
     NAMED_TABLE: "unparsed_identifier",
     f"{PREFIX}RelationChanges": "unparsed_identifier",
@@ -150,7 +153,11 @@ def _key_of(message: ProtoMessage, resolve: ResolveName) -> str | None:
 
 def text_reads(message: ProtoMessage, resolve: ResolveName) -> list[TextRead]:
     """Return the tables that the text of a message may read, those in its arguments too."""
-    text = getattr(message, TEXT_FIELDS[message.DESCRIPTOR.full_name])
+    name = message.DESCRIPTOR.full_name
+    text = getattr(message, TEXT_FIELDS[name])
+    # A column may be called like a table; without one of these words no table is named.
+    if name == EXPRESSION_TEXT and _NAMES_TABLES.search(text) is None:
+        return []
     found = dict.fromkeys(find_text_reads(text, resolve)) if text else {}
     # `IDENTIFIER(:name)` takes its name from an argument.
     if "identifier" in text.lower() or "execute" in text.lower():

@@ -14,17 +14,21 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from actors.controller.tables.rows import describe_key, fit, identities
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
+from actors.persist.compaction import row_hashes
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.protocol.relations import fold
+from actors.threshold_probes import BULK_INSERT
 
 
 class TableTarget(msgspec.Struct, frozen=True):
@@ -43,6 +47,28 @@ class FittedChange(msgspec.Struct, frozen=True):
     insert: pa.Table | None = None
     delete: pa.Table | None = None
     update: pa.Table | None = None
+
+
+def check_distinct(target: TableTarget, keys: pa.Table, who: str) -> None:
+    """Raise `DuplicateKey` when two rows have the same key; `who` brings them."""
+    if keys.num_rows < 2:
+        return
+    # Only rows whose hashes occur twice are compared as Python values: many rows have few.
+    hashes = row_hashes(keys)
+    order = np.argsort(hashes, kind="stable")
+    same = hashes[order][1:] == hashes[order][:-1]
+    suspects = np.zeros(len(hashes), np.bool_)
+    suspects[order[1:]] = same
+    suspects[order[:-1]] |= same
+    rows = keys.filter(pa.array(suspects))
+    seen = set()
+    for row, key in enumerate(identities(rows, target.schema.key)):
+        if key in seen:
+            raise DuplicateKey(
+                f"table {target.name}: {who} a PRIMARY KEY twice: "
+                f"{describe_key(target.schema.key, rows, row)}"
+            )
+        seen.add(key)
 
 
 def lookup_key(schema: TableSchema) -> tuple[str, ...]:
@@ -108,8 +134,9 @@ class TableOverlay(ABC):
         self.schema = target.schema
         self._pool: list[pa.Table] = []
         self._pooled = 0
-        self._emitted: list[tuple[int, int]] = []
-        self._staged_emits: list[tuple[int, int]] = []
+        self._emitted: list[tuple[int, int, int]] = []
+        """Numbers of rows, from a first to before a last one, and their weight."""
+        self._staged_emits: list[tuple[int, int, int]] = []
 
     def _add(self, rows: pa.Table) -> int:
         """Number the rows and return the first one's number."""
@@ -121,6 +148,9 @@ class TableOverlay(ABC):
     def _take(self, numbers: Sequence[int]) -> pa.Table:
         pool = pa.concat_tables(self._pool)
         return pool.take(pa.array(numbers, pa.int64()))
+
+    def _emit_each(self, numbers: Sequence[int], diff: int) -> None:
+        self._staged_emits += [(number, number + 1, diff) for number in numbers]
 
     @abstractmethod
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
@@ -146,12 +176,19 @@ class TableOverlay(ABC):
         schema = self.schema.arrow_updates()
         if not self._emitted:
             return schema.empty_table()
-        numbers, diffs = zip(*self._emitted, strict=True)
-        rows = self._take(numbers)
+        pool = pa.concat_tables(self._pool)
+        if len(self._emitted) == 1:
+            ((first, last, diff),) = self._emitted
+            rows, weights = pool.slice(first, last - first), np.full(last - first, diff)
+        else:
+            ranges = [np.arange(first, last) for first, last, _ in self._emitted]
+            rows = pool.take(pa.array(np.concatenate(ranges)))
+            counts = [last - first for first, last, _ in self._emitted]
+            weights = np.repeat([diff for _, _, diff in self._emitted], counts)
         made = rows.append_column(
-            pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), len(numbers))
-        ).append_column(pa.field(DIFF, pa.int64()), pa.array(diffs, pa.int64()))
-        if min(diffs) < 0:
+            pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows)
+        ).append_column(pa.field(DIFF, pa.int64()), pa.array(weights, pa.int64()))
+        if any(diff < 0 for _, _, diff in self._emitted):
             made = consolidate(made)
         return made.cast(schema)
 
@@ -162,14 +199,24 @@ def _contents(found: pa.Table) -> pa.Table:
 
 
 class KeyedOverlay(TableOverlay):
-    """A table with a PRIMARY KEY: the number of each key's row."""
+    """A table with a PRIMARY KEY: the number of each key's row.
+
+    Many rows that are inserted before anything else happened are compared by their hashes, and
+    known one by one only when another change of the group asks for a row.
+    """
 
     def __init__(self, target: TableTarget) -> None:
         super().__init__(target)
         self._current: dict[Hashable, int] = {}
         self._staged: dict[Hashable, int | None] = {}
+        self._bulk: tuple[int, pa.Table] | None = None
+        """Rows that were inserted at once, and the number of the first."""
+        self._bulk_staged = False
 
     def load(self, wanted: pa.Table, found: pa.Table) -> None:
+        # Keys that are all new, as most are that are inserted.
+        if not found.num_rows:
+            return
         asked = set(identities(wanted, self.schema.key))
         rows = _contents(found)
         base = self._add(rows.select(self.schema.names))
@@ -193,7 +240,17 @@ class KeyedOverlay(TableOverlay):
             )
         return number
 
+    def _know_bulk(self) -> None:
+        """Know the rows that were inserted at once by their keys, for the changes that follow."""
+        bulk, self._bulk = self._bulk, None
+        if bulk is not None:
+            base, rows = bulk
+            keys = enumerate(identities(rows, self.schema.key))
+            into: dict[Hashable, Any] = self._staged if self._bulk_staged else self._current
+            into.update({key: base + row for row, key in keys})
+
     def change(self, change: FittedChange) -> int:
+        self._know_bulk()
         count = 0
         # Deletes first, inserts last: a delete and an insert of one key in one change replace its
         # row.
@@ -221,7 +278,7 @@ class KeyedOverlay(TableOverlay):
                         f"table {self.target.name}: delete of a row that is not there: the row "
                         f"with {describe_key(self.schema.key, rows, row)} holds other values"
                     )
-        self._staged_emits += [(number, -1) for number in numbers]
+        self._emit_each(numbers, -1)
         return len(numbers)
 
     def _update(self, rows: pa.Table) -> int:
@@ -245,13 +302,19 @@ class KeyedOverlay(TableOverlay):
         base = self._add(after)
         self._staged.update({key: base + row for row, key in enumerate(keys)})
         # The stored row is retracted, and not one made of the client's values: bit by bit the same.
-        self._staged_emits += [(number, -1) for number in old]
-        self._staged_emits += [(base + row, 1) for row in range(len(keys))]
+        self._emit_each(old, -1)
+        self._staged_emits.append((base, base + len(keys), 1))
         return len(keys)
 
     def _insert(self, rows: pa.Table) -> int:
         base = self._add(rows)
+        count: int = rows.num_rows
         staged, current = self._staged, self._current
+        if BULK_INSERT.exceeded_by(count) and not staged and not current:
+            check_distinct(self.target, rows.select(self.schema.key), "the insert brings")
+            self._bulk, self._bulk_staged = (base, rows), True
+            self._staged_emits.append((base, base + count, 1))
+            return count
         for row, key in enumerate(identities(rows, self.schema.key)):
             held = staged[key] if key in staged else current.get(key)
             if held is not None:
@@ -260,8 +323,7 @@ class KeyedOverlay(TableOverlay):
                     f"{describe_key(self.schema.key, rows, row)}"
                 )
             staged[key] = base + row
-        count: int = rows.num_rows
-        self._staged_emits += [(base + row, 1) for row in range(count)]
+        self._staged_emits.append((base, base + count, 1))
         return count
 
     def commit(self) -> None:
@@ -271,10 +333,13 @@ class KeyedOverlay(TableOverlay):
             else:
                 self._current[key] = number
         self._staged = {}
+        self._bulk_staged = False
         super().commit()
 
     def rollback(self) -> None:
         self._staged = {}
+        if self._bulk_staged:
+            self._bulk, self._bulk_staged = None, False
         super().rollback()
 
 
@@ -302,7 +367,7 @@ class BagOverlay(TableOverlay):
         if change.insert is not None:
             base = self._add(change.insert)
             count += change.insert.num_rows
-            self._staged_emits += [(base + row, 1) for row in range(change.insert.num_rows)]
+            self._staged_emits.append((base, base + change.insert.num_rows, 1))
             # Counts matter to later deletes alone; without a delete in the group nothing was
             # loaded.
             if self._counting:
@@ -321,7 +386,7 @@ class BagOverlay(TableOverlay):
                 )
             self._staged[identity] = self._staged.get(identity, 0) - 1
         count: int = rows.num_rows
-        self._staged_emits += [(base + row, -1) for row in range(count)]
+        self._staged_emits.append((base, base + count, -1))
         return count
 
     def commit(self) -> None:

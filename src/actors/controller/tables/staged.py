@@ -14,16 +14,14 @@ from collections.abc import Sequence
 
 import anyio
 import msgspec
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.groups import TableTarget, check_distinct
 from actors.controller.tables.rows import describe_key, identities
 from actors.errors import ConnectionBroken, DuplicateKey, InvalidUsage
 from actors.kernel import ActorClock
 from actors.persist import BatchPart, PersistClient
-from actors.persist.compaction import row_hashes
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import concat, consolidate
 from actors.protocol.storage import FilesStaged
@@ -81,33 +79,12 @@ async def claim_parts(
         tables = [(await persist.fetch(part, target.schema)).select(names) for part in parts]
         shape = pa.schema([target.schema.arrow().field(name) for name in names])
         keys = concat(tables, shape).cast(shape)
-        await clock.run_blocking(lambda: _check_distinct(target, keys))
+        await clock.run_blocking(lambda: check_distinct(target, keys, "the files bring"))
         return msgspec.structs.replace(copy, keys=keys)
     except BaseException:
         with anyio.CancelScope(shield=True):
             await persist.discard_parts(parts)
         raise
-
-
-def _check_distinct(target: TableTarget, keys: pa.Table) -> None:
-    if keys.num_rows < 2:
-        return
-    # Only rows whose hashes occur twice are compared as Python values: a large copy has few.
-    hashes = row_hashes(keys)
-    order = np.argsort(hashes, kind="stable")
-    same = hashes[order][1:] == hashes[order][:-1]
-    suspects = np.zeros(len(hashes), np.bool_)
-    suspects[order[1:]] = same
-    suspects[order[:-1]] |= same
-    rows = keys.filter(pa.array(suspects))
-    seen = set()
-    for row, key in enumerate(identities(rows, target.schema.key)):
-        if key in seen:
-            raise DuplicateKey(
-                f"table {target.name}: the files bring a PRIMARY KEY twice: "
-                f"{describe_key(target.schema.key, rows, row)}"
-            )
-        seen.add(key)
 
 
 def check_absent(target: TableTarget, keys: pa.Table, found: pa.Table) -> None:
