@@ -370,6 +370,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_token_file: str = ""
     """The same for the replica protocol."""
 
+    # who may do what; see `actors.access`
+    roles_required: bool = False
+    """True if clients of PostgreSQL's protocol and of Spark Connect must prove a role also while
+    there is none that may log in."""
+    roles_max: int = 1_000
+    """Roles at a time."""
+    roles_bytes_max: int = 4 * 1024 * 1024
+    """Size of the document that holds all roles and their rights."""
+    role_tokens_max: int = 16
+    """Tokens of one role at a time."""
+    pg_cleartext_passwords: bool = False
+    """True if PostgreSQL's clients send their password as it is, inside TLS alone: for those that
+    do not know SCRAM. Outside of TLS they prove it by SCRAM all the same."""
+    audit_statements: bool = False
+    """True if each statement of these clients is a line of the log `penstock.audit`."""
+    audit_text_characters_max: int = 4_096
+    """Characters of a statement's text in such a line; the rest is left out."""
+
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
     """Address of `penstock wal serve`, for proposers and readers of the log: host:port."""

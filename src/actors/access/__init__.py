@@ -1,0 +1,1 @@
+"""Who may do what: roles, their proofs and their rights. Pure."""
