@@ -79,6 +79,7 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
     session: ActorAddress[Any]
     statement: Statement
     traceparent: str | None = None
+    role: str | None = None
 
 
 class StatementQueue:
@@ -96,9 +97,11 @@ class StatementQueue:
         """Return whether a table is being dropped: writes are refused."""
         return id_ in self._closing
 
-    def submit(self, session: ActorAddress[Any], statement: Statement) -> None:
-        """Queue a statement."""
-        self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
+    def submit(
+        self, session: ActorAddress[Any], statement: Statement, role: str | None = None
+    ) -> None:
+        """Queue a statement of a session with this role."""
+        self._queue.append(_Queued(session, statement, TRACEPARENT.get(), role))
         self._next()
 
     def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
@@ -248,6 +251,7 @@ class StatementQueue:
                 self._created(result.created, queued.traceparent)
                 for entry in result.also:
                     self._track(entry)
+                self._state.objects_created(queued.role, (result.created, *result.also))
             if result.dropped is not None:
                 dropped = (result.dropped, *result.also)
                 for entry in dropped:
