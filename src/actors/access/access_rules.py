@@ -35,8 +35,8 @@ class RoleLogin(msgspec.Struct, frozen=True):
     wanted: bool
     """True if a role must be proved at all."""
     verifier: ScramVerifier
-    certified: str = ""
-    """The role's name, if a certificate of that name may prove it; "": none may."""
+    role: str = ""
+    """The role's name as it was created; "" if no role of this name may log in."""
 
 
 class TokenLogin(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ from typing import Final
 import anyio
 import pyarrow as pa
 
+from actors.access.access_rules import UNPROVEN, RoleLogin
 from actors.errors import (
     AuthenticationFailed,
     ConnectionBroken,
@@ -33,6 +34,7 @@ from actors.errors import (
 )
 from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
 from actors.pg_server.copying import copy_from_client, copy_to_client
+from actors.pg_server.login import prove_role
 from actors.pg_server.statements import (
     KeptStatement,
     OpenPortal,
@@ -49,6 +51,7 @@ from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.audit import StatementAudit
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
@@ -70,6 +73,9 @@ _ROWS: Final = (
     sql.ExplainStatement,
     sql.FetchCursorStatement,
     sql.ExecutePreparedStatement,
+    sql.CreateTokenStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
 )
 _WRITES: Final = (
     sql.InsertStatement,
@@ -79,8 +85,10 @@ _WRITES: Final = (
     sql.CopyStatement,
 )
 _TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
-OpenSession = Callable[[str], Awaitable[SqlSession]]
-"""Opens a session for a user."""
+OpenSession = Callable[[str, str], Awaitable[SqlSession]]
+"""Opens a session for a user with a role (`UNPROVEN`: it has proved none)."""
+FindRole = Callable[[str], Awaitable[RoleLogin]]
+"""Returns how a user of this name is let in."""
 
 
 class PgConnection:
@@ -94,6 +102,7 @@ class PgConnection:
         *,
         tls: ssl.SSLContext | None,
         knows: Callable[[bytes], bool] | None,
+        find_role: FindRole,
         process_id: int,
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
@@ -107,7 +116,9 @@ class PgConnection:
             settings: The service's.
             open_session: Opens the SQL session of a user.
             tls: Encrypts connections that ask for it; None: they are told no.
-            knows: Checks a password; None: no proof is asked for.
+            knows: Checks a token as a password while no role is wanted; None: no proof is asked
+                for then.
+            find_role: Returns how a user is let in.
             process_id: Number by which other connections cancel a statement of this one.
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
@@ -121,6 +132,8 @@ class PgConnection:
         self._open_session = open_session
         self._tls = tls
         self._knows = knows
+        self._find_role = find_role
+        self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
         self._cancel_other = cancel_other
         self._shared = shared
         self._full = full
@@ -214,11 +227,18 @@ class PgConnection:
         user = packet.parameters.get("user", "")
         if not user:
             raise AuthenticationFailed("the startup packet names no user")
-        if self._knows is not None:
-            await self._check_password(user)
+        self._audit = StatementAudit(
+            self._settings, user, self.wire.peer, SqlDialect.POSTGRES
+        )
+        try:
+            role = await self._prove(user)
+        except AuthenticationFailed:
+            self._audit.event("Login", "refused")
+            raise
+        self._audit.event("Login")
         self.wire.decoder.admit()
         await self.wire.send(pg.AUTHENTICATION_OK)
-        self._session = session = await self._open_session(user)
+        self._session = session = await self._open_session(role or user, role)
         self._catalog = CatalogDoor(self._shared, session.context, self.process_id)
         for name, value in _variables(packet.parameters):
             try:
@@ -231,6 +251,16 @@ class PgConnection:
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
         await self._ready()
+
+    async def _prove(self, user: str) -> str:
+        """Let the client prove what is wanted, and return its role."""
+        login = await self._find_role(user)
+        if login.wanted:
+            await prove_role(self.wire, self._settings, user, login)
+            return login.role
+        if self._knows is not None:
+            await self._check_password(user)
+        return UNPROVEN
 
     async def _check_password(self, user: str) -> None:
         assert self._knows is not None
@@ -352,9 +382,10 @@ class PgConnection:
             if len(found) > 1 and number == 0:
                 self._begin_implicit(statement)
             if isinstance(statement, sql.CopyStatement):
-                await self._copy(statement)
+                await self._copy(statement, each)
                 continue
-            result = await self._execute(statement, ())
+            with self._audit.statement(statement, each, await self._audited_names()):
+                result = await self._execute(statement, ())
             await self._send_result(result)
 
     def _begin_implicit(self, statement: sql.SqlStatement) -> None:
@@ -407,11 +438,17 @@ class PgConnection:
         if now:
             await self.wire.flush()
 
-    async def _copy(self, statement: sql.CopyStatement) -> None:
-        if statement.direction == "from":
-            count = await copy_from_client(self.wire, self.session, statement)
-        else:
-            count = await copy_to_client(self.wire, self.session, statement, self._time_zone())
+    async def _audited_names(self) -> dict[str, TableSchema]:
+        """Return the objects that a query may name, if that is written down."""
+        return await self._schemas() if self._audit.is_on else {}
+
+    async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
+        session = self.session
+        with self._audit.statement(statement, text, await self._audited_names()):
+            if statement.direction == "from":
+                count = await copy_from_client(self.wire, session, statement)
+            else:
+                count = await copy_to_client(self.wire, session, statement, self._time_zone())
         await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
 
     def _time_zone(self) -> str:
@@ -558,13 +595,15 @@ class PgConnection:
         kept = portal.kept
         values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
         if kept.statement is None:
-            result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
+            with self._audit.statement(None, kept.text, kind="Catalog"):
+                result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
         else:
             parameters = [
                 SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
                 for value, oid in zip(values, kept.parameter_oids, strict=True)
             ]
-            result = await self._execute(kept.statement, parameters)
+            with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
+                result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
         portal.oids = result.oids
 
@@ -574,7 +613,7 @@ class PgConnection:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
         if isinstance(statement, sql.CopyStatement):
-            await self._copy(statement)
+            await self._copy(statement, portal.kept.text)
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
@@ -649,7 +688,9 @@ class PgConnection:
             return False
         if self.session.failed:
             raise TransactionAborted("the transaction has failed: ROLLBACK it")
-        await self._send_result(await self.catalog.answer(text, values))
+        with self._audit.statement(None, text, kind="Catalog"):
+            result = await self.catalog.answer(text, values)
+        await self._send_result(result)
         return True
 
 
