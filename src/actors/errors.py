@@ -263,8 +263,8 @@ class EngineUnavailable(EngineError):
 
 
 class AccessDenied(InvalidUsage):
-    """The session's role has not the right that the request needs; the message names the object, the
-    right, and the GRANT that gives it."""
+    """The session's role has not the right that the request needs; the message names the object,
+    the right, and the GRANT that gives it."""
 
 
 class WriteConflict(InvalidUsage):

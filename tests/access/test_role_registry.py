@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -60,7 +61,9 @@ def test_names_are_compared_without_regard_to_case_and_keep_their_spelling() -> 
         registry.create("ann")
 
 
-@pytest.mark.parametrize("name", ["", " a", "public", "PUBLIC", "none", "penstock.x", "__a", "a\nb"])
+@pytest.mark.parametrize(
+    "name", ["", " a", "public", "PUBLIC", "none", "penstock.x", "__a", "a\nb"]
+)
 def test_names_that_roles_cannot_have(name: str) -> None:
     with pytest.raises(InvalidUsage):
         RoleRegistry().create(name)
@@ -122,12 +125,13 @@ def test_roles_are_bounded_and_dropped() -> None:
     with pytest.raises(InvalidUsage, match="roles_max"):
         registry.create("c", roles_max=2)
     assert set(registry.drop(["A"]).roles) == {"b"}
-    for change in (
+    refused: list[Callable[[], RoleRegistry]] = [
         lambda: registry.drop(["a", "x"]),
         lambda: registry.grant(["x"], [READ], None),
         lambda: registry.set_login("x", login=True),
         lambda: registry.set_verifier("x", VERIFIER),
-    ):
+    ]
+    for change in refused:
         with pytest.raises(UnknownObject, match="no role named 'x'"):
             change()
 

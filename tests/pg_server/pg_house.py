@@ -52,7 +52,7 @@ async def as_role(
     service: Service, role: str, password: str | None = None
 ) -> psycopg.AsyncConnection[Any]:
     """A connection of a role that commits each statement."""
-    given = {} if password is None else {"password": password}
+    given: dict[str, Any] = {} if password is None else {"password": password}
     return await psycopg.AsyncConnection.connect(dsn_of(service, role), autocommit=True, **given)
 
 

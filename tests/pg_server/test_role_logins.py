@@ -91,9 +91,10 @@ async def test_passwords_change_and_may_be_sent_as_verifiers(tmp_path: Path) -> 
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 await db.execute("ALTER ROLE boss PASSWORD 'pen'")
         await refusal(service, "app", "pencil")
-        async with await as_role(service, "app", "pen"), await as_role(
-            service, "boss", PASSWORD
-        ) as db:
+        async with (
+            await as_role(service, "app", "pen"),
+            await as_role(service, "boss", PASSWORD) as db,
+        ):
             await db.execute("ALTER ROLE app PASSWORD NULL")
         await refusal(service, "app", "pen")
 
@@ -122,7 +123,7 @@ async def test_without_roles_that_log_in_the_door_is_open(tmp_path: Path) -> Non
             await other.execute("SELECT 1")
 
 
-def secured(folder: Path) -> dict[str, str]:
+def secured(folder: Path) -> dict[str, Any]:
     """Settings of a service with TLS, and certificates of an app and of a stranger."""
     authority = trustme.CA()
     service = authority.issue_cert("127.0.0.1")
@@ -143,7 +144,7 @@ async def over_tls(
     service: Service, folder: Path, user: str, password: str = "", certificate: str = ""
 ) -> psycopg.AsyncConnection[Any]:
     """A connection inside TLS."""
-    shown = {}
+    shown: dict[str, Any] = {}
     if certificate:
         shown = {
             "sslcert": str(folder / f"{certificate}.pem"),
@@ -184,7 +185,7 @@ async def test_a_certificate_proves_the_role_of_its_name(tmp_path: Path, clearte
 
 def test_other_machines_need_tls_and_tokens_or_roles(tmp_path: Path) -> None:
     tls = secured(tmp_path)
-    listen = {"pg_listen": "0.0.0.0:0"}
+    listen: dict[str, Any] = {"pg_listen": "0.0.0.0:0"}
     for settings in (
         Settings(**listen),
         Settings(**listen, **tls),

@@ -22,7 +22,11 @@ POSTGRES, SPARK = SqlDialect.POSTGRES, SqlDialect.SPARK
     ("text", "dialect", "shown"),
     [
         ("CREATE ROLE r PASSWORD 'x' LOGIN", POSTGRES, "CREATE ROLE r PASSWORD *** LOGIN"),
-        ("ALTER USER r ENCRYPTED PASSWORD E'x\\'y'", POSTGRES, "ALTER USER r ENCRYPTED PASSWORD ***"),
+        (
+            "ALTER ROLE r ENCRYPTED PASSWORD E'x\\'y'",
+            POSTGRES,
+            "ALTER ROLE r ENCRYPTED PASSWORD ***",
+        ),
         ("ALTER USER r PASSWORD $a$x'y$a$", POSTGRES, "ALTER USER r PASSWORD ***"),
         ('ALTER USER r PASSWORD "x"', SPARK, "ALTER USER r PASSWORD ***"),
         ("ALTER USER r PASSWORD NULL", SPARK, "ALTER USER r PASSWORD NULL"),

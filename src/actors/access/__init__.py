@@ -1,1 +1,1 @@
-"""Who may do what: roles, their proofs and their rights. Pure."""
+"""Roles: what proves them, and what they may do. Pure."""

@@ -26,7 +26,7 @@ UNPROVEN: Final = ""
 
 
 class RoleLogin(msgspec.Struct, frozen=True):
-    """What a door needs to let a user in.
+    """The facts by which a door lets a user in.
 
     Of a role that does not exist, or may not log in, it has a verifier that no password fits. So
     the door's answers are the same as for a wrong password.
@@ -89,6 +89,7 @@ class AccessRules(msgspec.Struct, frozen=True):
             )
         if self.registry.get(role) is None:
             return f"role {role} was dropped: connect again as another one"
+        # The statement is written out: whoever may run it can copy it.
         on = f" ON {name}" if name else ""
         grant = f"GRANT {right.upper()}{on} TO {role}"
         if right == CREATE:
@@ -109,12 +110,14 @@ class AccessRules(msgspec.Struct, frozen=True):
         entry = self.registry.get(name)
         # Made for every name, so that the time taken does not tell which ones there are.
         mock = mock_verifier(fold(name), self.registry.secret)
+        # That it may not log in is told only to who has proved to be it, and nobody can here.
         if entry is None or not entry.login:
             return RoleLogin(self.wanted, mock)
         return RoleLogin(self.wanted, entry.verifier or mock, entry.name)
 
     def token_login(self, digest: bytes) -> TokenLogin:
         """Return the role that a token of this digest proves."""
+        # The door then asks for a token of `token_file`, if there is one.
         if not self.wanted:
             return TokenLogin(False)
         return TokenLogin(True, self.registry.role_of_token(digest))

@@ -21,7 +21,13 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import CorruptData, InvalidUsage, ObjectExists, StateDirectoryError, UnknownObject
+from actors.errors import (
+    CorruptData,
+    InvalidUsage,
+    ObjectExists,
+    StateDirectoryError,
+    UnknownObject,
+)
 from actors.pgwire.scram import ScramVerifier
 from actors.progress import ObjectId
 from actors.protocol.relations import check_name, fold
@@ -123,6 +129,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
 
     def role_of_token(self, digest: bytes) -> str | None:
         """Return the role whose token has this digest; None if there is none that may log in."""
+        # Digests need no comparison in constant time: nobody can choose one byte after the other.
         for entry in self.roles.values():
             if entry.login and digest in entry.tokens:
                 return entry.name
@@ -151,9 +158,10 @@ class RoleRegistry(msgspec.Struct, frozen=True):
             raise ObjectExists(f"role {name!r} already exists")
         if roles_max is not None and len(self.roles) >= roles_max:
             raise InvalidUsage(
-                f"there are {len(self.roles)} roles, as many as there may be (roles_max): DROP ROLE "
-                "one first"
+                f"there are {len(self.roles)} roles, as many as there may be (roles_max): DROP "
+                "ROLE one first"
             )
+        # See `set_login` for the reason.
         rights = (ADMIN,) if login and not self.has_logins else ()
         entry = RoleEntry(name=name, login=login, verifier=verifier, rights=rights)
         return self._with(entry)
@@ -194,6 +202,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return a registry without these roles and their rights. What they own stays, and is the
         administrators'. Raises `UnknownObject`."""
         gone = {fold(self.find(name).name) for name in names}
+        # The rights stand with their role, so that nothing of them is left.
         kept = {key: entry for key, entry in self.roles.items() if key not in gone}
         return replace(self, roles=kept)
 
@@ -217,6 +226,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return a registry in which a role owns these objects; the same one if the role is
         gone."""
         entry = self.get(name)
+        # It may have been dropped while its object was being created.
         if entry is None:
             return self
         objects = dict(entry.objects)
@@ -227,6 +237,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
     def forget(self, ids: Iterable[ObjectId]) -> RoleRegistry:
         """Return a registry without rights on these objects, which were dropped."""
         gone = frozenset(ids)
+        # The same registry, so that nothing needs to be stored.
         if not any(gone & entry.objects.keys() for entry in self.roles.values()):
             return self
         return replace(self, roles={key: _without(e, gone) for key, e in self.roles.items()})
@@ -244,6 +255,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         change: _ChangeRights,
     ) -> RoleRegistry:
         given = frozenset(rights)
+        # Checked before anything is changed: a statement is carried out whole or not at all.
         objects = None if ids is None else tuple(ids)
         if objects is not None and given - OBJECT_RIGHTS:
             wrong = ", ".join(sorted(given - OBJECT_RIGHTS)).upper()

@@ -1,4 +1,4 @@
-"""Who makes a call of Spark Connect: the role that its token proves, and where it comes from."""
+"""The caller of a call of Spark Connect: the role that its token proves, and its address."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FindRoleOfToken: TypeAlias = Callable[[bytes], Awaitable[TokenLogin]]
 
 
 class CallerIdentity(NamedTuple):
-    """Who makes a call."""
+    """The one that makes a call."""
 
     role: str
     """See `access.access_rules`."""
@@ -34,6 +34,7 @@ def caller() -> CallerIdentity:
 @contextmanager
 def use_caller(identity: CallerIdentity) -> Iterator[None]:
     """Serve a call of this caller in the block."""
+    # A variable of the task, as a call passes through many functions that do not care.
     token = _CALLER.set(identity)
     try:
         yield

@@ -23,9 +23,9 @@ from pyspark.sql.connect.proto import base_pb2
 
 from actors.access.access_rules import UNPROVEN
 from actors.access.role_registry import token_digest
+from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
 from actors.connect_gateway.error_status import status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
-from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
     OpenOperation,

@@ -23,9 +23,9 @@ class ExecuteStatement(Protocol):
     INSERT INTO one of its tables, …)."""
 
     def __call__(self, text: str, who: CallerIdentity) -> Awaitable[StatementAnswer | None]:
-        """Carry the text out for a caller, and return the statement's answer; None, without having done anything, for a text that is
-        Spark's. Raises errors of `actors.errors`, with Spark's condition in the text if there is
-        one."""
+        """Carry the text out for a caller, and return the statement's answer; None, without having
+        done anything, for a text that is Spark's. Raises errors of `actors.errors`, with Spark's
+        condition in the text if there is one."""
         ...
 
 

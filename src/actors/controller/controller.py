@@ -421,9 +421,7 @@ class Controller(Actor[ControllerMessage]):
         role = self._roles.role_of(session.path, role)
         self._serve(session, request, role, unchecked=True)
 
-    def _is_permitted(
-        self, session: ActorAddress[Any], request: Request, role: str | None
-    ) -> bool:
+    def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
         """Return whether a request may be handled now. Raises `AccessDenied`, and as
         `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)

@@ -227,9 +227,7 @@ class PgConnection:
         user = packet.parameters.get("user", "")
         if not user:
             raise AuthenticationFailed("the startup packet names no user")
-        self._audit = StatementAudit(
-            self._settings, user, self.wire.peer, SqlDialect.POSTGRES
-        )
+        self._audit = StatementAudit(self._settings, user, self.wire.peer, SqlDialect.POSTGRES)
         try:
             role = await self._prove(user)
         except AuthenticationFailed:
@@ -255,6 +253,7 @@ class PgConnection:
     async def _prove(self, user: str) -> str:
         """Let the client prove what is wanted, and return its role."""
         login = await self._find_role(user)
+        # Asked for each connection: roles come and go while the service runs.
         if login.wanted:
             await prove_role(self.wire, self._settings, user, login)
             return login.role

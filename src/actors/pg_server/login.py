@@ -38,6 +38,7 @@ _NO_REPLY: Final = "no password was given"
 async def prove_role(wire: PgWire, settings: Settings, user: str, login: RoleLogin) -> None:
     """Let a client prove that it is this user's. Raises `AuthenticationFailed`, and
     `MalformedFrame` for what is no message of the mechanism."""
+    # TLS has checked that the certificate is signed by our authority.
     if login.role and fold(wire.certificate_name()) == fold(login.role):
         return
     try:
@@ -63,6 +64,7 @@ async def _prove_by_scram(wire: PgWire, login: RoleLogin) -> None:
     begun = parse_sasl_initial(await _reply(wire))
     if begun.mechanism != MECHANISM:
         raise AuthenticationFailed(f"mechanism {begun.mechanism[:64]!r} was not offered")
+    # A fresh nonce for each attempt: a proof that was overheard proves nothing later.
     exchange = ScramExchange(login.verifier, secrets.token_bytes(NONCE_BYTES))
     await wire.send(pg.encode_sasl_continue(exchange.first(begun.data)))
     await wire.send(pg.encode_sasl_final(exchange.final(await _reply(wire))))

@@ -77,6 +77,7 @@ class StatementAudit:
             outcome = type(error).__name__ if isinstance(error, Exception) else "canceled"
             raise
         finally:
+            # Behind the statement, so that it does not wait for its line.
             name = kind if statement is None else kind_of(statement)
             shown = blanked(text, self._dialect, statement)
             objects = objects_of_statement(statement, text, known or {})
@@ -131,6 +132,7 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
         if token.kind == "text" and (options or before == "PASSWORD"):
             hidden.add((token.start, token.end))
         before = token.word
+    # From the end on, so that earlier offsets stay right.
     for start, end in sorted(hidden, reverse=True):
         text = text[:start] + SECRET_SHOWN + text[end:]
     return text
@@ -174,7 +176,6 @@ def _queries_in(value: Any) -> Iterator[TextSpan]:
         case tuple():
             for each in value:
                 yield from _queries_in(each)
-
 
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:

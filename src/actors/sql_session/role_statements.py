@@ -75,6 +75,7 @@ async def drop_roles(context: SessionContext, statement: DropRolesStatement) -> 
 
 async def create_token(context: SessionContext, statement: CreateTokenStatement) -> StatementResult:
     """Give a role one more token, and return it: it is not shown again."""
+    # Hexadecimal: it stands in an address of Spark Connect as it is.
     token = secrets.token_hex(TOKEN_BYTES)
     await context.client.alter_role(statement.role, add_token=token_digest(token))
     return result_of("SELECT", TOKEN_COLUMNS, [(statement.role, token)])
@@ -101,6 +102,7 @@ async def revoke(context: SessionContext, statement: RevokeStatement) -> Stateme
 def _change_rights(
     context: SessionContext, statement: GrantStatement | RevokeStatement, *, revoke: bool
 ) -> Awaitable[None]:
+    # ON SCHEMA and ON ALL TABLES IN SCHEMA name the one schema, or one that is not there.
     on_objects = statement.scope == "objects"
     for name in () if on_objects else statement.names:
         if fold(name[-1]) not in SCHEMAS:
@@ -192,4 +194,3 @@ async def show_grants(context: SessionContext, statement: ShowGrantsStatement) -
         if on is None or not right.on or fold(right.on) == on
     ]
     return result_of("SELECT", _GRANTS, rows)
-

@@ -151,9 +151,7 @@ class RunningQueries:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def query(
-        self, session: ActorAddress[Any], request: RunQuery, role: str | None = None
-    ) -> None:
+    def query(self, session: ActorAddress[Any], request: RunQuery, role: str | None = None) -> None:
         """Begin a query of a session with this role, or answer with the read that replaces it.
         Raises `QueryRejected`, `UnknownObject`, `InvalidUsage`, `AccessDenied`, `ReadTooFarAhead`
         and `ResourceBusy`."""

@@ -94,6 +94,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
     """Yield the rights that a request needs. Raises `UnknownObject` and `InvalidUsage`."""
     match request:
         case WriteTables(changes=changes):
+            # One write may change several tables, and is refused whole.
             for change in changes:
                 yield WRITE, catalog.find(change.table)
         case ReadObject(name=name) | SubscribeObject(name=name) | WaitFor(name=name):
@@ -102,11 +103,13 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case CheckRight(right=right, name=name):
             yield right, object_named(catalog, name)
         case CreateTable() | CreateSource() | CreateView():
+            # What a view reads is checked when its text has been analysed.
             yield CREATE, None
         case CreateIndex(on=on) | CreateSink(on=on):
             yield CREATE, None
             yield READ, _read_by(catalog, on)
         case DropObject(name=name):
+            # What depends on it is dropped by requests of its own.
             yield ADMIN, catalog.find(name)
         case AlterSource(name=name) | DropSource(name=name):
             yield ADMIN, catalog.find_apart(SOURCE, name)
@@ -156,6 +159,7 @@ def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
 
 
 def _check_text(access: AccessRules, role: str | None, text: str) -> None:
+    # By the word alone, wherever it stands: a column of that name is lost to other roles, too.
     found = _JAVA.search(text)
     if found is not None:
         raise AccessDenied(
@@ -185,6 +189,7 @@ def named_denial(
     may not read it."""
     if not isinstance(error, UnknownObject) or access.is_free(role):
         return error
+    # The analysis knows no more than that a name is missing: here it is known why.
     text = fold(str(error))
     for entry in catalog.objects:
         missing = text.startswith(fold(f"{_MISSING} {entry.name!r};"))

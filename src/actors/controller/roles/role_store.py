@@ -104,9 +104,7 @@ class RoleStore:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def submit(
-        self, session: ActorAddress[Any], request: RoleRequest, role: str | None
-    ) -> None:
+    def submit(self, session: ActorAddress[Any], request: RoleRequest, role: str | None) -> None:
         """Queue a change for a session of this role. Raises `UnknownObject` and `InvalidUsage` for
         what is wrong in any case."""
         change, text = self._change_of(request)
@@ -129,6 +127,7 @@ class RoleStore:
     def report(self, request: ListRoles) -> RolesReport:
         """Return all roles, as the next request would be checked."""
         access, catalog = self._state.access, self._state.catalog
+        # By names, as clients know no ids.
         found = []
         for entry in access.registry.roles.values():
             rights = [RoleRight(right) for right in entry.rights]
@@ -215,12 +214,14 @@ class RoleStore:
         """Begin the next change, unless one runs."""
         while self._current is None and self._queue:
             queued = self._queue.popleft()
+            # Made of what is there now: changes before it may have been refused.
             try:
                 changed = queued.change(self._with_owners())
                 data = self._encoded(changed)
             except PenstockError as error:
                 self._failed(queued, error)
                 continue
+            # Nothing to store, as for a right that the role has already.
             if changed == self._durable:
                 self._ended(queued)
                 continue
@@ -339,9 +340,7 @@ def _alteration(request: AlterRole, settings: Settings) -> ChangeRegistry:
         if request.drop_tokens:
             registry = registry.drop_tokens(request.name)
         if request.add_token:
-            registry = registry.add_token(
-                request.name, request.add_token, settings.role_tokens_max
-            )
+            registry = registry.add_token(request.name, request.add_token, settings.role_tokens_max)
         return registry
 
     return change
