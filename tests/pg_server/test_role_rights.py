@@ -230,6 +230,10 @@ async def test_each_statement_is_a_line_of_the_audit(
         db = await asyncpg.connect(dsn_of(service, "app"), password="a")
         try:
             await db.fetchval("SELECT relname FROM pg_class LIMIT 1")
+            # Refused when its columns are asked for, before it is executed.
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await db.fetch("SELECT id FROM orders")
+            assert await db.fetchval("SELECT 1 AS one") == 1
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await db.execute("INSERT INTO orders VALUES ($1, $2)", 7, "private")
         finally:
@@ -242,6 +246,9 @@ async def test_each_statement_is_a_line_of_the_audit(
     assert first["text"] == "SELECT * FROM orders\n-- a new line"
     assert first["peer"].startswith("127.0.0.1:")
     assert first["ms"] >= 0
+    texts = [line["text"] for line in of_app]
+    assert texts.count("SELECT id FROM orders") == 1
+    assert texts.count("SELECT 1 AS one") == 1
     kinds = [line["kind"] for line in of_app]
     assert kinds.count("Login") == 2
     assert "Catalog" in kinds
@@ -257,3 +264,34 @@ async def test_without_the_setting_nothing_is_audited(
     async with roles_world(tmp_path):
         pass
     assert [r for r in caplog.records if r.name == "penstock.audit"] == []
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+async def test_spark_reads_no_more_than_the_role_may(tmp_path: Path) -> None:
+    """Names that a text computes, hides or quotes; a view's inputs; code of the JVM."""
+    given = {"on_spark": True, "spark_master": "local[2]"}
+    async with roles_world(tmp_path, **given) as (_, boss, app):
+        await boss.execute("GRANT read ON customer TO app")
+        await boss.execute("GRANT create TO app")
+        for text in (
+            "SELECT count(*) + 1 FROM orders",
+            "SELECT * FROM IDENTIFIER('or' || 'ders')",
+            'SELECT name FROM customer WHERE name IN (SELECT customer FROM "orders")',
+            "WITH o AS (SELECT * FROM orders) SELECT max(id) FROM o",
+            "CREATE MATERIALIZED VIEW v AS SELECT max(id) AS m FROM orders",
+            "CREATE MATERIALIZED VIEW v AS SELECT max(id) AS m FROM IDENTIFIER('or' || 'ders')",
+            "CREATE TABLE made AS SELECT * FROM orders ORDER BY id + 1",
+            "INSERT INTO customer SELECT customer FROM orders",
+        ):
+            assert "may not read orders" in await denied(app, text), text
+        assert "may not call reflect" in await denied(
+            app, "SELECT reflect('java.lang.System', 'getProperty', 'user.dir')"
+        )
+        # A table expression of that name is another thing than the table.
+        text = (
+            "WITH orders AS (SELECT name AS orders FROM customer) SELECT count(orders) FROM orders"
+        )
+        assert await rows(app, text) == [(0,)]
+        await app.execute("CREATE MATERIALIZED VIEW v AS SELECT count(*) AS orders FROM customer")
+        assert await rows(app, "SELECT orders + 0 FROM v") == [(0,)]

@@ -73,7 +73,7 @@ def test_objects_are_those_named_and_those_in_queries() -> None:
 async def test_a_line_is_whole_whatever_the_client_sends(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "penstock.audit")
     settings = Settings(audit_statements=True, audit_text_characters_max=20)
-    audit = StatementAudit(settings, 'a"\nb', "peer", SPARK)
+    audit = StatementAudit(settings, "r", "peer", SPARK, 'a"\nb')
     text = "SELECT 1\n, 'long enough to be cut'"
     with pytest.raises(UnknownObject), audit.statement(parse_statement(text), text):
         raise UnknownObject("private")
@@ -89,5 +89,5 @@ async def test_a_line_is_whole_whatever_the_client_sends(caplog: pytest.LogCaptu
         ("Catalog", "done"),
         ("Login", "refused"),
     ]
-    assert found[0]["role"] == 'a"\nb'
+    assert (found[0]["role"], found[0]["user"]) == ("r", 'a"\nb')
     assert found[0]["text"] == text[:20]

@@ -645,5 +645,5 @@ class Controller(Actor[ControllerMessage]):
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
             f"{len(self._subscribes)} subscribes, "
             f"{len(self._copies) + len(self._copies_from)} copies; "
-            f"{self._statements.describe()}"
+            f"{self._roles.describe()}; {self._statements.describe()}"
         )

@@ -227,12 +227,13 @@ class PgConnection:
         user = packet.parameters.get("user", "")
         if not user:
             raise AuthenticationFailed("the startup packet names no user")
-        self._audit = StatementAudit(self._settings, user, self.wire.peer, SqlDialect.POSTGRES)
+        settings, peer = self._settings, self.wire.peer
         try:
             role = await self._prove(user)
         except AuthenticationFailed:
-            self._audit.event("Login", "refused")
+            StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
             raise
+        self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
         self._audit.event("Login")
         self.wire.decoder.admit()
         await self.wire.send(pg.AUTHENTICATION_OK)
@@ -570,7 +571,11 @@ class PgConnection:
             SqlParameter(None, spark_literal(None, oid), computed=True)
             for oid in kept.parameter_oids
         ]
-        shape = await self.session.describe(kept.statement, examples)
+        # A client that is refused here never executes it, so that no other line would tell.
+        with self._audit.statement(
+            kept.statement, kept.text, await self._audited_names(), failures_only=True
+        ):
+            shape = await self.session.describe(kept.statement, examples)
         return None if shape is None else describe_fields(shape)
 
     async def _describe_portal(self, portal: OpenPortal) -> None:

@@ -42,9 +42,21 @@ _SHOWN_MAX: Final = 32
 class StatementAudit:
     """The audit of one client."""
 
-    def __init__(self, settings: Settings, user: str, peer: str, dialect: SqlDialect) -> None:
+    def __init__(
+        self, settings: Settings, role: str, peer: str, dialect: SqlDialect, user: str = ""
+    ) -> None:
+        """Begin the audit of a client with this role ("": it has proved none).
+
+        Args:
+            settings: The service's.
+            role: The role that it has proved.
+            peer: Its address.
+            dialect: The dialect of its texts.
+            user: The name that it has given itself.
+        """
         self.is_on = settings.audit_statements
         self._text_max = settings.audit_text_characters_max
+        self._role = role
         self._user = user
         self._peer = peer
         self._dialect = dialect
@@ -57,6 +69,7 @@ class StatementAudit:
         known: Mapping[str, Any] | None = None,
         *,
         kind: str = "",
+        failures_only: bool = False,
     ) -> Iterator[None]:
         """Write the line of a statement when the block ends, with its outcome.
 
@@ -65,6 +78,7 @@ class StatementAudit:
             text: Its text.
             known: Objects that a query may name, by name.
             kind: Its kind, where there is no statement.
+            failures_only: True if another line tells of its end, unless it fails here.
         """
         if not self.is_on:
             yield
@@ -77,11 +91,12 @@ class StatementAudit:
             outcome = type(error).__name__ if isinstance(error, Exception) else "canceled"
             raise
         finally:
-            # Behind the statement, so that it does not wait for its line.
-            name = kind if statement is None else kind_of(statement)
-            shown = blanked(text, self._dialect, statement)
-            objects = objects_of_statement(statement, text, known or {})
-            self._write(name, objects, outcome, anyio.current_time() - began, shown)
+            if outcome != DONE or not failures_only:
+                # Behind the statement, so that it does not wait for its line.
+                name = kind if statement is None else kind_of(statement)
+                shown = blanked(text, self._dialect, statement)
+                objects = objects_of_statement(statement, text, known or {})
+                self._write(name, objects, outcome, anyio.current_time() - began, shown)
 
     def event(self, kind: str, outcome: str = DONE, objects: tuple[str, ...] = ()) -> None:
         """Write the line of something without a text, such as a login."""
@@ -92,7 +107,8 @@ class StatementAudit:
         self, kind: str, objects: tuple[str, ...], outcome: str, seconds: float, text: str
     ) -> None:
         values = {
-            "role": self._user,
+            "role": self._role,
+            "user": self._user,
             "peer": self._peer,
             "kind": kind,
             "objects": objects[:_SHOWN_MAX],
@@ -100,7 +116,7 @@ class StatementAudit:
             "ms": round(seconds * 1000, 1),
             "text": text[: self._text_max],
         }
-        log.info("%s", json.dumps(values, ensure_ascii=False))
+        log.info("%s", json.dumps(values))
 
 
 def kind_of(statement: SqlStatement) -> str:
