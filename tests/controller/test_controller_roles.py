@@ -14,7 +14,7 @@ from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CatalogSnapshot
 from actors.controller.messages import FindLogin, SubmitRequest
 from actors.controller.roles.request_rights import check_request, needed_rights
-from actors.errors import AccessDenied, StorageError
+from actors.errors import AccessDenied, SqlSyntaxError, StorageError
 from actors.pgwire.scram import make_verifier
 from actors.protocol import api
 from actors.protocol.api import (
@@ -264,12 +264,20 @@ def test_an_index_is_read_by_the_right_on_what_it_is_on() -> None:
 def test_code_of_the_engines_process_is_for_administrators() -> None:
     registry = RoleRegistry().create("boss", login=True).create("app", login=True)
     access = AccessRules(registry.grant(["app"], [READ], None))
-    for call in ("reflect('a', 'b')", "`Java_Method`('a', 'b')", "try_reflect ('a')"):
+    for call in (
+        "reflect('a', 'b')",
+        "`Java_Method`('a', 'b')",
+        "builtin.try_reflect ('a')",
+        "identifier/**/('ref' || 'lect')('a', 'b')",
+    ):
         request = api.RunQuery(1, f"SELECT {call}")
         with pytest.raises(AccessDenied, match="only administrators"):
             check_request(access, _catalog(), "app", request)
         check_request(access, _catalog(), "boss", request)
-    check_request(access, _catalog(), "app", api.RunQuery(1, "SELECT reflected FROM t"))
+    for text in ("SELECT reflected, identifier FROM t", "SELECT 'reflect(1)' -- reflect(1)"):
+        check_request(access, _catalog(), "app", api.RunQuery(1, text))
+    with pytest.raises(SqlSyntaxError):
+        check_request(access, _catalog(), "app", api.RunQuery(1, "SELECT 'open"))
 
 
 def _catalog() -> CatalogSnapshot:

@@ -12,7 +12,6 @@ objects that its session may read, and knows no others (`readable_by`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Final, TypeAlias
@@ -59,11 +58,14 @@ from actors.protocol.role_messages import (
     CheckRight,
     ListRoles,
 )
+from actors.sql.tokens import lex_sql, name_value
 
 NeededRight: TypeAlias = tuple[str, CatalogObject | None]
 """A right, and the object that it is needed on; None: the whole service."""
-_JAVA: Final = re.compile(r"\b(?:reflect|try_reflect|java_method)\b", re.IGNORECASE)
+_JAVA: Final = frozenset({"reflect", "try_reflect", "java_method"})
 """Functions that call any code of the engine's process, which could read every object."""
+_COMPUTED: Final = "IDENTIFIER"
+"""Word before a name that the text computes, which could be one of these."""
 _MISSING: Final = "no table or view named"
 """Begin of the error of a name that a query's analysis does not find, before its `repr`."""
 
@@ -80,7 +82,7 @@ def check_request(
         raise AccessDenied(access.refusal(role, READ))
     match request:
         case RunQuery() | DescribeQuery() | ExplainQuery() | CreateView():
-            _check_text(access, role, request.sql)
+            _check_text(role, request.sql)
         case AlterRole(name=name, login=None) if fold(role) == fold(name):
             return  # everybody may change the own password and the own tokens
     for right, entry in needed_rights(catalog, request):
@@ -158,14 +160,19 @@ def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     return catalog.by_id(entry.depends[0]) if entry.kind == INDEX else entry
 
 
-def _check_text(access: AccessRules, role: str | None, text: str) -> None:
-    # By the word alone, wherever it stands: a column of that name is lost to other roles, too.
-    found = _JAVA.search(text)
-    if found is not None:
-        raise AccessDenied(
-            f"role {role} may not call {found[0].lower()}: it runs code with the service's own "
-            "rights, so that only administrators may"
-        )
+def _check_text(role: str, text: str) -> None:
+    """Raise `AccessDenied` for a text that may call code of the engine's process, `SqlSyntaxError`
+    for one that cannot be split into tokens."""
+    tokens = lex_sql(text)
+    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
+        name = name_value(token.text) if token.kind == "name" else token.word
+        computed = token.word == _COMPUTED and after is not None and after.text == "("
+        # By the name alone, also where no call follows: comments and hints cannot hide one.
+        if computed or fold(name) in _JAVA:
+            raise AccessDenied(
+                f"role {role} may not call {fold(name)}: it can run code with the service's own "
+                "rights, so that only administrators may"
+            )
 
 
 def readable_by(
