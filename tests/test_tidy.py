@@ -39,6 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("pg_catalog",),
     ("object_store", "transport"),
     ("pgwire",),
+    ("access",),
     ("client",),
     ("persist",),
     ("wal",),

@@ -262,6 +262,11 @@ class EngineUnavailable(EngineError):
     """The engine cannot be started; the message says why (no Java, for example)."""
 
 
+class AccessDenied(InvalidUsage):
+    """The session's role has not the right that the request needs; the message names the object,
+    the right, and the GRANT that gives it."""
+
+
 class WriteConflict(InvalidUsage):
     """Another session changed a row first, and nothing was written: repeat the transaction."""
 

@@ -17,13 +17,13 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import anyio
 
+from actors.access.access_rules import RoleLogin
 from actors.client.client import Client
 from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
@@ -35,6 +35,7 @@ from actors.controller.catalog.ddl import analyzer
 from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.maintenance import FollowTask, MaintenanceTask
+from actors.controller.messages import FindLogin
 from actors.controller.reads.point_reads import PointReads
 from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
@@ -45,6 +46,7 @@ from actors.errors import ResourceClosed, ServiceExpired
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
 from actors.persist import PersistClient
+from actors.pg_server.connection import FindRole
 from actors.pg_server.server import PgListener, PgServer
 from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage
@@ -70,6 +72,28 @@ def start_spark(
     """Start the executor that holds Spark; it does not wait for Spark."""
     address: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
     return address
+
+
+class RoleConnector:
+    """Connects clients in this process to a service as one role."""
+
+    def __init__(self, service: Service, role: str) -> None:
+        self._service = service
+        self._role = role
+
+    async def connect_in_process(self) -> MemoryConnection[Any, Any]:
+        """See `InProcess`."""
+        return await self._service.connect_in_process(self._role)
+
+
+def role_finder(controller: ActorAddress[Any]) -> FindRole:
+    """Return a function that asks the controller how a user is let in."""
+
+    async def find(name: str) -> RoleLogin:
+        found: RoleLogin = await controller.ask(lambda reply: FindLogin(name, reply))
+        return found
+
+    return find
 
 
 class Service:
@@ -175,9 +199,9 @@ class Service:
         )
         self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
         if self._pg_listener is not None:
-            system.spawn(
-                partial(PgServer, self._pg_listener, settings, self._client, self._points), "pg"
-            )
+            # By a tuple: the actor is made again from it after a fault.
+            pg = (self._pg_listener, settings, self._client_as, role_finder(controller))
+            system.spawn(lambda: PgServer(*pg, self._points), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, executor, persist, scratch)
         if settings.expiration_ms is not None:
@@ -207,7 +231,7 @@ class Service:
         from actors.connect_gateway.own_statements import OwnStatements
 
         bound, folder = self._gateway, scratch / "connect"
-        own = OwnStatements(self._client, self.settings)
+        own = OwnStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
         parts = GatewayParts(self, controller, executor, persist, folder, statements)
         # The last actor that is started is the first that stops: its clients need all others.
@@ -313,14 +337,15 @@ class Service:
         """Return the address of the listener for PostgreSQL's clients; empty if there is none."""
         return "" if self._pg_listener is None else self._pg_listener.address
 
-    async def _client(self) -> Client:
-        return await Client.in_process(self, settings=self.settings)
+    async def _client_as(self, role: str) -> Client:
+        return await Client.in_process(RoleConnector(self, role), settings=self.settings)
 
-    async def connect_in_process(self) -> MemoryConnection[Any, Any]:
-        """Return a client's connection without a socket; see `Client.in_process`."""
+    async def connect_in_process(self, role: str | None = None) -> MemoryConnection[Any, Any]:
+        """Return a client's connection without a socket; see `Client.in_process`. With `role` it
+        may do what that role may (`actors.access.access_rules`)."""
         if self._server is None:
             raise ResourceClosed("the service has not been started")
-        return await self._server.ask(ConnectInProcess)
+        return await self._server.ask(lambda reply: ConnectInProcess(reply, role))
 
     def stop(self) -> None:
         """Make `wait_stopped` return; leave the context to stop."""

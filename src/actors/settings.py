@@ -377,6 +377,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     cluster_token_file: str = ""
     """The same for the replica protocol."""
 
+    # who may do what; see `actors.access`
+    roles_required: bool = False
+    """True if clients of PostgreSQL's protocol and of Spark Connect must prove a role also while
+    there is none that may log in."""
+    roles_max: int = 1_000
+    """Roles at a time."""
+    roles_bytes_max: int = 4 * 1024 * 1024
+    """Size of the document that holds all roles and their rights."""
+    role_tokens_max: int = 16
+    """Tokens of one role at a time."""
+    pg_cleartext_passwords: bool = False
+    """True if PostgreSQL's clients send their password as it is, inside TLS alone: for those that
+    do not know SCRAM. Outside of TLS they prove it by SCRAM all the same."""
+    audit_statements: bool = False
+    """True if each statement of these clients is a line of the log `penstock.audit`."""
+    audit_text_characters_max: int = 4_096
+    """Characters of a statement's text in such a line; the rest is left out."""
+
     # the WAL's acceptor; see `actors.wal`
     wal_listen: str = "127.0.0.1:5454"
     """Address of `penstock wal serve`, for proposers and readers of the log: host:port."""
@@ -495,13 +513,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"kernel_limits: {name} = {value}: must lie between 1 and {known.default}"
                 )
 
-    def check(self) -> None:
-        """Raise `BadSettings` when a limit is out of range or two contradict each other."""
+    def _check_numbers(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
             least = 0 if name in MAY_BE_ZERO else 1
             if isinstance(value, int) and not isinstance(value, bool) and value < least:
                 raise BadSettings(f"{name} = {value}: must be greater than zero")
+
+    def check(self) -> None:
+        """Raise `BadSettings` when a limit is out of range or two contradict each other."""
+        self._check_numbers()
         self._check_kernel_limits()
         relations = [
             (

@@ -205,7 +205,7 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
 async def test_statements_are_the_services(tmp_path: Path) -> None:
     seen = []
 
-    async def execute(text: str) -> StatementAnswer | None:
+    async def execute(text: str, who: Any) -> StatementAnswer | None:
         seen.append(text)
         if text.startswith("SHOW"):
             batch = pa.RecordBatch.from_pydict({"name": ["one", "two"]})
@@ -257,7 +257,7 @@ async def test_frames_are_inserted(tmp_path: Path) -> None:
 async def test_interrupt_reaches_both_sides(tmp_path: Path) -> None:
     begun = anyio.Event()
 
-    async def execute(text: str) -> StatementAnswer | None:
+    async def execute(text: str, who: Any) -> StatementAnswer | None:
         begun.set()
         await anyio.sleep_forever()
         return None

@@ -48,6 +48,14 @@ def dsn_of(service: Service, user: str = "tester") -> str:
     return f"postgresql://{user}@{service.pg_address}/penstock"
 
 
+async def as_role(
+    service: Service, role: str, password: str | None = None
+) -> psycopg.AsyncConnection[Any]:
+    """A connection of a role that commits each statement."""
+    given: dict[str, Any] = {} if password is None else {"password": password}
+    return await psycopg.AsyncConnection.connect(dsn_of(service, role), autocommit=True, **given)
+
+
 async def connected(service: Service) -> psycopg.AsyncConnection[Any]:
     """A connection that commits each statement."""
     return await psycopg.AsyncConnection.connect(dsn_of(service), autocommit=True)

@@ -254,6 +254,14 @@ ROLES: list[tuple[str, dict[str, Any]]] = [
         "REVOKE create FROM a",
         {"is": "Revoke", "rights": ("create",), "scope": "service", "roles": ("a",)},
     ),
+    ("CREATE TOKEN FOR ROLE a", {"is": "CreateToken", "role": "a"}),
+    ("CREATE TOKEN FOR a", {"is": "CreateToken", "role": "a"}),
+    ("DROP TOKENS FOR USER a", {"is": "DropTokens", "role": "a"}),
+    ("SHOW ROLES", {"is": "ShowRoles"}),
+    ("SHOW GRANTS", {"is": "ShowGrants"}),
+    ("SHOW GRANTS ON s.t", {"is": "ShowGrants", "object": ("s", "t")}),
+    ("SHOW GRANTS FOR ROLE a", {"is": "ShowGrants", "role": "a"}),
+    ("SHOW GRANTS ON t FOR a", {"is": "ShowGrants", "object": ("t",), "role": "a"}),
 ]  # fmt: skip
 
 

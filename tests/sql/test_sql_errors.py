@@ -177,6 +177,10 @@ ERRORS: list[tuple[SqlDialect, str, str]] = [
     (SPARK, "ALTER ROLE r¦", "expected LOGIN, NOLOGIN or PASSWORD, found the end"),
     (SPARK, "GRANT ¦other_role TO r", "expected READ, WRITE, CREATE, ADMIN, SELECT,"),
     (SPARK, "GRANT read ¦t TO r", "expected ',', ON or TO, found 't'"),
+    (SPARK, "CREATE TOKEN ¦a", "expected FOR, found 'a'"),
+    (SPARK, "CREATE TOKEN IF NOT EXISTS ¦FOR a", "a token has no name by which it could exist"),
+    (SPARK, "DROP TOKENS FOR a ¦b", "expected the end of the statement, found 'b'"),
+    (SPARK, "SHOW GRANTS ¦a", "expected ON an object, FOR a role, found 'a'"),
     (SPARK, "GRANT read ON t ¦FROM r", "expected TO, found 'FROM'"),
     (SPARK, "GRANT read ON t TO r ¦WITH GRANT OPTION", "WITH GRANT OPTION is not known"),
 ]  # fmt: skip

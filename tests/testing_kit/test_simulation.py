@@ -57,7 +57,7 @@ FOUND = {
     "past_a_failed_fetch": 7032,
     "peeks_not_forgotten": 7186,
     "stash_forgotten": 7074,
-    "winner_not_read": 30122,
+    "winner_not_read": 30667,
 }
 """A seed that finds each planted bug."""
 

@@ -47,6 +47,7 @@ from actors.client.requests import (
     RequestSlot,
     ServiceLink,
 )
+from actors.client.roles import ClientRoles
 from actors.client.rows import (
     PLAIN_READ,
     ReadSpec,
@@ -118,7 +119,7 @@ class TableWrite(msgspec.Struct, frozen=True):
     update: Rows | None = None
 
 
-class Client(ClientSources):
+class Client(ClientSources, ClientRoles):
     """A connection to a Penstock service."""
 
     def __init__(self, link: ServiceLink, settings: Settings) -> None:

@@ -42,6 +42,7 @@ from actors.protocol.api import (
     SubscribeObject,
     WaitFor,
 )
+from actors.protocol.role_messages import CheckRight, ListRoles
 from actors.settings import Settings
 
 A = TypeVar("A")
@@ -87,10 +88,12 @@ class RequestSlot:
 
 # A subscribe or a read holds something at the service, which drops it with the lost session.
 READ_ONLY: Final = (
+    CheckRight,
     DescribeQuery,
     ExplainQuery,
     ExplainView,
     ListActors,
+    ListRoles,
     ListSources,
     RunQuery,
     ReadObject,

@@ -27,6 +27,7 @@ HELP: Final = """\
 Statements end with a semicolon and may take several lines. Also:
   \\d [NAME]       objects, or the columns of one
   \\dt \\dv \\di     tables, views, indexes
+  \\du             roles
   \\watch [S]      the last statement again, every S seconds, until Ctrl-C
   \\timing         how long each statement takes, on or off
   \\x              a line a column, on or off
@@ -36,6 +37,7 @@ _SHORTHANDS: Final = {
     "\\dt": "SHOW TABLES",
     "\\dv": "SHOW MATERIALIZED VIEWS",
     "\\di": "SHOW INDEXES",
+    "\\du": "SHOW ROLES",
 }
 _WORDS: Final = (
     "SELECT FROM WHERE GROUP BY ORDER LIMIT JOIN ON AS INSERT INTO VALUES UPDATE SET DELETE MERGE "

@@ -15,6 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import (
+    AccessDenied,
     AuthenticationFailed,
     DefiniteError,
     EngineLost,
@@ -119,6 +120,8 @@ def _condition(error: PenstockError, named: re.Match[str] | None) -> tuple[str, 
     if named is not None:
         return named[1], named[2]
     match error:
+        case AccessDenied():
+            return "INSUFFICIENT_PERMISSIONS", "42501"
         case UnknownObject():
             return "TABLE_OR_VIEW_NOT_FOUND", "42P01"
         case OperationCanceled():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing
 from typing import Final
 
@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
+from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.error_status import unsupported
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
@@ -56,9 +57,11 @@ from actors.connect_gateway.sql_names import (
     temporary_view_of,
 )
 from actors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
-from actors.errors import InvalidUsage
+from actors.errors import AccessDenied, InvalidUsage
 from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
+from actors.sql.tokens import SqlDialect
+from actors.sql_session.audit import StatementAudit
 
 VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
@@ -112,7 +115,7 @@ class PlanRouter:
         session, text = operation.session, statement_of(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
-                return OwnRoute(lambda: self._run_statement(text))
+                return OwnRoute(lambda: self._run_statement(text, session.caller))
             setting = setting_of(text)
             if setting is not None:
                 session.note_setting(setting)
@@ -136,8 +139,19 @@ class PlanRouter:
                 return own
         plain = self.plain(session, root, names)
         if plain is not None:
+            self._check(session, "read", [plain.read.name])
             return OwnRoute(lambda: self._read(plain))
         return await self._bound(operation, request, names)
+
+    def _check(self, session: GatewaySession, right: str, keys: Collection[str]) -> None:
+        """Raise `AccessDenied` unless a session has a right on these objects."""
+        audit = StatementAudit(self._settings, *session.caller, SqlDialect.SPARK)
+        try:
+            self._directory.check(session.caller.role, right, keys)
+        except AccessDenied:
+            audit.event(f"Plan: {right}", "AccessDenied", tuple(keys))
+            raise
+        audit.event(f"Plan: {right}", objects=tuple(keys))
 
     def plain(
         self, session: GatewaySession, relation: ProtoMessage, names: ObjectNames
@@ -234,11 +248,11 @@ class PlanRouter:
         written = written_text_of(original)
         return await self._bound(operation, request, names, original=original, text=written)
 
-    async def _run_statement(self, text: str) -> AnswerStream:
+    async def _run_statement(self, text: str, who: CallerIdentity) -> AnswerStream:
         """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
         # Within the operation: a statement may wait long, and its client come back for the answer.
         assert self._execute is not None
-        found = await self._execute(text)
+        found = await self._execute(text, who)
         if found is None:
             raise StatementDeclined("the text is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])
@@ -361,6 +375,7 @@ class PlanRouter:
         _refuse_others(request.plan, found)
         if not found.read:
             return ForwardRoute(expanded, original if expanded is not request else None)
+        self._check(session, "read", found.read)
         # The client executes the relation of a query later: here it is only analysed.
         if text is not None and needs_no_rows(text):
             opened = self._rows.empty(names, found.read)
@@ -442,6 +457,7 @@ class PlanRouter:
                 f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
                 "does not replace it."
             )
+        self._check(operation.session, "write", [key])
         plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
         return OwnRoute(lambda: self._insert(operation, plan, names, key, by_position=by_position))
 

@@ -21,11 +21,15 @@ from google.protobuf import message_factory
 from grpc_status import rpc_status
 from pyspark.sql.connect.proto import base_pb2
 
+from actors.access.access_rules import UNPROVEN
+from actors.access.role_registry import token_digest
+from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
 from actors.connect_gateway.error_status import status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
     OpenOperation,
+    SessionKey,
     SessionTable,
     key_of_request,
 )
@@ -70,8 +74,10 @@ class GatewayCalls:
         router: PlanRouter,
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
+        find_token: FindRoleOfToken,
     ) -> None:
-        """Take the parts. `run` runs a coroutine function beside all calls."""
+        """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
+        the role whose token has a digest."""
         self._settings = settings
         self._clock = clock
         self._upstream = upstream
@@ -79,6 +85,7 @@ class GatewayCalls:
         self._router = router
         self._run = run
         self._security = security
+        self._find_token = find_token
         self._sessions = SessionTable(settings)
         self._opening = anyio.Lock()
 
@@ -113,8 +120,8 @@ class GatewayCalls:
 
         async def call(request: Any, context: Any) -> bytes | None:
             try:
-                self._authenticate(context)
-                return await handler(request, context)
+                with use_caller(await self._caller(context)):
+                    return await handler(request, context)
             except grpc.aio.AioRpcError as error:
                 failed = error
             except PenstockError as error:
@@ -135,18 +142,27 @@ class GatewayCalls:
 
         return call
 
-    def _authenticate(self, context: Any) -> None:
-        """Raise `AuthenticationFailed` if a token is wanted and none of ours is shown."""
+    async def _caller(self, context: Any) -> CallerIdentity:
+        """Return who makes a call, by its token. Raises `AuthenticationFailed` if a token is wanted
+        and none of ours is shown."""
         # On each call: a connection may carry calls of several clients.
-        if self._security is None or not self._security.has_tokens:
-            return
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
         text = shown if isinstance(shown, str) else ""
         token = text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
-        if not self._security.knows(token.encode()):
+        login = await self._find_token(token_digest(token))
+        if login.wanted:
+            if login.role is None:
+                raise AuthenticationFailed(
+                    "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
+                    ";token=… to the address"
+                )
+            return CallerIdentity(login.role, context.peer())
+        tokens = self._security
+        if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
                 "this service wants a token: add ;token=… to the address (token_file)"
             )
+        return CallerIdentity(UNPROVEN, context.peer())
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -155,22 +171,34 @@ class GatewayCalls:
         key = key_of_request(request)
         if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
             raise InvalidUsage("the names of a session are too long")
-        found = self._sessions.get(key)
+        found = self._found(key)
         if found is None:
             # One after the other: two first calls of a session must not open it twice.
             async with self._opening:
-                found = self._sessions.get(key)
+                found = self._found(key)
                 if found is None:
                     self._sessions.check_room()
-                    found = GatewaySession(key, await self._calls.open_session(request))
+                    opened = await self._calls.open_session(request)
+                    found = GatewaySession(key, opened, caller())
                     self._sessions.add(found)
         found.used_ms = self._clock.monotonic_ms()
+        return found
+
+    def _found(self, key: SessionKey) -> GatewaySession | None:
+        """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
+        one of another role."""
+        found = self._sessions.get(key)
+        # A client chooses the names of its sessions, so that a name alone proves nothing.
+        if found is not None and found.caller.role != caller().role:
+            raise AuthenticationFailed(
+                "the session is not of the role that the token proves: open another one"
+            )
         return found
 
     def _operation(self, request: ProtoMessage) -> OpenOperation | None:
         """Return the operation that a request names; None if it is not known. No session is opened
         for it: one that was released must stay so."""
-        session = self._sessions.get(key_of_request(request))
+        session = self._found(key_of_request(request))
         if session is None:
             return None
         session.used_ms = self._clock.monotonic_ms()
@@ -397,7 +425,7 @@ class GatewayCalls:
 
     async def _interrupt(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.InterruptRequest, data)
-        session = self._sessions.get(key_of_request(request))
+        session = self._found(key_of_request(request))
         if session is None:
             return await self._pass_on("Interrupt", data, context)
         canceled = [
@@ -422,7 +450,7 @@ class GatewayCalls:
 
     async def _get_status(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.GetStatusRequest, data)
-        session = self._sessions.get(key_of_request(request))
+        session = self._found(key_of_request(request))
         if session is None:
             return await self._pass_on("GetStatus", data, context)
         told = await self._known(session, self._pass_on("GetStatus", data, context))
@@ -443,7 +471,7 @@ class GatewayCalls:
 
     async def _release_session(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.ReleaseSessionRequest, data)
-        session = self._sessions.get(key_of_request(request))
+        session = self._found(key_of_request(request))
         # First what is held for it: Spark may take long to end what still runs.
         if session is not None:
             await self._forget(session)
@@ -456,7 +484,7 @@ class GatewayCalls:
         told = await self._known(session, self._pass_on("CloneSession", data, context))
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
-        made = GatewaySession(key, answer.new_server_side_session_id)
+        made = GatewaySession(key, answer.new_server_side_session_id, session.caller)
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files

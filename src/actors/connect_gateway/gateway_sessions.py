@@ -13,6 +13,7 @@ from typing import Final, NamedTuple
 
 import anyio
 
+from actors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.plan_rewriting import ProtoMessage
@@ -57,8 +58,14 @@ class OpenOperation:
 class GatewaySession:
     """One session."""
 
-    def __init__(self, key: SessionKey, server_side_session_id: str) -> None:
+    def __init__(
+        self,
+        key: SessionKey,
+        server_side_session_id: str,
+        caller: CallerIdentity = NOBODY,
+    ) -> None:
         self.key = key
+        self.caller = caller
         self.server_side_session_id = server_side_session_id
         self.naming = anyio.Lock()
         """Held while Spark analyses a text for which temporary views of the session exist."""

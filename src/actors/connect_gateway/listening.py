@@ -10,8 +10,10 @@ from typing import Any, Final, TypeAlias
 import anyio
 import msgspec
 
+from actors.access.access_rules import TokenLogin
 from actors.client.client import Client
 from actors.client.requests import InProcess
+from actors.controller.messages import FindToken
 from actors.errors import AddressInUse, BadSettings
 from actors.kernel import Actor, ActorAddress, ReplySlot
 from actors.persist import PersistClient
@@ -26,6 +28,7 @@ try:
     import grpc
     import grpc.aio
 
+    from actors.connect_gateway.callers import FindRoleOfToken
     from actors.connect_gateway.execution_routes import PlanRouter
     from actors.connect_gateway.gateway import GatewayCalls
     from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
@@ -79,7 +82,8 @@ def bind_gateway(settings: Settings) -> BoundGateway:
     place = NetworkAddress.parse(settings.connect_listen, "connect_listen")
     if place.is_unix:
         raise BadSettings("connect_listen: clients of Spark Connect need host:port")
-    security = for_listener("connect_listen", place, settings, "token_file")
+    required = settings.roles_required
+    security = for_listener("connect_listen", place, settings, "token_file", checks=required)
     server = grpc.aio.server(
         options=_options(settings),
         # Sessions make calls beside their operations; more are refused at once.
@@ -154,7 +158,14 @@ class ConnectGateway(Actor[GatewayMessage]):
         directory = ObjectDirectory(parts.controller, client)
         router = PlanRouter(settings, directory, client, rows, calls, parts.execute_statement)
         self._calls = GatewayCalls(
-            settings, clock, self._upstream, calls, router, self._run, self._bound.security
+            settings,
+            clock,
+            self._upstream,
+            calls,
+            router,
+            self._run,
+            self._bound.security,
+            _token_finder(parts.controller),
         )
         # Only now: until its actor runs, a call would have nobody to answer it.
         server = self._bound.server
@@ -182,6 +193,16 @@ class ConnectGateway(Actor[GatewayMessage]):
     def describe(self) -> str:
         """Return what is open, as text for people."""
         return f"listens on {self._bound.address}; {self._calls.describe()}"
+
+
+def _token_finder(controller: ActorAddress[Any]) -> FindRoleOfToken:
+    """Return a function that asks the controller whose token it is."""
+
+    async def find(digest: bytes) -> TokenLogin:
+        found: TokenLogin = await controller.ask(lambda reply: FindToken(digest, reply))
+        return found
+
+    return find
 
 
 def _log_sweep(error: Exception) -> None:

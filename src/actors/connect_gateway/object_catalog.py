@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from pyspark.sql.connect.proto import relations_pb2
 
+from actors.access.access_rules import AccessRules
 from actors.client.client import Client
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.sql_names import NameParts, ResolveName
@@ -142,11 +143,21 @@ class ObjectDirectory:
         self._client = client
         self._seqno: int | None = _UNKNOWN
         self._names = ObjectNames({}, {})
+        self._access = AccessRules()
 
     async def names(self) -> ObjectNames:
         """Return the objects that there are now."""
         await self._ask(())
         return self._names
+
+    def check(self, role: str, right: str, keys: Iterable[str]) -> None:
+        """Raise `AccessDenied` unless a session with this role has a right on these objects, by the
+        roles and the catalog that `names` found last."""
+        for key in keys:
+            entry = self._names.entry(key)
+            # The service's relations about itself are for everybody.
+            if entry is not None:
+                self._access.check(role, right, entry.id, entry.name)
 
     async def pin(self, keys: Iterable[str]) -> Time:
         """Return the time at which these objects are read together, which sees every acknowledged
@@ -168,6 +179,7 @@ class ObjectDirectory:
             return PinObjects(names, known, reply)
 
         found = await self._controller.ask(ask)
+        self._access = found.access
         # Another task may have heard of a later catalog meanwhile: sequence numbers only grow.
         if found.objects is not None and self._seqno == known:
             self._names, self._seqno = ObjectNames.of(found.objects), found.seqno

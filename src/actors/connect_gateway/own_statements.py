@@ -13,6 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from actors.client.client import Client
+from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import InvalidUsage, SqlSyntaxError, UnknownObject
 from actors.settings import Settings
@@ -20,6 +21,7 @@ from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession
+from actors.sql_session.audit import StatementAudit
 
 _OWN: Final = (
     sql.CreateTableStatement,
@@ -29,6 +31,15 @@ _OWN: Final = (
     sql.CreateSourceStatement,
     sql.CreateSinkStatement,
     sql.SubscribeStatement,
+    sql.CreateRoleStatement,
+    sql.AlterRoleStatement,
+    sql.DropRolesStatement,
+    sql.CreateTokenStatement,
+    sql.DropTokensStatement,
+    sql.GrantStatement,
+    sql.RevokeStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
 )
 """Statements that only the service has. Spark's own tables have a USING, which is not read here."""
 _OWN_KINDS: Final = frozenset({"materialized views", "sources", "sinks", "indexes"})
@@ -42,11 +53,12 @@ _BEGINS: Final = re.compile(
 class OwnStatements:
     """Carries out the service's own statements, each in a session of its own."""
 
-    def __init__(self, connect: Callable[[], Awaitable[Client]], settings: Settings) -> None:
+    def __init__(self, connect: Callable[[str], Awaitable[Client]], settings: Settings) -> None:
+        """Take a function that makes a client of the service for a role."""
         self._connect = connect
         self._settings = settings
 
-    async def __call__(self, text: str) -> StatementAnswer | None:
+    async def __call__(self, text: str, who: CallerIdentity) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
             statement = parse_statement(text, SqlDialect.SPARK)
@@ -55,15 +67,18 @@ class OwnStatements:
             if _BEGINS.match(text):
                 raise
             return None  # Spark reads more than this grammar does
-        async with await self._connect() as client:
-            session = SqlSession(client, self._settings, SqlDialect.SPARK)
+        audit = StatementAudit(self._settings, *who, SqlDialect.SPARK)
+        async with await self._connect(who.role) as client:
+            session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
             try:
                 if not await _is_own(session, statement):
                     return None
-                result = await session.execute(statement)
-                if result.schema is None or result.batches is None:
-                    return StatementAnswer(pa.schema([]))
-                return StatementAnswer(result.schema, [batch async for batch in result.batches])
+                known = {each.name: each for each in await session.context.catalog.known()}
+                with audit.statement(statement, text, known):
+                    result = await session.execute(statement)
+                    if result.schema is None or result.batches is None:
+                        return StatementAnswer(pa.schema([]))
+                    return StatementAnswer(result.schema, [batch async for batch in result.batches])
             finally:
                 await session.close()
 

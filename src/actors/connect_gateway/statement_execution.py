@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
+from actors.connect_gateway.callers import CallerIdentity
 from actors.errors import PenstockError
 
 
@@ -21,10 +22,10 @@ class ExecuteStatement(Protocol):
     """Executes a text that is a statement of the service (CREATE MATERIALIZED VIEW, DROP, SHOW,
     INSERT INTO one of its tables, …)."""
 
-    def __call__(self, text: str) -> Awaitable[StatementAnswer | None]:
-        """Return the statement's answer; None, without having done anything, for a text that is
-        Spark's. Raises errors of `actors.errors`, with Spark's condition in the text if there is
-        one."""
+    def __call__(self, text: str, who: CallerIdentity) -> Awaitable[StatementAnswer | None]:
+        """Carry the text out for a caller, and return the statement's answer; None, without having
+        done anything, for a text that is Spark's. Raises errors of `actors.errors`, with Spark's
+        condition in the text if there is one."""
         ...
 
 

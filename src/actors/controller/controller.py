@@ -40,6 +40,8 @@ from actors.controller.messages import (
     BytesDelivered,
     CopyTurn,
     EnqueueWrite,
+    FindLogin,
+    FindToken,
     PinObjects,
     ReplicaConnected,
     ReplicaLost,
@@ -52,6 +54,7 @@ from actors.controller.messages import (
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.reads.point_reads import PointReads
 from actors.controller.reads.queries import (
+    InputsChecked,
     QueryEnded,
     QueryLate,
     QueryPiece,
@@ -86,6 +89,8 @@ from actors.controller.replicas.instance import (
     ReplicaSupply,
 )
 from actors.controller.replicas.replica_merge import MergedResponses
+from actors.controller.roles.request_rights import check_request
+from actors.controller.roles.role_store import RolesStored, RoleStore
 from actors.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -151,6 +156,14 @@ from actors.protocol.compute import (
 )
 from actors.protocol.compute import StatusResponse as DataflowStatus
 from actors.protocol.relations import is_relation
+from actors.protocol.role_messages import (
+    AlterRole,
+    ChangeRights,
+    CheckRight,
+    CreateRole,
+    DropRoles,
+    ListRoles,
+)
 from actors.settings import Settings
 from actors.spans import measure, measuring
 from actors.telemetry import LAG_MS, TRACEPARENT
@@ -192,6 +205,10 @@ ControllerMessage: TypeAlias = (
     | HoldsMoved
     | LeftoverTurn
     | LeftoverForgotten
+    | FindLogin
+    | FindToken
+    | RolesStored
+    | InputsChecked
 )
 
 
@@ -240,6 +257,8 @@ class Controller(Actor[ControllerMessage]):
             state.connector_store = StorageStore(self._store, self._connectors)
         self._state = state
         self._points.attach_state(state)
+        self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
+        state.objects_created = self._roles.created
         self._statements = StatementQueue(state)
         self._reads = PendingReads(state)
         self._subscribes = RunningSubscribes(state)
@@ -310,14 +329,15 @@ class Controller(Actor[ControllerMessage]):
 
     async def receive(self, message: ControllerMessage) -> None:
         match message:
-            case SubmitRequest(session, request, peer):
-                self._submit(session, request, peer)
+            case SubmitRequest(session, request, peer, role):
+                self._submit(session, request, peer, role)
             case PinObjects():
                 self._pin(message)
             case BytesDelivered():
                 self._delivered(message)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
+                self._roles.session_closed(session_path)
                 for part in self._parts:
                     part.session_closed(session_path)
             case TablesAdvanced(upper):
@@ -342,18 +362,9 @@ class Controller(Actor[ControllerMessage]):
             case ReplicasChanged() | ReplicasNoted():
                 self._replicas_changed(message)
             case StatementDone():
-                for dropped in self._statements.done(message):
-                    self._relations.forget(dropped.id)
-                    self._reads.dropped(dropped)
-                    self._subscribes.dropped(dropped)
-                    self._copies.dropped(dropped)
-                    self._copies_from.dropped(dropped)
-            case SinceRead():
-                self._reads.since_read(message)
-            case DeadlinePassed(number):
-                self._reads.late(number)
-            case PartRead():
-                self._reads.part_read(message)
+                self._dropped(self._statements.done(message))
+            case SinceRead() | DeadlinePassed() | PartRead():
+                self._read_turn(message)
             case SubscribeHeld():
                 self._subscribes.held(message)
             case PieceRead():
@@ -376,19 +387,65 @@ class Controller(Actor[ControllerMessage]):
                 self._holds.moved(message)
             case LeftoverTurn() | LeftoverForgotten():
                 self._sources.leftovers.turn(message)
+            case FindLogin() | FindToken() | RolesStored() | InputsChecked():
+                self._role_turn(message)
             case _:
                 assert_never(message)
 
+    def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead) -> None:
+        match message:
+            case SinceRead():
+                self._reads.since_read(message)
+            case DeadlinePassed(number):
+                self._reads.late(number)
+            case PartRead():
+                self._reads.part_read(message)
+
+    def _role_turn(self, message: FindLogin | FindToken | RolesStored | InputsChecked) -> None:
+        access = self._state.access
+        match message:
+            case FindLogin(name, reply):
+                reply.set(access.login(name))
+            case FindToken(digest, asked):
+                asked.set(access.token_login(digest))
+            case RolesStored():
+                self._roles.stored(message)
+            case InputsChecked(session, request, role):
+                self._serve(session, request, role)
+
+    def _dropped(self, entries: tuple[CatalogObject, ...]) -> None:
+        for entry in entries:
+            self._relations.forget(entry.id)
+            self._reads.dropped(entry)
+            self._subscribes.dropped(entry)
+            self._copies.dropped(entry)
+            self._copies_from.dropped(entry)
+        if entries:
+            self._roles.dropped(entries)
+
     # -- requests ------------------------------------------------------------------------------
 
-    def _submit(self, session: ActorAddress[Any], request: Request, peer: str) -> None:
+    def _submit(
+        self, session: ActorAddress[Any], request: Request, peer: str, role: str | None
+    ) -> None:
         known = self._sessions.get(session.path)
         if known is None:
             known = self._sessions[session.path] = ConnectedClient(peer, self.ctx.now_ms())
             # A session without requests has no state here, and need not be watched.
             self.ctx.watch(session, SessionClosed(session.path))
         known.requests += 1
-        self._serve(session, request)
+        role = self._roles.role_of(session.path, role)
+        self._serve(session, request, role, unchecked=True)
+
+    def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
+        """Return whether a request may be handled now. Raises `AccessDenied`, and as
+        `check_request` does."""
+        check_request(self._state.access, self._state.catalog, role, request)
+        if not isinstance(request, CreateView) or self._state.access.is_free(role):
+            return True
+        # The names in a view's text are known only when it has been analysed.
+        self._queries.check_inputs(session, request, role)
+        return False
 
     def _delivered(self, told: BytesDelivered) -> None:
         parts = (self._reads, self._queries, self._copies, self._copies_from)
@@ -402,13 +459,21 @@ class Controller(Actor[ControllerMessage]):
         except PenstockError as error:
             asked.reply.fail(error)
 
-    def _serve(self, session: ActorAddress[Any], request: Request) -> None:
+    def _serve(
+        self,
+        session: ActorAddress[Any],
+        request: Request,
+        role: str | None,
+        *,
+        unchecked: bool = False,
+    ) -> None:
         try:
             try:
-                self._handle(session, request)
+                if not unchecked or self._is_permitted(session, request, role):
+                    self._handle(session, request, role)
             except NoContentsYet as error:
                 assert isinstance(request, ReadObject | RunQuery | CopyTo), request
-                again = partial(self._serve, session, request)
+                again = partial(self._serve, session, request, role)
                 self._reads.await_contents(session, request, error.table, again)
         except PenstockError as error:
             reply_error(session, request.request, error)
@@ -417,7 +482,7 @@ class Controller(Actor[ControllerMessage]):
             log.exception("%s failed by a fault of this program", type(request).__name__)
             reply_error(session, request.request, to_penstock_error(error))
 
-    def _handle(self, session: ActorAddress[Any], request: Request) -> None:
+    def _handle(self, session: ActorAddress[Any], request: Request, role: str | None) -> None:
         match request:
             case WriteTables():
                 self._write(session, request)
@@ -428,9 +493,9 @@ class Controller(Actor[ControllerMessage]):
             case WaitFor():
                 self._reads.wait_for(session, request)
             case RunQuery():
-                self._queries.query(session, request)
+                self._queries.query(session, request, role)
             case DescribeQuery():
-                self._queries.describe(session, request)
+                self._queries.describe(session, request, role)
             case ExplainQuery():
                 self._statements.explain(session, request)
             case SubscribeObject():
@@ -468,9 +533,16 @@ class Controller(Actor[ControllerMessage]):
                 | CreateSink()
                 | DropSink()
             ):
-                self._statements.submit(session, request)
+                self._statements.submit(session, request, role)
             case ChangeReplicas():
                 self._change_replicas(session, request)
+            case CreateRole() | AlterRole() | DropRoles() | ChangeRights():
+                self._roles.submit(session, request, role)
+            case ListRoles():
+                session.reply(self._roles.report(request))
+            case CheckRight(number):
+                # Checked already, as every request is.
+                session.reply(RequestDone(number))
 
     def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
         tracing = running()
@@ -601,5 +673,5 @@ class Controller(Actor[ControllerMessage]):
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
             f"{len(self._subscribes)} subscribes, "
             f"{len(self._copies) + len(self._copies_from)} copies; "
-            f"{self._statements.describe()}"
+            f"{self._roles.describe()}; {self._statements.describe()}"
         )

@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from actors.access.access_rules import AccessRules, RoleLogin, TokenLogin
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.staged import StagedCopy
@@ -38,6 +39,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, gc=False):
     request: api.Request
     peer: str = ""
     """Address of the client, for people."""
+    role: str | None = None
+    """Role of the session; None: it is trusted, and may do everything (`access.access_rules`)."""
 
 
 class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
@@ -74,6 +77,22 @@ class PinnedObjects(msgspec.Struct, frozen=True, gc=False):
     time: Time
     missing: str = ""
     """Name of a source's table below the objects that has no contents yet: a read waits for it."""
+    access: AccessRules = AccessRules()
+    """The roles and their rights now."""
+
+
+class FindLogin(msgspec.Struct, frozen=True, gc=False):
+    """A door in this process asks how a user of this name is let in."""
+
+    name: str
+    reply: ReplySlot[RoleLogin]
+
+
+class FindToken(msgspec.Struct, frozen=True, gc=False):
+    """A door in this process asks which role a token proves."""
+
+    digest: bytes
+    reply: ReplySlot[TokenLogin]
 
 
 # -- table writer ----------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
+from actors.access.access_rules import AccessRules
 from actors.cluster.cluster import ClusterStatistics
 from actors.controller.catalog.catalog import CatalogObject, CatalogSnapshot
 from actors.controller.catalog.connector_ddl import NoConnectors, StorageStore
@@ -68,6 +69,12 @@ class ControllerState:
         """Returns the health of a source, a source's table, or a sink."""
         self.connector_dropped: Callable[[CatalogObject], None] = lambda entry: None
         """Called when a source, a source's table, or a sink has been dropped."""
+        self.access = AccessRules()
+        """The roles and their rights: `RoleStore` keeps them."""
+        self.objects_created: Callable[[str | None, tuple[CatalogObject, ...]], None] = (
+            lambda role, entries: None
+        )
+        """Called with a session's role and the objects that it has created."""
         self._transient = 0
 
     def command(self, command: Command) -> None:

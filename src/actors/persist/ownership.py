@@ -50,6 +50,7 @@ def hand_over(
     if any(documents.shards[shard] is not None for shard in new):
         return ChangeOutcome(False)
     become: dict[ShardId, ShardState | None] = dict(new)
+    # All in one set: a view's output and its hidden states stand at one upper, always.
     for shard, state in held.items():
         then = replace(state, owner=dataflow)
         sinces = [state.holds[name] for name in former if name in state.holds]

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from actors.access.role_registry import ADMIN
 from actors.pg_catalog.catalog_queries import _HINT, AnswerColumn, CatalogQueries
 from actors.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
@@ -35,6 +36,7 @@ from actors.pgwire.type_map import (
     sized,
 )
 from actors.protocol.api import ObjectStatus
+from actors.protocol.role_messages import RolesReport
 from actors.sql_session.context import DATABASE, SessionContext
 from actors.sql_session.results import StatementResult, result_of
 
@@ -73,16 +75,15 @@ class SharedCatalog:
             self._queries = CatalogQueries()
         return self._queries
 
-    def show(self, objects: Sequence[CatalogObjectRow], users: Sequence[str]) -> None:
+    def show(self, objects: Sequence[CatalogObjectRow], roles: Sequence[CatalogRoleRow]) -> None:
         """Show these objects and roles from now on, if they are not shown already."""
-        content = (tuple(objects), tuple(users))
+        content = (tuple(objects), tuple(roles))
         # Filling the rows takes longer than comparing, and objects seldom change.
         if content == self._shown:
             return
         self._version += 1
-        roles = tuple(CatalogRoleRow(user, superuser=True) for user in users)
         self.queries.apply_snapshot(
-            PgCatalogSnapshot(self._version, tuple(objects), roles, DATABASE)
+            PgCatalogSnapshot(self._version, tuple(objects), tuple(roles), DATABASE)
         )
         self._shown = content
 
@@ -149,7 +150,22 @@ class CatalogDoor:
         shown = [
             _object_row(each, indexes.get(each.name, {})) for each in objects if each.kind in _KINDS
         ]
-        self._shared.show(shown, sorted({self._user, DATABASE}))
+        report = await self._context.client.roles()
+        self._shared.show(shown, _role_rows(report, self._user))
+
+
+def _role_rows(report: RolesReport, user: str) -> list[CatalogRoleRow]:
+    """Return the roles as clients are shown them. While none is wanted, whoever asks is one that
+    may do everything."""
+    found = {DATABASE: CatalogRoleRow(DATABASE, superuser=True, can_login=not report.wanted)}
+    if not report.wanted:
+        found[user] = CatalogRoleRow(user, superuser=True)
+    for role in report.roles:
+        admin = any(each.right == ADMIN and not each.on for each in role.rights)
+        found[role.name] = CatalogRoleRow(
+            role.name, superuser=admin, can_login=role.login, create_role=admin
+        )
+    return [found[name] for name in sorted(found)]
 
 
 def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRow:

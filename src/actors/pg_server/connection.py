@@ -19,6 +19,7 @@ from typing import Final
 import anyio
 import pyarrow as pa
 
+from actors.access.access_rules import UNPROVEN, RoleLogin
 from actors.controller.reads.point_reads import PointReads
 from actors.errors import (
     AuthenticationFailed,
@@ -34,6 +35,8 @@ from actors.errors import (
 )
 from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
 from actors.pg_server.copying import copy_from_client, copy_to_client
+from actors.pg_server.login import prove_role
+from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
 from actors.pg_server.statements import (
     KeptStatement,
@@ -43,7 +46,6 @@ from actors.pg_server.statements import (
 )
 from actors.pg_server.wire import SEND_BYTES, PgWire
 from actors.pgwire import messages as pg
-from actors.pgwire.few_rows import encode_few
 from actors.pgwire.parameters import parse_parameters, spark_literal
 from actors.pgwire.row_encoding import RowEncoder, cut_batches
 from actors.pgwire.sqlstate import error_report
@@ -52,6 +54,7 @@ from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.audit import StatementAudit
 from actors.sql_session.context import READABLE_KINDS
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
@@ -74,6 +77,9 @@ _ROWS: Final = (
     sql.ExplainStatement,
     sql.FetchCursorStatement,
     sql.ExecutePreparedStatement,
+    sql.CreateTokenStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
 )
 _WRITES: Final = (
     sql.InsertStatement,
@@ -83,14 +89,10 @@ _WRITES: Final = (
     sql.CopyStatement,
 )
 _TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
-_POINT_MESSAGES: Final[list[pg.FrontendMessage]] = [
-    pg.DescribePortal(""),
-    pg.ExecutePortal("", 0),
-    pg.SyncPipeline(),
-]
-"""What drivers send behind the Bind of a query."""
-OpenSession = Callable[[str], Awaitable[SqlSession]]
-"""Opens a session for a user."""
+OpenSession = Callable[[str, str], Awaitable[SqlSession]]
+"""Opens a session for a user with a role (`UNPROVEN`: it has proved none)."""
+FindRole = Callable[[str], Awaitable[RoleLogin]]
+"""Returns how a user of this name is let in."""
 
 
 class PgConnection:
@@ -104,6 +106,7 @@ class PgConnection:
         *,
         tls: ssl.SSLContext | None,
         knows: Callable[[bytes], bool] | None,
+        find_role: FindRole,
         process_id: int,
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
@@ -118,7 +121,9 @@ class PgConnection:
             settings: The service's.
             open_session: Opens the SQL session of a user.
             tls: Encrypts connections that ask for it; None: they are told no.
-            knows: Checks a password; None: no proof is asked for.
+            knows: Checks a token as a password while no role is wanted; None: no proof is asked
+                for then.
+            find_role: Returns how a user is let in.
             process_id: Number by which other connections cancel a statement of this one.
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
@@ -133,6 +138,9 @@ class PgConnection:
         self._open_session = open_session
         self._tls = tls
         self._knows = knows
+        self._find_role = find_role
+        self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
+        self._role = UNPROVEN
         self._cancel_other = cancel_other
         self._shared = shared
         self._points = points
@@ -227,11 +235,17 @@ class PgConnection:
         user = packet.parameters.get("user", "")
         if not user:
             raise AuthenticationFailed("the startup packet names no user")
-        if self._knows is not None:
-            await self._check_password(user)
+        settings, peer = self._settings, self.wire.peer
+        try:
+            role = self._role = await self._prove(user)
+        except AuthenticationFailed:
+            StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
+            raise
+        self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
+        self._audit.event("Login")
         self.wire.decoder.admit()
         await self.wire.send(pg.AUTHENTICATION_OK)
-        self._session = session = await self._open_session(user)
+        self._session = session = await self._open_session(role or user, role)
         self._catalog = CatalogDoor(self._shared, session.context, self.process_id)
         for name, value in _variables(packet.parameters):
             try:
@@ -244,6 +258,17 @@ class PgConnection:
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
         await self._ready()
+
+    async def _prove(self, user: str) -> str:
+        """Let the client prove what is wanted, and return its role."""
+        login = await self._find_role(user)
+        # Asked for each connection: roles come and go while the service runs.
+        if login.wanted:
+            await prove_role(self.wire, self._settings, user, login)
+            return login.role
+        if self._knows is not None:
+            await self._check_password(user)
+        return UNPROVEN
 
     async def _check_password(self, user: str) -> None:
         assert self._knows is not None
@@ -367,9 +392,10 @@ class PgConnection:
             if len(found) > 1 and number == 0:
                 self._begin_implicit(statement)
             if isinstance(statement, sql.CopyStatement):
-                await self._copy(statement)
+                await self._copy(statement, each)
                 continue
-            result = await self._execute(statement, ())
+            with self._audit.statement(statement, each, await self._audited_names()):
+                result = await self._execute(statement, ())
             await self._send_result(result)
 
     def _begin_implicit(self, statement: sql.SqlStatement) -> None:
@@ -422,11 +448,17 @@ class PgConnection:
         if now:
             await self.wire.flush()
 
-    async def _copy(self, statement: sql.CopyStatement) -> None:
-        if statement.direction == "from":
-            count = await copy_from_client(self.wire, self.session, statement)
-        else:
-            count = await copy_to_client(self.wire, self.session, statement, self._time_zone())
+    async def _audited_names(self) -> dict[str, TableSchema]:
+        """Return the objects that a query may name, if that is written down."""
+        return await self._schemas() if self._audit.is_on else {}
+
+    async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
+        session = self.session
+        with self._audit.statement(statement, text, await self._audited_names()):
+            if statement.direction == "from":
+                count = await copy_from_client(self.wire, session, statement)
+            else:
+                count = await copy_to_client(self.wire, session, statement, self._time_zone())
         await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
 
     def _time_zone(self) -> str:
@@ -552,7 +584,11 @@ class PgConnection:
             SqlParameter(None, spark_literal(None, oid), computed=True)
             for oid in kept.parameter_oids
         ]
-        shape = await self.session.describe(kept.statement, examples)
+        # A client that is refused here never executes it, so that no other line would tell.
+        with self._audit.statement(
+            kept.statement, kept.text, await self._audited_names(), failures_only=True
+        ):
+            shape = await self.session.describe(kept.statement, examples)
         return None if shape is None else describe_fields(shape)
 
     async def _describe_portal(self, portal: OpenPortal) -> None:
@@ -576,73 +612,43 @@ class PgConnection:
         kept = portal.kept
         values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
         if kept.point is not None and self._reads_latest():
-            rows = self._points.find(kept.point.selection, kept.point.key(values))
+            rows = self._points.find(kept.point.selection, kept.point.key(values), self._role)
             if rows is not None:
                 portal.tag, portal.found = "SELECT", rows.rename_columns(list(kept.point.names))
                 portal.shape = portal.found.schema
                 return
         if kept.statement is None:
-            result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
+            with self._audit.statement(None, kept.text, kind="Catalog"):
+                result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
         else:
             parameters = [
                 SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
                 for value, oid in zip(values, kept.parameter_oids, strict=True)
             ]
-            result = await self._execute(kept.statement, parameters)
+            with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
+                result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
         portal.oids = result.oids
 
     def _reads_latest(self) -> bool:
-        # A transaction reads at its own time, and a setting may name another one.
+        # A transaction reads at its own time, and a setting may name another one. Statements that
+        # are audited go the usual way.
         session = self.session
-        return not (session.in_transaction or session.variables.get("penstock.as_of"))
+        if session.in_transaction or self._audit.is_on:
+            return False
+        return not session.variables.get("penstock.as_of")
 
     async def _answer_point(self, bound: pg.BindPortal) -> bool:
-        """Answer a query of one key together with the messages behind it, which are there already.
-        Return False, having done nothing, where the usual way must be gone."""
+        """Answer a query of one key together with the messages behind it, if that can be done at
+        once."""
         kept = self._kept.get(bound.statement)
-        if kept is None or kept.point is None or bound.portal or self._skipping:
+        if kept is None or kept.point is None or self._skipping or not self._reads_latest():
             return False
-        behind = self.wire.ahead(len(_POINT_MESSAGES))
-        described = behind == _POINT_MESSAGES
-        if not described and behind[:2] != _POINT_MESSAGES[1:]:
-            return False
-        if not self._reads_latest() or len(bound.parameters) != len(kept.parameter_oids):
-            return False
-        point = kept.point
-        try:
-            values = parse_parameters(bound, kept.parameter_oids, self._time_zone())
-            found = self._points.find(point.selection, point.key(values))
-            if found is None:
-                return False
-            codes = pg.expand_formats(bound.result_formats, found.num_columns, "columns")
-        except PenstockError:
-            return False  # the usual way tells of it
-        rows = encode_few(found, codes)
-        if rows is None:
-            encoded = RowEncoder(codes, self._time_zone()).encode(found)
-            rows = bytes(encoded.rows(0, len(encoded)))
+        # The unnamed portal that was there gives way, as it does to any Bind.
         await self._close_portal("")
-        answer = [pg.BIND_COMPLETE]
-        if described:
-            answer.append(self._point_header(kept, found, codes))
-        tag = pg.encode_command_complete(f"SELECT {found.num_rows}")
-        self.wire.skip(3 if described else 2)
-        await self.wire.send(b"".join([*answer, rows, tag, pg.encode_ready(b"I")]))
-        await self.wire.flush()
-        return True
-
-    def _point_header(
-        self, kept: KeptStatement, found: pa.RecordBatch, codes: tuple[int, ...]
-    ) -> bytes:
-        """Return the description of a point's columns."""
-        header = kept.headers.get(codes)
-        if header is None:
-            assert kept.point is not None
-            shape = found.rename_columns(list(kept.point.names)).schema
-            header = pg.encode_row_description(describe_fields(shape, codes))
-            kept.headers[codes] = header
-        return header
+        return await answer_point(
+            self.wire, self._points, kept, bound, self._role, self._time_zone()
+        )
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
         statement = portal.kept.statement
@@ -650,7 +656,7 @@ class PgConnection:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
         if isinstance(statement, sql.CopyStatement):
-            await self._copy(statement)
+            await self._copy(statement, portal.kept.text)
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
@@ -725,7 +731,9 @@ class PgConnection:
             return False
         if self.session.failed:
             raise TransactionAborted("the transaction has failed: ROLLBACK it")
-        await self._send_result(await self.catalog.answer(text, values))
+        with self._audit.statement(None, text, kind="Catalog"):
+            result = await self.catalog.answer(text, values)
+        await self._send_result(result)
         return True
 
 

@@ -44,6 +44,8 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
     assert statement.table is not None
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
+    # Before the client sends rows for nothing.
+    await context.client.check_right("write", table)
     form = format_of(statement.options)
     decoder = copy_decoder(
         TableSchema(columns),

@@ -17,7 +17,7 @@ from actors.controller.reads.point_reads import PointReads
 from actors.errors import AddressInUse
 from actors.kernel import Actor
 from actors.pg_server.catalog_door import SharedCatalog
-from actors.pg_server.connection import PgConnection
+from actors.pg_server.connection import FindRole, PgConnection
 from actors.pg_server.wire import READ_BYTES, PgWire
 from actors.pgwire.messages import CANCEL_KEY_BYTES
 from actors.settings import Settings
@@ -78,9 +78,10 @@ class PgListener:
 
 def listener_security(settings: Settings) -> TransportSecurity | None:
     """Return what the listener demands of its peers. Raises `BadSettings` for an address that other
-    machines reach without TLS and tokens."""
+    machines reach without TLS, and without tokens or `roles_required`."""
     place = NetworkAddress.parse(settings.pg_listen, "pg_listen")
-    return for_listener("pg_listen", place, settings, "token_file")
+    required = settings.roles_required
+    return for_listener("pg_listen", place, settings, "token_file", checks=required)
 
 
 class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
@@ -94,13 +95,17 @@ class PgServer(Actor[_ListenerEnded]):
         self,
         listener: PgListener,
         settings: Settings,
-        connect: Callable[[], Awaitable[Client]],
+        connect: Callable[[str], Awaitable[Client]],
+        find_role: FindRole,
         points: PointReads | None = None,
     ) -> None:
+        """Take the environment. `connect` makes a client of the service for a role, `find_role`
+        says how a user is let in."""
         self._listener = listener
         self._settings = settings
         self._connect = connect
         self._points = points or PointReads()
+        self._find_role = find_role
         self._security = listener_security(settings)
         self._tls = self._tls_context()
         self._connections: dict[int, PgConnection] = {}
@@ -151,6 +156,7 @@ class PgServer(Actor[_ListenerEnded]):
             self._session,
             tls=self._tls,
             knows=security.knows if security is not None and security.has_tokens else None,
+            find_role=self._find_role,
             process_id=number,
             secret_key=key,
             cancel_other=self._cancel,
@@ -167,8 +173,8 @@ class PgServer(Actor[_ListenerEnded]):
         finally:
             del self._connections[number]
 
-    async def _session(self, user: str) -> SqlSession:
-        client = await self._connect()
+    async def _session(self, user: str, role: str) -> SqlSession:
+        client = await self._connect(role)
         return SqlSession(client, self._settings, SqlDialect.POSTGRES, user, spawn=self._spawn)
 
     def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:

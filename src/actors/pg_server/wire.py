@@ -121,6 +121,19 @@ class PgWire:
             raise ConnectionBroken(f"{self.peer}: TLS: {error}") from None
         self.encrypted = True
 
+    def certificate_name(self) -> str:
+        """Return the common name in the certificate that the client has shown, which TLS has
+        checked; "" if it has shown none."""
+        found = self._writer.get_extra_info("peercert") if self.encrypted else None
+        names = [
+            value
+            for part in (found or {}).get("subject", ())
+            for key, value in part
+            if key == "commonName"
+        ]
+        # Of several it could not be said which one is the client's.
+        return names[0] if len(names) == 1 else ""
+
     async def close(self) -> None:
         """Send what waits, and close; a peer that does not read is cut off."""
         try:

@@ -53,6 +53,7 @@ def encode_few(rows: pa.RecordBatch, formats: Sequence[int]) -> bytes | None:
 
 def _fields(column: pa.Array, kind: pa.DataType, *, binary: bool) -> list[bytes] | None:
     """Return each value with its length before it; None where this is not the place for it."""
+    # Python's values: a few of them cost less than one call of a kernel.
     values: list[Any] = column.to_pylist()
     found = []
     for value in values:

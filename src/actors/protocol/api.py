@@ -17,6 +17,15 @@ from actors.kernel import ActorStatistics
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.compute import ColumnComparison, RowSetFinishing
+from actors.protocol.role_messages import (
+    AlterRole,
+    ChangeRights,
+    CheckRight,
+    CreateRole,
+    DropRoles,
+    ListRoles,
+    RolesReport,
+)
 from actors.protocol.storage import ObjectStatistics
 
 # -- Requests of the Python client about sources and sinks, and their answers; part of `api` -------
@@ -468,6 +477,12 @@ Request: TypeAlias = (
     | ListSources
     | ForgetSource
     | CopyFromFiles
+    | CreateRole
+    | AlterRole
+    | DropRoles
+    | ChangeRights
+    | ListRoles
+    | CheckRight
 )
 
 
@@ -675,6 +690,7 @@ Answer: TypeAlias = (
     | SourceReport
     | CopyFromProgress
     | CopiedFrom
+    | RolesReport
 )
 
 

@@ -8,7 +8,13 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 from actors.errors import InvalidUsage
 from actors.plan.schema import arrow_type
 from actors.sql.grammar_query import read_as_query, read_query
-from actors.sql.grammar_roles import read_alter_role, read_create_role, read_drop_roles
+from actors.sql.grammar_roles import (
+    read_alter_role,
+    read_create_role,
+    read_create_token,
+    read_drop_roles,
+    read_drop_tokens,
+)
 from actors.sql.reader import NO_NAMES, StatementReader, list_words
 from actors.sql.statements import (
     AddColumnsAction,
@@ -273,6 +279,10 @@ _CREATES: Final[
         lambda reader, begun: read_create_role(
             reader, begun.position, begun.if_not_exists, login=True
         ),
+        False,
+    ),
+    ("TOKEN",): (
+        lambda reader, begun: read_create_token(reader, begun.position, begun.if_not_exists),
         False,
     ),
 }
@@ -616,6 +626,8 @@ def read_drop(reader: StatementReader) -> SqlStatement:
     reader.need("DROP")
     if reader.take_any("ROLE", "USER"):
         return read_drop_roles(reader, position)
+    if reader.take_any("TOKENS"):
+        return read_drop_tokens(reader, position)
     kind = read_kind(reader)
     if_exists = reader.take("IF", "EXISTS")
     names = reader.object_names(f"the name of a {kind}")

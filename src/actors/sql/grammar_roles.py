@@ -10,13 +10,17 @@ from actors.sql.statements import (
     AccessRight,
     AlterRoleStatement,
     CreateRoleStatement,
+    CreateTokenStatement,
     DropRolesStatement,
+    DropTokensStatement,
     GrantScope,
     GrantStatement,
     QualifiedName,
     RevokeStatement,
     RoleOptions,
     SecretSpan,
+    ShowGrantsStatement,
+    ShowRolesStatement,
 )
 
 _RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
@@ -95,6 +99,45 @@ def _role_names(reader: StatementReader) -> tuple[str, ...]:
     while reader.take(","):
         names.append(reader.name("a role's name"))
     return tuple(names)
+
+
+def read_create_token(
+    reader: StatementReader, position: int, if_not_exists: bool
+) -> CreateTokenStatement:
+    """Take what follows CREATE TOKEN."""
+    if if_not_exists:
+        raise reader.error("a token has no name by which it could exist already")
+    return CreateTokenStatement(position=position, role=_role_of_tokens(reader))
+
+
+def read_drop_tokens(reader: StatementReader, position: int) -> DropTokensStatement:
+    """Take what follows DROP TOKENS."""
+    return DropTokensStatement(position=position, role=_role_of_tokens(reader))
+
+
+def _role_of_tokens(reader: StatementReader) -> str:
+    reader.need("FOR")
+    reader.take_any("ROLE", "USER")
+    name = reader.name("a role's name")
+    reader.need_end()
+    return name
+
+
+def read_show_roles(reader: StatementReader, position: int) -> ShowRolesStatement:
+    """Take what follows SHOW ROLES."""
+    reader.need_end()
+    return ShowRolesStatement(position=position)
+
+
+def read_show_grants(reader: StatementReader, position: int) -> ShowGrantsStatement:
+    """Take what follows SHOW GRANTS."""
+    on = reader.object_name("an object's name") if reader.take("ON") else ()
+    role = None
+    if reader.take("FOR"):
+        reader.take_any("ROLE", "USER")
+        role = reader.name("a role's name")
+    reader.need_end("FOR a role or the end of the statement" if on else "ON an object, FOR a role")
+    return ShowGrantsStatement(position=position, object=on, role=role)
 
 
 def read_grant(reader: StatementReader) -> GrantStatement:

@@ -7,6 +7,7 @@ from typing import Final
 
 from actors.sql.grammar_ddl import read_kind
 from actors.sql.grammar_query import QUERY_WORDS, begins_query, read_query, read_readable
+from actors.sql.grammar_roles import read_show_grants, read_show_roles
 from actors.sql.reader import NO_NAMES, StatementReader, list_words
 from actors.sql.statements import (
     BeginStatement,
@@ -257,7 +258,13 @@ _SHOWN: Final[Mapping[tuple[str, ...], ShownKind]] = {
     ("DATABASES",): "schemas",
     ("NAMESPACES",): "schemas",
 }
-_SHOWN_WORDS: Final = (*(" ".join(words) for words in _SHOWN), "COLUMNS", "CREATE")
+_SHOWN_WORDS: Final = (
+    *(" ".join(words) for words in _SHOWN),
+    "COLUMNS",
+    "CREATE",
+    "ROLES",
+    "GRANTS",
+)
 
 
 def read_show(reader: StatementReader) -> SqlStatement:
@@ -276,6 +283,10 @@ def read_show(reader: StatementReader) -> SqlStatement:
         name = reader.object_name(f"the name of a {kind_created}")
         reader.need_end()
         return ShowCreateStatement(position=position, kind=kind_created, name=name)
+    if reader.take("ROLES"):
+        return read_show_roles(reader, position)
+    if reader.take("GRANTS"):
+        return read_show_grants(reader, position)
     return _show_setting(reader, position)
 
 

@@ -578,6 +578,29 @@ class DropRolesStatement(SqlStatement, frozen=True, kw_only=True):
     if_exists: bool = False
 
 
+class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE TOKEN FOR ROLE name``: a role's proof at Spark Connect's door."""
+
+    role: str
+
+
+class DropTokensStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DROP TOKENS FOR ROLE name``."""
+
+    role: str
+
+
+class ShowRolesStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW ROLES``."""
+
+
+class ShowGrantsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW GRANTS ON object FOR role``; both may be left out."""
+
+    object: QualifiedName = ()
+    role: str | None = None
+
+
 GrantScope: TypeAlias = Literal["objects", "schema", "all tables", "service"]
 
 

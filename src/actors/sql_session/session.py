@@ -19,6 +19,7 @@ from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import catalog_statements as catalog
+from actors.sql_session import role_statements as roles
 from actors.sql_session import writing
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
@@ -107,6 +108,8 @@ class SqlSession:
                 return await self.describe(inner, self._arguments(statement, kept, parameters))
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
+            case sql.CreateTokenStatement():
+                return roles.TOKEN_COLUMNS
         # The others change nothing, and cost little.
         result = await self.execute(statement, parameters)
         if result.batches is not None:
@@ -404,6 +407,15 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.CloseCursorStatement: SqlSession.close_cursor,
     sql.PrepareTextStatement: SqlSession.prepare,
     sql.ExecutePreparedStatement: SqlSession.execute_prepared,
+    sql.CreateRoleStatement: _without_parameters(roles.create_role),
+    sql.AlterRoleStatement: _without_parameters(roles.alter_role),
+    sql.DropRolesStatement: _without_parameters(roles.drop_roles),
+    sql.CreateTokenStatement: _without_parameters(roles.create_token),
+    sql.DropTokensStatement: _without_parameters(roles.drop_tokens),
+    sql.GrantStatement: _without_parameters(roles.grant),
+    sql.RevokeStatement: _without_parameters(roles.revoke),
+    sql.ShowRolesStatement: _without_parameters(roles.show_roles),
+    sql.ShowGrantsStatement: _without_parameters(roles.show_grants),
     sql.DeallocateStatement: SqlSession.deallocate,
     sql.NoOperationStatement: SqlSession.do_nothing,
 }

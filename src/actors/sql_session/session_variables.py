@@ -51,6 +51,7 @@ _DEFAULTS: Final = {
     "idle_in_transaction_session_timeout": "0",
     "extra_float_digits": "1",
     "bytea_output": "hex",
+    "password_encryption": "scram-sha-256",
     "max_identifier_length": "255",
     "row_security": "on",
     "xmloption": "content",
@@ -59,9 +60,17 @@ _DEFAULTS: Final = {
     "penstock.refresh_policy": "auto",
 }
 _FIXED: Final = frozenset(
-    {"server_version", "server_version_num", "server_encoding", "integer_datetimes"}
+    {
+        "server_version",
+        "server_version_num",
+        "server_encoding",
+        "integer_datetimes",
+        "is_superuser",
+        "session_authorization",
+    }
 )
 _ONE_VALUE: Final = {
+    "password_encryption": ("scram-sha-256",),
     "client_encoding": ("utf8", "utf-8", "unicode"),
     "standard_conforming_strings": ("on", "true", "1", "yes"),
     "datestyle": ("iso", "iso, mdy", "iso, dmy", "iso, ymd", "iso,mdy", "default"),

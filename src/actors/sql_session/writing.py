@@ -319,6 +319,9 @@ async def _carry_out(
     context: SessionContext, table: str, schema: TableSchema, change: PendingChange
 ) -> None:
     if context.transaction is not None:
+        # COMMIT checks it again; the statement is where a client expects the error.
+        if table not in context.transaction.tables:
+            await context.client.check_right("write", table)
         limit = context.settings.sql_rows_bytes_max
         context.transaction.add(table, schema, change, limit)
         return

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import msgspec
 
+from actors.access.role_registry import RoleRegistry
 from actors.controller.catalog.catalog import (
     CATALOG_KEY,
     INDEX,
@@ -17,6 +18,7 @@ from actors.controller.catalog.catalog import (
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.cleanup_record import load as load_leftovers
 from actors.controller.holds import RETAIN, dataflow_holder, sink_holder
+from actors.controller.roles.role_record import load_roles
 from actors.errors import StateDirectoryError, UnknownObject
 from actors.persist import PersistClient, ShardState
 from actors.persist.handed import CONSUMER
@@ -40,6 +42,9 @@ class BootState(msgspec.Struct, frozen=True):
     tables_upper: Frontier
     leftovers: tuple[CleanupRecord, ...] = ()
     """External resources of dropped sources."""
+    roles: RoleRegistry = RoleRegistry()
+    roles_seqno: int | None = None
+    """Sequence number of the roles' key; None if it was never written."""
 
 
 async def load(persist: PersistClient) -> BootState:
@@ -67,7 +72,9 @@ async def load(persist: PersistClient) -> BootState:
                 await persist.drop_hold(shard, holder)
     leftovers = await load_leftovers(persist)
     tables_upper = await persist.tables_upper()
-    return BootState(catalog, None if head is None else head.seqno, states, tables_upper, leftovers)
+    roles, roles_seqno = await load_roles(persist)
+    seqno = None if head is None else head.seqno
+    return BootState(catalog, seqno, states, tables_upper, leftovers, roles, roles_seqno)
 
 
 def shard_import(entry: CatalogObject) -> ShardImport:

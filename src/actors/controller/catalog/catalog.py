@@ -190,6 +190,10 @@ class CatalogSnapshot:
             raise UnknownObject(f"there is no table, view or index named {name!r}")
         return entry
 
+    def has(self, name: str) -> bool:
+        """Return whether a table, view or index has this name."""
+        return _key("", name) in self._by_name
+
     def find_stored(self, name: str, purpose: str) -> CatalogObject:
         """Return the object with this name, which has contents or is an index. Raises as `find`,
         and `InvalidUsage` for a plain view; `purpose` is for its message."""

@@ -7,8 +7,8 @@ Two ways:
 - *Replace* (CREATE OR REPLACE): a view of the new query is created beside the old one, which is
   kept up meanwhile. When it is computed it is *swapped* in. With the same columns, or further ones
   behind them, the shard stays: its contents become the new ones at one time, so readers,
-  subscribers, indexes and views above see a change like any other. With other columns the new view
-  takes the name, and nothing may depend on the old one.
+  subscribers, indexes and views above see a change like any other. With other columns the view gets
+  the new one's shards and dataflow, and nothing may depend on it.
 
 In both the shards get an owner in the set that changes the catalog, so that the former dataflow,
 which may still run on a replica that is cut off, cannot write by the former plan.
@@ -64,6 +64,7 @@ async def restart_view(
     assert plan is not None, entry.name
     rebuilt = (entry.plan.strata, entry.plan.hidden) != (plan.strata, plan.hidden)
     dataflow = catalog.new_id
+    # The former dataflow steps on meanwhile: between two of its appends there is time enough.
     for _ in range(HAND_OVER_ATTEMPTS_MAX):
         upper = await persist.upper(entry.shard)
         # It has ended: no dataflow does anything for it any more.
@@ -204,6 +205,7 @@ async def swap_view(
     persist = store.persist
     assert entry.shard is not None, entry.name
     assert coming.shard is not None, entry.name
+    # A new id: a replica that knew the former dataflow would take another one of that id for it.
     dataflow = catalog.new_id
     upper, reached = await persist.upper(entry.shard), await persist.upper(coming.shard)
     since = (await persist.state(coming.shard)).since
@@ -245,15 +247,16 @@ async def rename_view(
     entry: CatalogObject,
     coming: CatalogObject,
 ) -> CatalogChanged:
-    """Drop a view and give its name to the one that was computed beside it. Raises `ObjectInUse`,
-    `WriterFenced`, `StorageError`."""
-    made = replace(coming, name=entry.name, replaces="")
-    smaller = catalog.remove(entry, coming)
-    # Put back at its place: the ids of those that are above it are greater.
-    kept = [made if each.id == coming.id else each for each in catalog.objects]
-    grown = CatalogSnapshot(tuple(each for each in kept if each.id != entry.id), smaller.next_id)
-    changed = await store.drop_all(grown, seqno, entry, ())
-    return replace(changed, altered=(made,))
+    """Give a view the contents of the one that was computed beside it, with its shards and its
+    dataflow; its own shards are dropped. Raises `ObjectInUse`, `WriterFenced`, `StorageError`."""
+    made = replace(coming, id=entry.id, name=entry.name, replaces="", dataflow=coming.dataflow_id)
+    # Only for its check: what depends on it would have to read another shard.
+    catalog.remove(entry, coming)
+    grown = catalog.remove(coming).put(made)
+    cas = CompareAndSet(CATALOG_KEY, seqno, grown.encode())
+    if not await store.persist.drop_shards(entry.shards, extra=[cas]):
+        raise fenced(seqno)
+    return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made,))
 
 
 async def forget_taken(

@@ -138,6 +138,7 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
     session: ActorAddress[Any]
     statement: Statement | OwnStatement
     traceparent: str | None = None
+    role: str | None = None
 
     @property
     def key(self) -> tuple[str, int]:
@@ -173,9 +174,11 @@ class StatementQueue:
         """Return whether a table is being dropped: writes are refused."""
         return id_ in self._closing
 
-    def submit(self, session: ActorAddress[Any], statement: Statement) -> None:
-        """Queue a statement."""
-        self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
+    def submit(
+        self, session: ActorAddress[Any], statement: Statement, role: str | None = None
+    ) -> None:
+        """Queue a statement of a session with this role."""
+        self._queue.append(_Queued(session, statement, TRACEPARENT.get(), role))
         self._next()
 
     def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
@@ -503,14 +506,20 @@ class StatementQueue:
             self._created(result.created, queued.traceparent)
             for entry in result.also:
                 self._track(entry)
-        dropped: tuple[CatalogObject, ...] = ()
-        if result.dropped is not None:
-            dropped = (result.dropped, *(result.also if result.created is None else ()))
-            for entry in dropped:
-                self._dropped(entry)
+            self._state.objects_created(queued.role, (result.created, *result.also))
         for entry in result.altered:
-            self._altered(before.by_id(entry.id), entry, queued.traceparent)
-        return dropped
+            self._altered(before, entry, queued.traceparent)
+        if result.dropped is None:
+            return ()
+        dropped = (result.dropped, *(result.also if result.created is None else ()))
+        for entry in dropped:
+            self._dropped(entry)
+        # Who reads or follows a view whose shard is another one now has to begin anew.
+        moved = (before.by_id(entry.id) for entry in result.altered)
+        return (*dropped, *(each for each in moved if self._has_moved(each)))
+
+    def _has_moved(self, before: CatalogObject) -> bool:
+        return self._state.catalog.by_id(before.id).shard != before.shard
 
     def _answer(self, queued: _Queued, result: CatalogChanged) -> None:
         """Answer a statement, or note that it is answered when its view is in its place."""
@@ -607,10 +616,10 @@ class StatementQueue:
         state.command(ScheduleDataflow(entry.dataflow_id, traceparent))
 
     def _altered(
-        self, before: CatalogObject, entry: CatalogObject, traceparent: str | None
+        self, catalog: CatalogSnapshot, entry: CatalogObject, traceparent: str | None
     ) -> None:
-        """Follow another definition of an object."""
-        state = self._state
+        """Follow another definition of an object than the one in `catalog`."""
+        state, before = self._state, catalog.by_id(entry.id)
         if entry.name != before.name:
             forget_measures(before.name, LAG_MS)
         self._forget_shards(before)
@@ -620,6 +629,11 @@ class StatementQueue:
         if entry.dataflow_id == before.dataflow_id:
             return
         self._end_dataflow(before)
+        running = catalog.of_dataflow(entry.dataflow_id)
+        if running is not None:
+            # It maintained the view that was computed beside this one, and goes on.
+            state.frontiers.track(entry, state.frontiers.upper(running))
+            return
         upper = state.frontiers.upper(before)
         as_of = max(last_sealed_time(upper), entry.as_of)
         self.build(entry, as_of, upper, traceparent)
@@ -633,7 +647,9 @@ class StatementQueue:
             state.connector_dropped(entry)
         if entry.kind in (TABLE, PLAIN_VIEW) or entry.kind in CONNECTOR_KINDS:
             return
-        self._end_dataflow(entry)
+        # One that goes on for another object is not ended with this one.
+        if state.catalog.of_dataflow(entry.dataflow_id) is None:
+            self._end_dataflow(entry)
 
     def _forget_shards(self, before: CatalogObject) -> None:
         """Forget those of an object's shards that no object has any more."""

@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from actors.access.role_registry import READ
 from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.hashing import hash_values
 from actors.arrangement.reading import is_plain
@@ -66,19 +67,23 @@ class PointReads:
         """Read the rows from there."""
         self._partitions = partitions
 
-    def find(self, selection: PointSelection, values: Sequence[Any]) -> pa.RecordBatch | None:
+    def find(
+        self, selection: PointSelection, values: Sequence[Any], role: str | None
+    ) -> pa.RecordBatch | None:
         """Return the rows whose key columns have these values, each once, at the latest written
-        time; None if they cannot be had at once, or without summing rows up."""
+        time; None if they cannot be had at once, or without summing rows up, or if the role may not
+        read the object."""
         state, partitions = self._state, self._partitions
         if state is None or partitions is None:
             return None
         found = self._resolve(state, selection)
-        if found is None:
+        if found is None or not state.access.may(role, READ, found.entry.id):
             return None
         try:
             time = state.latest_with_contents(found.entry)
         except NoContentsYet:
             return None
+        # Any of them: an index that was just made is not readable at the latest time yet.
         for index, places in found.indexes:
             if state.frontiers.readable_from(index.id) > time:
                 continue

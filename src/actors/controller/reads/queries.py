@@ -32,10 +32,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.access.role_registry import READ
 from actors.compute.peeks import row_too_large
 from actors.controller.catalog.boot import last_sealed_time, shard_import
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.catalog.ddl import analyzer
+from actors.controller.roles.request_rights import named_denial, readable_by
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
@@ -48,6 +50,7 @@ from actors.errors import (
     QueryRejected,
     ReadBelowSince,
     ResourceBusy,
+    UnknownObject,
     ViewInError,
 )
 from actors.kernel import ActorAddress, RunningEffect
@@ -56,6 +59,7 @@ from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
+    CreateView,
     DescribeQuery,
     QueryDescribed,
     ReadContents,
@@ -96,6 +100,14 @@ class QueryLate(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
+class InputsChecked(msgspec.Struct, frozen=True, gc=False):
+    """The session may read all that a view's text names: it may be created."""
+
+    session: ActorAddress[Any]
+    request: CreateView
+    role: str | None
+
+
 QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
 
 
@@ -105,6 +117,8 @@ class _Running(msgspec.Struct):
     time: Time
     """Time of the query: as given; else that of the latest write, until the inputs are known."""
     deadline_ms: int
+    role: str | None
+    """Role of the session; see `access.access_rules`."""
     since_ms: float
     timer: RunningEffect
     taken: anyio.Event
@@ -137,17 +151,17 @@ class RunningQueries:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def query(self, session: ActorAddress[Any], request: RunQuery) -> None:
-        """Begin a query, or answer with the read that replaces it. Raises `QueryRejected`,
-        `UnknownObject`, `InvalidUsage`, `ReadTooFarAhead` and `ResourceBusy`."""
+    def query(self, session: ActorAddress[Any], request: RunQuery, role: str | None = None) -> None:
+        """Begin a query of a session with this role, or answer with the read that replaces it.
+        Raises `QueryRejected`, `UnknownObject`, `InvalidUsage`, `AccessDenied`, `ReadTooFarAhead`
+        and `ResourceBusy`."""
         state, as_of = self._state, request.as_of
         sql, _ = state.catalog.inlined(query_text(request.sql))
         if as_of is not None:
             if not 0 <= as_of <= TIME_MAX:
                 raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
             state.check_ahead("query", as_of)
-        readable = state.catalog.readable()
-        instead = self._read_instead(sql, request, readable)
+        instead = self._read_instead(sql, request, state.catalog.readable(), role)
         if instead is not None:
             session.reply(instead)
             return
@@ -160,15 +174,19 @@ class RunningQueries:
         deadline = state.settings.query_deadline_ms if deadline is None else deadline
         if deadline <= 0:
             raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
-        self._begin(session, msgspec.structs.replace(request, sql=sql), deadline)
+        self._begin(session, msgspec.structs.replace(request, sql=sql), deadline, role)
 
     def _read_instead(
-        self, sql: str, request: RunQuery, readable: dict[str, TableSchema]
+        self, sql: str, request: RunQuery, readable: dict[str, TableSchema], role: str | None
     ) -> ReadInstead | None:
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
         found = simple_read(sql, readable | relations)
         if found is None or request.engine or not self._plain:
             return None
+        # The client sends the read, which is checked again: this spares it the way.
+        if found.name not in relations:
+            entry = self._state.catalog.find(found.name)
+            self._state.access.check(role, READ, entry.id, entry.name)
         as_of = request.as_of
         if as_of is None and found.name not in relations and not request.latest:
             as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
@@ -182,12 +200,14 @@ class RunningQueries:
             found.finishing,
         )
 
-    def describe(self, session: ActorAddress[Any], request: DescribeQuery) -> None:
+    def describe(
+        self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
+    ) -> None:
         """Answer with a query's columns: of a plain read at once, else when Spark has analysed
         it."""
         state = self._state
         sql, _ = state.catalog.inlined(query_text(request.sql))
-        readable = state.catalog.readable()
+        readable = readable_by(state.access, state.catalog, role)
         found = simple_read(sql, readable | {n: each.schema for n, each in RELATIONS.items()})
         if found is not None and self._plain:
             schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
@@ -203,15 +223,39 @@ class RunningQueries:
                 analyzed = await analyzed_query(sql, readable, analyze)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
-                reply_error(session, request.request, to_penstock_error(error))
+                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
+                reply_error(session, request.request, denied)
 
         state.ctx.effect(describe, done=lambda _: None)
+
+    def check_inputs(
+        self, session: ActorAddress[Any], request: CreateView, role: str | None
+    ) -> None:
+        """Let a view be created (`InputsChecked`) if its creator may read all that it reads; else
+        answer with the error."""
+        state = self._state
+        self._numbers += 1
+        analyze = analyzer(self._executor, f"inputs-{self._numbers}")
+        readable = readable_by(state.access, state.catalog, role)
+
+        async def check() -> InputsChecked | None:
+            try:
+                conf = tuple(sorted(request.conf.items()))
+                await analyzed_query(request.sql, readable, analyze, conf)
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
+                reply_error(session, request.request, denied)
+                return None
+            return InputsChecked(session, request, role)
+
+        state.ctx.effect(check, done=lambda checked: checked)
 
     def _begin(
         self,
         session: ActorAddress[Any],
         request: RunQuery,
         deadline_ms: int,
+        role: str | None,
     ) -> None:
         state = self._state
         self._numbers += 1
@@ -221,6 +265,7 @@ class RunningQueries:
             request,
             readable_time(state, ()) if request.as_of is None else request.as_of,
             deadline_ms,
+            role,
             state.ctx.monotonic_ms(),
             state.ctx.after(deadline_ms, QueryLate(number)),
             anyio.Event(),
@@ -378,7 +423,11 @@ class _Run:
         """Return the query's columns, and note its inputs and its time."""
         state, running, request = self._state, self._running, self._running.request
         sql, analyze = request.sql, analyzer(self._executor, f"{self._name}/analyze")
-        analyzed = await analyzed_query(sql, state.catalog.readable(), analyze)
+        readable = readable_by(state.access, state.catalog, running.role)
+        try:
+            analyzed = await analyzed_query(sql, readable, analyze)
+        except UnknownObject as error:
+            raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
         running.names = ", ".join(analyzed.inputs)
         as_of = request.as_of

@@ -677,4 +677,4 @@ def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:
     except NoContentsYet as error:
         missing = error.table.name
     time = max([time, *(entry.as_of for entry in entries)])
-    return PinnedObjects(desk.seqno, objects, time, missing)
+    return PinnedObjects(desk.seqno, objects, time, missing, desk.access)

@@ -113,9 +113,14 @@ class ClientSession(Actor[_SessionMessage]):
     """One connection of a client."""
 
     def __init__(
-        self, connection: SessionConnection, controller: ActorAddress[Any], settings: Settings
+        self,
+        connection: SessionConnection,
+        controller: ActorAddress[Any],
+        settings: Settings,
+        role: str | None = None,
     ) -> None:
         self._connection = connection
+        self._role = role
         self._controller = controller
         self._settings = settings
         self._welcomed = False
@@ -227,7 +232,7 @@ class ClientSession(Actor[_SessionMessage]):
         try:
             with use_context(None if opened is None else opened.traceparent):
                 await self._controller.send(
-                    SubmitRequest(self.ctx.self, message, self._connection.peer)
+                    SubmitRequest(self.ctx.self, message, self._connection.peer, self._role)
                 )
         except (ResourceClosed, ConnectionBroken) as error:
             self._answer(RequestFailed(number, *to_wire(error)))
@@ -382,6 +387,8 @@ class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
     """A client in this process wants a connection; answered with its end."""
 
     reply: ReplySlot[MemoryConnection[Any, Any]]
+    role: str | None = None
+    """Role of all its requests; None: it is trusted."""
 
 
 class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
@@ -426,9 +433,9 @@ class ApiServer(Actor[_ServerMessage]):
         match message:
             case ConnectionAccepted(connection, ended):
                 self._start(connection, ended)
-            case ConnectInProcess(reply):
+            case ConnectInProcess(reply, role):
                 mine, theirs = pair(self._settings.requests_in_flight_max)
-                self._start(theirs, lambda: None)
+                self._start(theirs, lambda: None, role)
                 reply.set(mine)
             case _SessionEnded(ended):
                 ended()
@@ -437,10 +444,12 @@ class ApiServer(Actor[_ServerMessage]):
             case _:
                 assert_never(message)
 
-    def _start(self, connection: SessionConnection, ended: Callable[[], Any]) -> None:
+    def _start(
+        self, connection: SessionConnection, ended: Callable[[], Any], role: str | None = None
+    ) -> None:
         self._accepted += 1
         session = self.ctx.spawn(
-            lambda: ClientSession(connection, self._controller, self._settings),
+            lambda: ClientSession(connection, self._controller, self._settings, role),
             f"session-{self._accepted}",
             # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,

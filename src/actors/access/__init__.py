@@ -1,0 +1,1 @@
+"""Roles: what proves them, and what they may do. Pure."""

@@ -1,0 +1,1 @@
+"""The controller's roles: the durable record, and the right that each request needs."""
