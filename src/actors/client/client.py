@@ -225,6 +225,7 @@ class Client(ClientSources):
         spark_conf: Mapping[str, str] | None = None,
         refresh_policy: str = "auto",
         target_lag_ms: int = 0,
+        as_of: Time | None = None,
     ) -> None:
         """Create a maintained view of a Spark SQL query over tables and views.
 
@@ -233,8 +234,9 @@ class Client(ClientSources):
         ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
         ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
         possible): changes are gathered for one step until then, and a read takes the present
-        contents unless they are older. Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
-        `InvalidUsage`.
+        contents unless they are older. Its contents begin at `as_of` (None: the latest
+        time at which its inputs can be read; a later one is taken for that). Raises
+        `QueryRejected`, `UnknownObject`, `ObjectExists`, `ReadBelowSince`, `InvalidUsage`.
         """
         request = CreateView(
             self._exchange.number(),
@@ -244,6 +246,7 @@ class Client(ClientSources):
             dict(spark_conf or {}),
             refresh_policy,
             target_lag_ms,
+            as_of=as_of,
         )
         await self._change(request)
 

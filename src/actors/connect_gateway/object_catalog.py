@@ -24,7 +24,7 @@ from actors.errors import ResourceBusy
 from actors.kernel import ActorAddress, ReplySlot
 from actors.plan.schema import TableSchema
 from actors.progress import Time
-from actors.protocol.relations import RELATIONS, fold, is_relation
+from actors.protocol.relations import RELATIONS, fold, is_relation, is_subscribed_view
 
 CATALOG: Final = "spark_catalog"
 DATABASE: Final = "default"
@@ -48,7 +48,11 @@ class ObjectNames(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, objects: Iterable[CatalogObject]) -> ObjectNames:
         """Return the names of a catalog's objects."""
-        readable = [entry for entry in objects if entry.kind in _READABLE]
+        readable = [
+            entry
+            for entry in objects
+            if entry.kind in _READABLE and not is_subscribed_view(entry.name)
+        ]
         schemas = {entry.name: entry.schema for entry in readable}
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
         return cls({fold(entry.name): entry for entry in readable}, schemas | relations)

@@ -302,6 +302,7 @@ class Controller(Actor[ControllerMessage]):
                 self._delivered(message)
             case SessionClosed(session_path):
                 self._sessions.pop(session_path, None)
+                self._statements.session_closed(session_path)
                 for part in self._parts:
                     part.session_closed(session_path)
             case TablesAdvanced(upper):

@@ -231,6 +231,8 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     target_lag_ms: int = 0
     """Age that the view may have; 0: as fresh as possible."""
     traceparent: str | None = None
+    as_of: Time | None = None
+    """Time from which the view has contents; None: the latest at which its inputs can be read."""
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):

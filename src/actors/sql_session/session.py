@@ -22,10 +22,11 @@ from actors.sql_session import catalog_statements as catalog
 from actors.sql_session import writing
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
-from actors.sql_session.reading import read_query, subscribe
+from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
 Parameters: TypeAlias = Sequence[SqlParameter]
@@ -99,6 +100,8 @@ class SqlSession:
             case sql.QueryStatement():
                 text = self.context.spark(statement.query.text, parameters)
                 return (await self.context.client.describe_query(text)).arrow()
+            case sql.SubscribeStatement():
+                return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():
                 kept = self.prepared.get(statement.name)
                 if kept is None:

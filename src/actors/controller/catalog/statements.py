@@ -23,6 +23,7 @@ from actors.controller.catalog.catalog import (
     CatalogSnapshot,
 )
 from actors.controller.catalog.ddl import CatalogChanged
+from actors.controller.catalog.subscribed_views import SubscribedViews
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
@@ -90,6 +91,7 @@ class StatementQueue:
         self._current: _Queued | None = None
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
+        self._subscribed = SubscribedViews()
         self._opening = False
 
     def is_closing(self, id_: ObjectId) -> bool:
@@ -98,8 +100,19 @@ class StatementQueue:
 
     def submit(self, session: ActorAddress[Any], statement: Statement) -> None:
         """Queue a statement."""
+        self._subscribed.submitted(session, statement)
         self._queue.append(_Queued(session, statement, TRACEPARENT.get()))
         self._next()
+
+    def session_closed(self, path: str) -> None:
+        """Drop the views of the subscribes of a closed session."""
+        self._subscribed.session_closed(path)
+        self._drop_left()
+
+    def _drop_left(self) -> None:
+        for session, name in self._subscribed.left():
+            # Nobody takes the answer: the session is gone.
+            self.submit(session, DropObject(0, name))
 
     def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
         """Answer with the plan of a view that is not created."""
@@ -220,7 +233,7 @@ class StatementQueue:
         state = self._state
         entry = state.catalog.find(statement.name)
         # Only for its check: an object in use is refused before its writes are.
-        state.catalog.remove(entry)
+        state.catalog.remove(entry, *state.catalog.subscribed_on(entry.id))
         if entry.kind != TABLE or state.writer is None:
             return await state.store.drop(state.catalog, state.seqno, entry)
         self._closing.add(entry.id)
@@ -256,6 +269,7 @@ class StatementQueue:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
             session.reply(RequestDone(statement.request, "\n".join(result.notices)))
         else:
+            self._subscribed.failed(statement, result)
             reply_error(session, statement.request, result)
         self._next()
         return dropped
@@ -312,6 +326,7 @@ class StatementQueue:
 
     def _dropped(self, entry: CatalogObject) -> None:
         state = self._state
+        self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
         forget_measures(entry.name, LAG_MS)
         for own in entry.shards:
@@ -324,12 +339,15 @@ class StatementQueue:
             return
         state.command(AllowCompaction(entry.id, EMPTY))
         for id_ in entry.depends:
-            shard = state.catalog.by_id(id_).shard
-            if shard is not None:
-                self._zombies.append((shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
+            below = state.catalog.get(id_)
+            # A view of a subscribe is dropped together with what it reads.
+            if below is not None and below.shard is not None:
+                self._zombies.append((below.shard, dataflow_holder(entry.id), DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
-        """Drop the holds of dropped dataflows, for one more round."""
+        """Drop the holds of dropped dataflows, for one more round. Drops views of ended subscribes
+        again whose drop failed."""
+        self._drop_left()
         state = self._state
         zombies, self._zombies = self._zombies, []
         for shard, holder, rounds in zombies:
