@@ -162,7 +162,7 @@ class SqlSession:
         changes = transaction.write()
         if changes:
             try:
-                await self.context.client.write(changes)
+                self.variables.note_write(await self.context.client.write(changes))
             except AbsentRow as error:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"
