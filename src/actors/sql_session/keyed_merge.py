@@ -255,7 +255,8 @@ async def compute_keyed_merge(
     }
     pairs = [(row, places.get(tuple(key.values()))) for row, key in enumerate(wanted)]
     matched = [(row, place) for row, place in pairs if place is not None]
-    return _changed(table, schema, merge, found, matched, [r for r, place in pairs if place is None])
+    unmatched = [row for row, place in pairs if place is None]
+    return _changed(table, schema, merge, found, matched, unmatched)
 
 
 def _changed(

@@ -6,8 +6,9 @@ one time that cancel then, as an update of a column that is not shown makes them
 change that comes in pieces is summed up piece by piece, so that memory holds one.
 
 For every other query a maintained view is created under a name that no user can give
-(`is_subscribed_view`). It is followed like any view, and dropped when the rows' generator is closed.
-If this process does not get there, the service drops it with the connection, or at its next start.
+(`is_subscribed_view`). It is followed like any view, and dropped when the rows' generator is
+closed. If this process does not get there, the service drops it with the connection, or at its next
+start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Views that belong to one subscribe each: who made them, and which are left to be dropped.
 
 A subscribe of a query is the subscribe of a view of that query, which the client creates under a
-name of its own (`is_subscribed_view`) and drops when the subscribe ends. A client may be gone before
-that: such a view ends with the connection that created it, or else at the service's next start.
+name of its own (`is_subscribed_view`) and drops when the subscribe ends. A client may be gone
+before that: such a view ends with the connection that created it, or else at the service's next
+start.
 """
 
 from __future__ import annotations
