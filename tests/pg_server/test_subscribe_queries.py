@@ -290,3 +290,22 @@ async def test_times_that_cannot_be_are_refused(tmp_path: Path, query: str) -> N
             await copied(db, f"COPY (SUBSCRIBE ({query}) AS OF 5 UP TO 5) TO STDOUT")
         assert "__subscribe" not in str(caught.value)
         assert await views_of_subscribes(service) == []
+
+
+ENDLESS = f"SUBSCRIBE ({COUNTS})"
+
+
+@pytest.mark.parametrize("text", [f"COPY ({ENDLESS}) TO STDOUT", ENDLESS])
+async def test_a_client_that_leaves_while_nothing_changes_is_noticed(
+    tmp_path: Path, text: str
+) -> None:
+    async with with_orders(tmp_path) as (service, _):
+        gone = await connected(service)
+        gone.pgconn.send_query(text.encode())
+        while gone.pgconn.flush():
+            await anyio.wait_writable(gone.pgconn.socket)
+        with anyio.fail_after(SECONDS):
+            while not await views_of_subscribes(service):
+                await anyio.sleep(0.02)
+        gone.pgconn.finish()
+        await until_none_is_left(service)

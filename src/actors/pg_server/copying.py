@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, RemoteProtocolError
+from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.wire import SEND_BYTES, PgWire
 from actors.pgwire import messages as pg
 from actors.pgwire.copy_options import CopyFormat, RowFormat
@@ -90,7 +91,7 @@ async def copy_to_client(
     wire: PgWire, session: SqlSession, statement: sql.CopyStatement, time_zone: str
 ) -> int:
     """Send the rows of a table, a query or a subscribe. Return their number."""
-    result = await _source(session, statement)
+    result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
     form = format_of(statement.options)
