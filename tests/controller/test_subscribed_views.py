@@ -159,7 +159,8 @@ async def test_what_a_killed_service_left_is_dropped(tmp_path: Path) -> None:
         store = CatalogStore(world.persist, world.executor, world.settings)
         after = await drop_left_views(found, world.persist, store)
         assert [entry.name for entry in after.catalog.objects] == ["t", "v"]
-        assert len(after.states["u1"].holds) == 2, "the retained history's, and that of v"
+        held = (await world.persist.state("u1")).holds
+        assert len(held) == 2, "the retained history's, and that of v"
         assert await drop_left_views(after, world.persist, store) is after
 
 

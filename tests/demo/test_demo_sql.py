@@ -50,7 +50,9 @@ async def door_of_a_service(folder: Path) -> AsyncIterator[tuple[Service, DoorCo
 
 def rows(table: str, *found: tuple[Any, ...], columns: tuple[str, ...] | None = None) -> pa.Table:
     schema = arrow_schema(table, columns)
-    return pa.Table.from_pylist([dict(zip(schema.names, row, strict=True)) for row in found], schema)
+    return pa.Table.from_pylist(
+        [dict(zip(schema.names, row, strict=True)) for row in found], schema
+    )
 
 
 def test_a_transaction_in_sql() -> None:
@@ -59,10 +61,11 @@ def test_a_transaction_in_sql() -> None:
         FlightDelta(
             "weather", insert=rows("weather", ("O'Hare", 3_600_000_001, 1e-7, None, -0.5, 10.0))
         ),
+        FlightDelta("flights", update=rows("flights", (7, "departed", -3, None), columns=state)),
         FlightDelta(
-            "flights", update=rows("flights", (7, "departed", -3, None), columns=state)
+            "carriers",
+            update=rows("carriers", ("US", "Us")),
         ),
-        FlightDelta("carriers", update=rows("carriers", ("US", "Us")),),
     )
     assert texts.transaction_statements(FlightTransaction(60, deltas)) == [
         "BEGIN",
@@ -83,7 +86,9 @@ def test_long_statements_are_shortened() -> None:
     )[1:-1]
     shown = texts.shorten(merge)
     assert len(shown) < texts.SHOWN_CHARACTERS + 100
-    assert shown.startswith("MERGE INTO flights AS f USING (SELECT * FROM (VALUES (0, 'late', 1, 2)")
+    assert shown.startswith(
+        "MERGE INTO flights AS f USING (SELECT * FROM (VALUES (0, 'late', 1, 2)"
+    )
     assert shown.endswith("arr_delay = new.arr_delay")
     assert texts.shorten(texts.create_view(VIEWS[1])) == texts.create_view(VIEWS[1])
 

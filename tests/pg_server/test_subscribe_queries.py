@@ -62,20 +62,22 @@ async def fetched(
 
 
 async def test_a_plain_query_needs_no_view(tmp_path: Path) -> None:
-    async with with_orders(tmp_path) as (service, db), await connected(service) as other:
-        async with db.transaction():
-            await db.execute(
-                "DECLARE c CURSOR FOR SUBSCRIBE "
-                "(SELECT customer AS who FROM orders WHERE amount > 5)"
-            )
-            assert await views_of_subscribes(service) == []
-            assert [row[1:] for row in await fetched(db, 1)] == [(1, "bob")]
-            # Nothing that is shown changes, then a row comes into sight and one goes out of it.
-            await other.execute("UPDATE orders SET amount = 8 WHERE id = 2")
-            await other.execute("UPDATE orders SET amount = 6 WHERE id = 1")
-            await other.execute("UPDATE orders SET amount = 1 WHERE id = 2")
-            found = await fetched(db, 2)
-            assert [row[1:] for row in found] == [(1, "ann"), (-1, "bob")]
+    async with (
+        with_orders(tmp_path) as (service, db),
+        await connected(service) as other,
+        db.transaction(),
+    ):
+        await db.execute(
+            "DECLARE c CURSOR FOR SUBSCRIBE (SELECT customer AS who FROM orders WHERE amount > 5)"
+        )
+        assert await views_of_subscribes(service) == []
+        assert [row[1:] for row in await fetched(db, 1)] == [(1, "bob")]
+        # Nothing that is shown changes, then a row comes into sight and one goes out of it.
+        await other.execute("UPDATE orders SET amount = 8 WHERE id = 2")
+        await other.execute("UPDATE orders SET amount = 6 WHERE id = 1")
+        await other.execute("UPDATE orders SET amount = 1 WHERE id = 2")
+        found = await fetched(db, 2)
+        assert [row[1:] for row in found] == [(1, "ann"), (-1, "bob")]
 
 
 async def test_its_columns_are_described_without_a_view(tmp_path: Path) -> None:
@@ -248,23 +250,25 @@ async def copied(db: psycopg.AsyncConnection[Any], text: str) -> list[list[str |
 
 @pytest.mark.parametrize("query", ["SELECT customer, amount FROM orders WHERE amount > 5", COUNTS])
 async def test_between_two_times(tmp_path: Path, query: str) -> None:
-    async with with_orders(tmp_path) as (service, db):
-        async with await Client.in_process(service) as client:
-            row = {"id": 3, "customer": "ann", "amount": 9}
-            before = (await client.status()).tables_upper - 1
-            first = await client.insert("orders", [row])
-            second = await client.insert("orders", [row | {"id": 4}])
-            third = await client.insert("orders", [row | {"id": 5}])
-            times = f"AS OF {before} UP TO {third}"
-            found = await copied(db, f"COPY (SUBSCRIBE ({query}) {times}) TO STDOUT")
-            at = [int(each[0] or 0) for each in found]
-            assert set(at) == {before, first, second}
-            assert sum(int(each[1] or 0) for each in found if int(each[0] or 0) == before) >= 1
-            # Without the contents, only what has changed since.
-            flags = "WITH (SNAPSHOT = false)"
-            found = await copied(db, f"COPY (SUBSCRIBE ({query}) {flags} {times}) TO STDOUT")
-            assert {int(each[0] or 0) for each in found} == {first, second}
-            assert await views_of_subscribes(service) == []
+    async with (
+        with_orders(tmp_path) as (service, db),
+        await Client.in_process(service) as client,
+    ):
+        row = {"id": 3, "customer": "ann", "amount": 9}
+        before = (await client.status()).tables_upper - 1
+        first = await client.insert("orders", [row])
+        second = await client.insert("orders", [row | {"id": 4}])
+        third = await client.insert("orders", [row | {"id": 5}])
+        times = f"AS OF {before} UP TO {third}"
+        found = await copied(db, f"COPY (SUBSCRIBE ({query}) {times}) TO STDOUT")
+        at = [int(each[0] or 0) for each in found]
+        assert set(at) == {before, first, second}
+        assert sum(int(each[1] or 0) for each in found if int(each[0] or 0) == before) >= 1
+        # Without the contents, only what has changed since.
+        flags = "WITH (SNAPSHOT = false)"
+        found = await copied(db, f"COPY (SUBSCRIBE ({query}) {flags} {times}) TO STDOUT")
+        assert {int(each[0] or 0) for each in found} == {first, second}
+        assert await views_of_subscribes(service) == []
 
 
 @pytest.mark.parametrize("query", ["SELECT customer FROM orders", COUNTS])

@@ -112,6 +112,4 @@ def test_the_sum_at_each_time_is_that_of_the_query(rows: list[Row]) -> None:
     for (time, diff, name), count in told("SELECT name FROM t WHERE x >= 0.0", *rows).items():
         found[time, name] += int(str(diff)) * count
         assert diff, "rows that cancel are left out"
-    assert {key: n for key, n in found.items() if n} == {
-        key: n for key, n in expected.items() if n
-    }
+    assert {key: n for key, n in found.items() if n} == {key: n for key, n in expected.items() if n}

@@ -164,4 +164,3 @@ def _row(body: bytes) -> tuple[str | None, ...]:
 def _refusal(body: bytes) -> StatementRefused:
     fields = {part[:1]: part[1:].decode() for part in body.split(b"\0") if part}
     return StatementRefused(f"{fields.get(b'M', '')} (SQLSTATE {fields.get(b'C', '')})")
-

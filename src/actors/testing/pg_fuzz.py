@@ -36,7 +36,15 @@ _MORE_LENGTHS: Final = (0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 _WORDS: Final = (
     *("SELECT", "FROM f", "WHERE", "a = 1", "NULL", "$1", "::int4", "(", ")", ";", "'", '"', "$$"),
     *("--", "/*", "COMMIT", "ROLLBACK", "BEGIN", "FETCH 1 c", "COPY f TO STDOUT", "SUBSCRIBE f"),
-    *("DECLARE c CURSOR FOR", "AS OF 5", "\u20ac", "pg_class", "999999999999999999999", "E'\\", "*"),
+    *(
+        "DECLARE c CURSOR FOR",
+        "AS OF 5",
+        "\u20ac",
+        "pg_class",
+        "999999999999999999999",
+        "E'\\",
+        "*",
+    ),
 )
 QUIET_SECONDS: Final = 0.25
 """A server that sends nothing for so long waits for more."""
