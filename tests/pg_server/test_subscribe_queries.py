@@ -102,7 +102,7 @@ async def test_its_columns_are_described_without_a_view(tmp_path: Path) -> None:
         assert await views_of_subscribes(service) == []
 
 
-async def answered(db: psycopg.AsyncConnection[Any]) -> psycopg.pq.PGresult:
+async def answered(db: psycopg.AsyncConnection[Any]) -> Any:
     """The one result of what was sent."""
     connection = db.pgconn
     while connection.flush():

@@ -109,7 +109,7 @@ def test_the_sum_at_each_time_is_that_of_the_query(rows: list[Row]) -> None:
         if x is not None and x >= 0.0:
             expected[time, name] += diff
     found: Counter[tuple[object, ...]] = Counter()
-    for (time, diff, name), count in told("SELECT name FROM t WHERE x >= 0.0", *rows).items():
-        found[time, name] += int(str(diff)) * count
-        assert diff, "rows that cancel are left out"
+    for (at, weight, shown), count in told("SELECT name FROM t WHERE x >= 0.0", *rows).items():
+        found[at, shown] += int(str(weight)) * count
+        assert weight, "rows that cancel are left out"
     assert {key: n for key, n in found.items() if n} == {key: n for key, n in expected.items() if n}

@@ -60,6 +60,7 @@ class DoorConnection:
         made = cls(stream)
         body = struct.pack("!I", _VERSION) + b"user\0" + user.encode() + b"\0\0"
         await made._send_raw(struct.pack("!I", len(body) + 4) + body)
+        # A service that does not let the client in says why, as of any statement.
         try:
             await made._until_ready()
         except BaseException:
@@ -85,6 +86,7 @@ class DoorConnection:
     async def copy_in(self, text: str, data: bytes) -> DoorResult:
         """Carry out a ``COPY … FROM STDIN`` with its rows in text. Raises as `query`."""
         await self._send(b"Q", text.encode() + b"\0")
+        # An error comes in place of the invitation to send rows.
         message = await self._receive()
         if message.kind == b"G":
             for start in range(0, len(data), _COPY_BYTES):
@@ -102,6 +104,7 @@ class DoorConnection:
         current = DoorResult(rows=[])
         refused: StatementRefused | None = None
         message = first
+        # An error ends the statements of a text, but not the answer: that is over at ReadyForQuery.
         while message is None or message.kind != b"Z":
             if message is not None:
                 match message.kind:
@@ -125,6 +128,7 @@ class DoorConnection:
     async def _receive(self) -> _Message:
         try:
             kind, length = _HEADER.unpack(await self._reader.receive_exactly(_HEADER.size))
+            # Checked before anything of that size is kept.
             if not 4 <= length <= _MESSAGE_BYTES_MAX:
                 raise RemoteProtocolError(f"a message of {length} bytes")
             return _Message(kind, await self._reader.receive_exactly(length - 4))

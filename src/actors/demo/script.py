@@ -43,6 +43,7 @@ class DemoScript:
         if not result.columns:
             self._say(result.tag)
             return
+        # A view may have more rows than a screen.
         for line in table_lines(result.columns, result.rows[:rows_shown]):
             self._say(line)
         more = len(result.rows) - rows_shown
@@ -61,6 +62,7 @@ def table_lines(columns: Sequence[str], rows: Sequence[Sequence[str | None]]) ->
     [' a  | name', '----+------', ' 1  | x', ' 20 |']
     """
     cells = [[_shown(value) for value in row] for row in rows]
+    # All rows are there: a column is as wide as its widest value.
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
 
     def line(row: Sequence[str]) -> str:

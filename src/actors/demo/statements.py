@@ -37,6 +37,7 @@ def create_table(name: str) -> str:
     """
     columns, key = TABLES[name]
     parts = [f"{column} {_TYPES[kind]}" for column, kind in columns.items()]
+    # A table without a key is a bag: weather is only ever added.
     if key:
         parts.append(f"PRIMARY KEY ({', '.join(key)})")
     return f"CREATE TABLE {name} ({', '.join(parts)})"
@@ -92,6 +93,7 @@ def _updates(delta: FlightDelta, rows: pa.Table) -> list[str]:
         sets = ", ".join(f"{name} = {literals[name]}" for name in changed)
         where = " AND ".join(f"{name} = {literals[name]}" for name in key)
         return [f"UPDATE {delta.table} SET {sets} WHERE {where}"]
+    # Rows that differ in what they get are one MERGE: the keys are looked up at once.
     alias = delta.table[0]
     source = f"SELECT * FROM (VALUES {_rows(delta, rows)}) AS v ({', '.join(names)})"
     same = " AND ".join(f"{alias}.{name} = new.{name}" for name in key)
@@ -130,6 +132,7 @@ def follow_delayed(since: Time, until: Time) -> str:
         "SELECT carrier, flight, origin, dest, dep_delay FROM flights "
         "WHERE status = 'departed' AND dep_delay > 90"
     )
+    # It ends by itself, so that the demo goes on.
     return f"SUBSCRIBE ({query}) WITH (SNAPSHOT = false) AS OF {since} UP TO {until}"
 
 
@@ -147,6 +150,7 @@ def shorten(statement: str) -> str:
     >>> shorten("INSERT INTO t VALUES (1)")
     'INSERT INTO t VALUES (1)'
     """
+    # A definition is read whole, a list of literals is not.
     if len(statement) <= SHOWN_CHARACTERS or "VALUES" not in statement:
         return statement
     head, rest = statement[:SHOWN_CHARACTERS], ""

@@ -32,6 +32,7 @@ class ConnectedRows(AsyncGenerator[pa.RecordBatch, None]):
         found: pa.RecordBatch | None = None
         ended: PenstockError | StopAsyncIteration | None = None
         async with anyio.create_task_group() as group:
+            # Cancelled between two reads, the watcher loses nothing of what the client sent.
             group.start_soon(self._watch, group.cancel_scope)
             try:
                 found = await anext(self._batches)

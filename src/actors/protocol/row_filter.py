@@ -76,6 +76,7 @@ def prepare_comparison(schema: TableSchema, comparison: ColumnComparison) -> Pre
         given = from_ipc(comparison.value)
     except PenstockError as error:
         raise InvalidUsage(f"filter: the value for {name}: {error}") from None
+    # A message may hold any table.
     if given.num_rows != 1 or given.num_columns != 1:
         raise InvalidUsage(
             f"filter: {name} {op} takes one value, "
@@ -93,6 +94,7 @@ def passing_rows(tests: Sequence[PreparedComparison], rows: R) -> R:
     """Return the rows that pass all tests, with all columns."""
     mask: Any = None
     for test in tests:
+        # NULL of one test and false of another are both no pass.
         found = test.mask(rows.column(test.column))
         mask = found if mask is None else pc.and_(mask, found)
     return rows if mask is None else rows.filter(mask)

@@ -94,6 +94,7 @@ class _KeyedReader:
         if not self._schema.key or not self._source or query is None or query.as_of or query.pins:
             raise NotLocal
         self._read_rows(query.query.text)
+        # Before the clauses: most that are no upsert fail here.
         keys = self._keys()
         clauses: dict[str, MergeClause] = {}
         for clause in statement.clauses:
@@ -198,6 +199,7 @@ class _KeyedReader:
         found: dict[str, pa.Array] = {}
         for name, span in pairs:
             column = self._own.get(name)
+            # A column that is set twice is refused by who carries it out.
             if column is None or column.name in found:
                 raise NotLocal
             found[column.name] = self._value(column, span)
@@ -214,6 +216,7 @@ class _KeyedReader:
         return pa.repeat(value[0], self._count)
 
     def _column(self, source: str) -> list[Any]:
+        # An error of the statement, which Spark tells in its own words.
         values = self._values.get(source)
         if values is None:
             raise NotLocal
@@ -267,6 +270,7 @@ def _changed(
     matched: Sequence[tuple[int, int]],
     unmatched: Sequence[int],
 ) -> tuple[PendingChange, int]:
+    # A row that is changed goes, and comes back as another.
     gone, come, count = schema.arrow().empty_table(), [], 0
     update, insert = merge.matched, merge.unmatched
     if update is not None and update.verb != "nothing":

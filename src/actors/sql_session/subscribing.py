@@ -71,6 +71,7 @@ class FollowedObject(msgspec.Struct, frozen=True):
         kept = passing_rows(self.tests, changes)
         names = [*self.shown.names, TIME, DIFF]
         rows = kept.select([*self.project, TIME, DIFF]).rename_columns(names)
+        # With all columns two rows are equal here just when they are in the object.
         if not self.whole:
             rows = consolidate(rows)
         columns = [
@@ -190,6 +191,7 @@ async def _query_view(
                 refresh_policy=context.variables.get("penstock.refresh_policy"),
                 as_of=as_of,
             )
+            # Its columns: the catalog has analysed the query, and is not asked to do so again.
         schemas = {each.name: each.schema for each in (await client.status()).objects}
         schema = schemas.get(name)
         if schema is None:
@@ -198,6 +200,7 @@ async def _query_view(
     except BaseException:
         await _drop_view(context, name)
         raise
+    # The view has the rows of the query, and is followed whole.
     columns = tuple(schema.names)
     return FollowedObject.of(SimpleRead(name, columns, columns), schema)
 

@@ -40,12 +40,14 @@ class SubscribedViews:
     def session_closed(self, path: str) -> None:
         """Note that all views of a session are to be dropped."""
         for name, owner in list(self._owners.items()):
+            # Also of views that are still being created: their drop is queued behind that.
             if owner.path == path:
                 self._left[name] = self._owners.pop(name)
 
     def left(self) -> list[tuple[ActorAddress[Any], str]]:
         """Return the views whose drop is to be queued now, with their closed sessions."""
         found = [(owner, name) for name, owner in self._left.items()]
+        # Until the drop is answered a further round must not queue it again.
         self._dropping |= self._left
         self._left.clear()
         return found
@@ -79,6 +81,7 @@ async def drop_left_views(
     ]
     if not left:
         return found
+    # One set: a crash between leaves them all, for the start after it.
     first, *also = left
     await store.drop_all(found.catalog.remove(*left), found.seqno, first, tuple(also))
     # Loading drops the holds of the dataflows that are gone.
