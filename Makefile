@@ -58,6 +58,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/crash_campaign.py
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
+	@$(BIN)/python tests/proof/sql_kills.py
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/stalled_client.py
 	@$(BIN)/python tests/proof/stalled_client.py --variant absent
@@ -70,6 +71,8 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/fuzz_postgres.py
 	@$(BIN)/python tests/proof/user_hour.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
+	@$(BIN)/python tests/proof/fuzz_pgwire.py
+	@$(BIN)/python tests/proof/fuzz_connect_plans.py
 	@$(BIN)/python tests/proof/fuzz_wal_storage.py
 	@$(BIN)/python tests/proof/fuzz_wal.py
 	@$(BIN)/python tests/proof/wal_relay.py

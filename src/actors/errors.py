@@ -54,7 +54,13 @@ class AbsentRow(InvalidUsage):
 
 
 class QueryRejected(InvalidUsage):
-    """Spark rejected the statement; the message is Spark's."""
+    """Spark rejected the statement; the message is Spark's.
+
+    `position` is the offset of the fault in the statement as it was written, where that is known
+    and the message's own place counts in another text.
+    """
+
+    position: int | None = None
 
 
 class SqlSyntaxError(InvalidUsage):

@@ -31,7 +31,8 @@ from actors.cluster.cluster import WorkerCluster
 from actors.cluster.hosts import LocalReplicas
 from actors.connectors.factory import ConnectorFactory
 from actors.controller.catalog import boot
-from actors.controller.catalog.ddl import analyzer
+from actors.controller.catalog.ddl import CatalogStore, analyzer
+from actors.controller.catalog.subscribed_views import drop_left_views
 from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.maintenance import FollowTask, MaintenanceTask
@@ -178,6 +179,7 @@ class Service:
         if not persist.exclusive:
             system.spawn(lambda: FollowTask(persist, self._halt), "following")
         executor = self._engine(system, settings, scratch / "engine")
+        found = await drop_left_views(found, persist, CatalogStore(persist, executor, settings))
         # Before the controller: it creates the dataflows of the upgraded plans.
         found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
         self._connectors = self._reach_out(system, executor, scratch / "outside")

@@ -75,6 +75,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Bytes of rows that one SQL statement, or one transaction, changes."""
     sql_write_attempts_max: int = 20
     """Attempts of an UPDATE, DELETE or MERGE while other sessions change the same rows."""
+    sql_followed_queries_max: int = 64
+    """Queries that SUBSCRIBE follows by views of their own, at a time."""
     cluster_listen: str = ""
     """Address of the replica protocol's listener, in the same way; empty: in process only."""
     storage_listen: str = ""

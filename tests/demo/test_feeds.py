@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import signal
@@ -13,13 +14,16 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from rich.console import Console
 
 from actors import Client
 from actors.commands import cli
 from actors.demo import feeds, flights
+from actors.demo.door import DoorConnection
 from actors.demo.flights import FlightDelta, arrow_schema
 from actors.demo.play import LATE_NOW, VIEWS
 from actors.demo.proof import differences
+from actors.demo.script import DemoScript
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
@@ -95,14 +99,15 @@ async def test_flights_from_postgres_make_the_views_that_postgres_answers(
 ) -> None:
     """The whole demo, on Spark: `make proof`."""
     stream = flights.history(flights.read(), date(2013, 2, 1), 1, 240)
-    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0", pg_listen="127.0.0.1:0")
     async with (
         feeds.from_postgres() as feed,
         Service(settings, engine=in_memory) as service,
         await Client.in_process(service) as client,
         feed.running(),
     ):
-        await feed.begin(client, stream[0])
+        door = await DoorConnection.connect(service.pg_address)
+        await feed.begin(DemoScript(door, Console(file=io.StringIO())), client, stream[0])
         for view in VIEWS:
             await client.create_materialized_view(view.name, view.sql)
         await feed.play(stream[1:], None, lambda done: None)
@@ -116,6 +121,7 @@ async def test_flights_from_postgres_make_the_views_that_postgres_answers(
             assert right is not None
             assert differences(right, found) == []
             assert found.num_rows > 5 or view is not VIEWS[0]
+        await door.aclose()
 
 
 def test_a_server_does_not_outlive_who_was_killed(installed: None) -> None:

@@ -251,3 +251,38 @@ async def test_too_many_clients_are_told_so(tmp_path: Path) -> None:
     ):
         with pytest.raises(psycopg.OperationalError, match="pg_connections_max"):
             await connected(service)
+
+
+async def test_rows_are_merged_by_their_key_without_spark(tmp_path: Path) -> None:
+    async with pg_service(tmp_path) as service, await connected(service) as db:
+        await db.execute(TABLE)
+        await db.execute("INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")
+        merge = """
+            MERGE INTO orders AS o
+            USING (SELECT * FROM (VALUES (2, 'z'), (3, 'new')) AS v(id, customer)) AS s
+            ON o.id = s.id
+            WHEN MATCHED THEN UPDATE SET customer = s.customer
+            WHEN NOT MATCHED THEN INSERT (id, customer) VALUES (s.id, s.customer)"""
+        assert (await db.execute(merge)).statusmessage == "MERGE 2"
+        async with db.transaction():
+            await db.execute(merge.replace("'z'", "'y'").replace("3, 'new'", "4, 'new'"))
+        found = await rows(db, "SELECT id, customer, amount FROM orders ORDER BY id")
+        two = (2, "y", Decimal("2.00"))
+        assert found == [(1, "a", Decimal("1.00")), two, (3, "new", None), (4, "new", None)]
+
+
+async def test_a_session_is_told_when_it_has_written(tmp_path: Path) -> None:
+    async with pg_service(tmp_path) as service, await connected(service) as db:
+        await db.execute(TABLE)
+        assert await rows(db, "SHOW penstock.written_at") == [("",)]
+        times = []
+        for number in range(2):
+            async with db.transaction():
+                await db.execute("INSERT INTO orders VALUES (%s, 'a', 1)", (number,))
+            ((time,),) = await rows(db, "SHOW penstock.written_at")
+            times.append(int(time))
+        assert await rows(db, f"SELECT id FROM orders AS OF {times[0]}") == [(0,)]
+        with pytest.raises(psycopg.Error, match="cannot be changed"):
+            await db.execute("SET penstock.written_at = '5'")
+        await db.execute("RESET ALL")
+        assert await rows(db, "SHOW penstock.written_at") == [(str(times[1]),)]

@@ -48,6 +48,7 @@ def test_a_jvm_that_does_not_answer() -> None:
 
 def test_texts_are_short() -> None:
     text = "[X] cannot be resolved. SQLSTATE: 42703; line 1 pos 7;\n'Project ['nope]\n+- Relation"
-    assert short_text(text) == "[X] cannot be resolved. SQLSTATE: 42703"
+    assert short_text(text) == "[X] cannot be resolved. SQLSTATE: 42703; line 1 pos 7"
+    assert short_text("[X] of a plan;\n'Project ['nope]") == "[X] of a plan"
     answer = make_job_failed("j", InvalidUsage("é" * 5000), 100)
     assert len(answer.text.encode()) <= 103

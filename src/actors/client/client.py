@@ -239,6 +239,7 @@ class Client(ClientSources, ClientRoles):
         target_lag_ms: int = 0,
         replace: bool = False,
         comment: str = "",
+        as_of: Time | None = None,
     ) -> None:
         """Create a maintained view of a Spark SQL query over tables and views.
 
@@ -254,7 +255,9 @@ class Client(ClientSources, ClientRoles):
         new one fails, or the call is canceled, the old one stays. With other columns nothing may
         depend on the view (`ObjectInUse`), but for further nullable ones behind the present.
 
-        Raises `QueryRejected`, `UnknownObject`, `ObjectExists`, `InvalidUsage`.
+        Its contents begin at `as_of` (None: the latest time at which its inputs can be read; a
+        later one is taken for that). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
+        `ReadBelowSince`, `InvalidUsage`.
         """
         request = CreateView(
             self._exchange.number(),
@@ -266,6 +269,7 @@ class Client(ClientSources, ClientRoles):
             target_lag_ms,
             replace=replace,
             comment=comment,
+            as_of=as_of,
         )
         await self._change(request)
 

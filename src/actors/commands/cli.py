@@ -250,7 +250,7 @@ def demo(
     source: Annotated[
         str,
         typer.Option(
-            help="Where the flights come from: client (the demo writes them), or postgres "
+            help="Where the flights come from: client (the demo writes them, by SQL), or postgres "
             "(a PostgreSQL that it starts, where it writes them; the service takes them there)."
         ),
     ] = "client",
@@ -260,8 +260,9 @@ def demo(
 
     Flights from New York in 2013 become a stream in the order in which they were known:
     scheduled, departed with a delay, arrived or cancelled. A carrier is renamed and an airport
-    moves on the way. Three views are maintained while it runs: delay by carrier, delay by the
-    weather of the hour, and the flights that are late and in the air. At the end each view,
+    moves on the way. Tables and views are created and written by SQL over PostgreSQL's protocol;
+    each statement is printed. Three views are maintained while it runs: delay by carrier, delay by
+    the weather of the hour, and the flights that are late and in the air. At the end each view,
     read AS OF several times, is compared with plain Spark over the same inputs; a difference is
     shown and makes the exit status 1.
     """

@@ -13,8 +13,8 @@ from __future__ import annotations
 import functools
 import math
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -32,12 +32,18 @@ from actors.plan.one_row import RowForm, form_of
 from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import ResultPiece, from_ipc, opening_of, pieces, stream_of
 from actors.protocol.compute import (
-    ColumnComparison,
     Peek,
     PeekError,
     PeekRows,
     PeekStashed,
     StashPart,
+)
+from actors.protocol.row_filter import (
+    R,
+    check_column,
+    check_comparable,
+    passing_rows,
+    prepare_comparison,
 )
 from actors.protocol.row_finishing import thinned
 from actors.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
@@ -288,53 +294,6 @@ def _tuples(table: Any) -> list[str]:
 
 
 # -- Filters and projects the rows of a peek, batch by batch. Pure ---------------------------------
-# A filter is a conjunction of comparisons of a column with a value, with Spark SQL's semantics:
-# unknown (NULL on either side) does not pass; NaN equals itself and is greater than every number,
-# -0.0 equals 0.0; text and binary compare byte by byte. A value is cast to its column's type first.
-# Nested types have no order: only the two tests of NULL apply to every type.
-
-
-_KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
-    "=": pc.equal,
-    "<>": pc.not_equal,
-    "<": pc.less,
-    "<=": pc.less_equal,
-    ">": pc.greater,
-    ">=": pc.greater_equal,
-}
-R = TypeVar("R", pa.Table, pa.RecordBatch)
-_NULL_TESTS: Final = ("is null", "is not null")
-
-
-class PreparedComparison(msgspec.Struct, frozen=True, gc=False):
-    """A prepared comparison; `value` is a scalar of the column's type (None: a test of NULL)."""
-
-    column: str
-    op: str
-    value: Any = None
-
-    def mask(self, values: Any) -> Any:
-        """Return which values pass; NULL where it is unknown."""
-        if self.op in _NULL_TESTS:
-            found = pc.is_null(values)
-            return found if self.op == "is null" else pc.invert(found)
-        if pa.types.is_floating(self.value.type) and self.value.is_valid:
-            return self._floats(values)
-        return _KERNELS[self.op](values, self.value)
-
-    def _floats(self, values: Any) -> Any:
-        """Return the mask for floats, with NaN as the greatest number, equal to itself."""
-        # Arrow compares as IEEE 754 does, where NaN equals no value.
-        nan = pc.is_nan(values)
-        if math.isnan(self.value.as_py()):
-            if self.op in ("=", ">="):
-                return nan
-            if self.op in ("<>", "<"):
-                return pc.invert(nan)
-            passes = pa.scalar(self.op == "<=", pa.bool_())
-            return pc.if_else(pc.is_valid(values), passes, pa.scalar(None, pa.bool_()))
-        found = _KERNELS[self.op](values, self.value)
-        return pc.or_(found, nan) if self.op in (">", ">=") else found
 
 
 class PeekFilter:
@@ -346,14 +305,14 @@ class PeekFilter:
         Raise `InvalidUsage` for an unknown or repeated column, a value that does not fit, and an
         order by a column that has none.
         """
-        self.tests = tuple(_test(schema, comparison) for comparison in peek.filter)
+        self.tests = tuple(prepare_comparison(schema, comparison) for comparison in peek.filter)
         ordered = () if peek.finishing is None else peek.finishing.order_by
         for by in ordered:
             check_comparable("order by", schema, by.column)
         self.columns = list(schema.names)
         if peek.project is not None:
             for name in peek.project:
-                _check_column("projection", schema, name)
+                check_column("projection", schema, name)
             if len(set(peek.project)) < len(peek.project):
                 raise InvalidUsage(f"projection: a column twice in {', '.join(peek.project)}")
             # Rows are ordered again over all workers, so the order's columns must be sent.
@@ -379,48 +338,7 @@ class PeekFilter:
 
     def passing(self, rows: R) -> R:
         """Return the rows that pass, with all columns."""
-        mask: Any = None
-        for test in self.tests:
-            found = test.mask(rows.column(test.column))
-            mask = found if mask is None else pc.and_(mask, found)
-        return rows if mask is None else rows.filter(mask)
-
-
-def _test(schema: TableSchema, comparison: ColumnComparison) -> PreparedComparison:
-    name, op = comparison.column, comparison.op
-    _check_column("filter", schema, name)
-    if op in _NULL_TESTS:
-        return PreparedComparison(name, op)
-    check_comparable("filter", schema, name)
-    kind = schema.arrow().field(name).type
-    try:
-        given = from_ipc(comparison.value)
-    except PenstockError as error:
-        raise InvalidUsage(f"filter: the value for {name}: {error}") from None
-    if given.num_rows != 1 or given.num_columns != 1:
-        raise InvalidUsage(
-            f"filter: {name} {op} takes one value, "
-            f"{given.num_rows} rows of {given.num_columns} columns were sent"
-        )
-    try:
-        return PreparedComparison(name, op, given.column(0).cast(kind)[0])
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise InvalidUsage(
-            f"filter: a value does not fit column {name} ({kind}): {error}"
-        ) from None
-
-
-def _check_column(what: str, schema: TableSchema, name: str) -> None:
-    if name not in schema.names:
-        raise InvalidUsage(f"{what}: column {name} is not one of {', '.join(schema.names)}")
-
-
-def check_comparable(what: str, schema: TableSchema, name: str) -> None:
-    """Raise `InvalidUsage` unless the column exists and its values have an order."""
-    _check_column(what, schema, name)
-    kind = schema.arrow().field(name).type
-    if pa.types.is_nested(kind) or pa.types.is_null(kind):
-        raise InvalidUsage(f"{what}: column {name} is a {kind}, which cannot be compared")
+        return passing_rows(self.tests, rows)
 
 
 def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:

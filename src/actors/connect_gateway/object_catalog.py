@@ -31,7 +31,7 @@ from actors.errors import ResourceBusy
 from actors.kernel import ActorAddress, ReplySlot
 from actors.plan.schema import TableSchema
 from actors.progress import Time
-from actors.protocol.relations import RELATIONS, fold, is_relation
+from actors.protocol.relations import RELATIONS, fold, is_relation, is_subscribed_view
 
 CATALOG: Final = "spark_catalog"
 DATABASE: Final = "default"
@@ -57,7 +57,9 @@ class ObjectNames(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, objects: Iterable[CatalogObject]) -> ObjectNames:
         """Return the names of a catalog's objects."""
-        objects = [entry for entry in objects if not entry.replaces]
+        objects = [
+            entry for entry in objects if not entry.replaces and not is_subscribed_view(entry.name)
+        ]
         readable = [entry for entry in objects if entry.kind in _READABLE]
         schemas = {entry.name: entry.schema for entry in readable}
         relations = {name: relation.schema for name, relation in RELATIONS.items()}

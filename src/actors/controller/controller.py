@@ -336,10 +336,7 @@ class Controller(Actor[ControllerMessage]):
             case BytesDelivered():
                 self._delivered(message)
             case SessionClosed(session_path):
-                self._sessions.pop(session_path, None)
-                self._roles.session_closed(session_path)
-                for part in self._parts:
-                    part.session_closed(session_path)
+                self._session_closed(session_path)
             case TablesAdvanced(upper):
                 if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
@@ -424,6 +421,12 @@ class Controller(Actor[ControllerMessage]):
             self._roles.dropped(entries)
 
     # -- requests ------------------------------------------------------------------------------
+
+    def _session_closed(self, path: str) -> None:
+        self._sessions.pop(path, None)
+        self._roles.session_closed(path)
+        for part in self._parts:
+            part.session_closed(path)
 
     def _submit(
         self, session: ActorAddress[Any], request: Request, peer: str, role: str | None

@@ -1,8 +1,8 @@
-"""Feeds of the demo's flights: written by a client, or through a PostgreSQL database.
+"""Feeds of the demo's flights: written by SQL, or through a PostgreSQL database.
 
-`DirectFeed` makes tables in the service and writes into them. `FromPostgres` starts a server for
-the demo, writes there (INSERT and UPDATE, one transaction an hour of flights), and has the service
-ingest the tables by a source of kind postgres.
+`SqlFeed` makes tables in the service and writes into them, by the statements that the demo prints.
+`FromPostgres` starts a server for the demo, writes there (INSERT and UPDATE, one transaction an
+hour of flights), and has the service ingest the tables by a source of kind postgres.
 """
 
 from __future__ import annotations
@@ -21,11 +21,14 @@ import pyarrow as pa
 
 from actors.client.client import Client, concatenate_pieces
 from actors.connectors.sources.postgres_names import identifier, literal
+from actors.demo import statements as texts
 from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
-from actors.demo.play import ChangeLog, DemoView, pace, play, rows_of
+from actors.demo.play import ChangeLog, DemoView, pace, rows_of
+from actors.demo.script import DemoScript
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.plan.schema import TIME
+from actors.progress import Time
 from actors.testing.postgres_server import NoPostgres, PostgresServer
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ class DemoFeed(Protocol):
     name: str
     """The writer's name, for people."""
 
-    async def begin(self, client: Client, opening: FlightTransaction) -> None:
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
         """Make the tables with their first contents, and wait until the service has them."""
         ...
 
@@ -73,21 +76,29 @@ class DemoFeed(Protocol):
         ...
 
 
-class DirectFeed:
-    """Feed by the client itself; see `DemoFeed`."""
+class SqlFeed:
+    """Feed by statements of SQL; see `DemoFeed`."""
 
-    name = "the client"
+    name = "SQL"
 
     def __init__(self) -> None:
         self.log = ChangeLog()
-        self._client: Client | None = None
+        self._script: DemoScript | None = None
 
-    async def begin(self, client: Client, opening: FlightTransaction) -> None:
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
         """See `DemoFeed`."""
-        self._client = client
-        for name, (columns, key) in TABLES.items():
-            await client.create_table(name, columns, primary_key=list(key))
-        await play(client, [opening], self.log, None)
+        self._script = script
+        for name in TABLES:
+            await script.run(texts.create_table(name))
+        # One transaction: the log has one time for all that it begins with.
+        await script.run("BEGIN")
+        for delta in opening.deltas:
+            assert delta.insert is not None, "the opening has new rows alone"
+            await script.copy_in(texts.copy_in(delta.table), texts.copy_rows(delta.insert))
+        await script.run("COMMIT")
+        await script.run(texts.INDEX)
+        result = await script.run(texts.WRITTEN_AT)
+        self.log.add(_time_of(result.rows), opening.deltas)
 
     async def play(
         self,
@@ -96,8 +107,14 @@ class DirectFeed:
         written: Callable[[FlightTransaction], None],
     ) -> None:
         """See `DemoFeed`."""
-        assert self._client is not None, "begun"
-        await play(self._client, stream, self.log, speed, written)
+        await pace(self._write, stream, speed, written)
+
+    async def _write(self, transaction: FlightTransaction) -> None:
+        assert self._script is not None, "begun"
+        statements = [*texts.transaction_statements(transaction), texts.WRITTEN_AT]
+        # One text, and so one round trip.
+        *_, told = await self._script.door.query("; ".join(statements))
+        self.log.add(_time_of(told.rows), transaction.deltas)
 
     async def settle(self) -> None:
         """See `DemoFeed`: writes are awaited, so nothing is left to wait for."""
@@ -105,6 +122,11 @@ class DirectFeed:
     async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
         """See `DemoFeed`."""
         return None
+
+
+def _time_of(rows: Sequence[Sequence[str | None]]) -> Time:
+    ((text,),) = rows
+    return int(text or 0)
 
 
 class FromPostgres:
@@ -122,17 +144,17 @@ class FromPostgres:
         self._moved = anyio.Event()
         self._group: anyio.abc.TaskGroup | None = None
 
-    async def begin(self, client: Client, opening: FlightTransaction) -> None:
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
         """See `DemoFeed`. The opening is in the tables before the service takes its snapshot."""
         assert self._group is not None, "running"
         for statement in definitions():
             await self._wire.query(statement)
         await self._write(opening)
         server = self._server
-        config = {"kind": "postgres", "host": str(server.folder), "port": server.port}
-        config |= {"user": server.user, "poll_ms": _POLL_MS}
+        options = {"host": str(server.folder), "port": str(server.port)}
+        options |= {"user": server.user, "poll_ms": str(_POLL_MS)}
         tables = {f"public.{name}": name for name in (*TABLES, PLAYED)}
-        await client.create_source(SOURCE, config, tables)
+        await script.run(texts.create_source(SOURCE, options, tables))
         self._group.start_soon(self._follow, client)
         await self.settle()
 

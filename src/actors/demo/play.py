@@ -1,4 +1,4 @@
-"""Writes a stream into a service through a client, and keeps a log of its own.
+"""Paces a stream of writes, and keeps a log of what was written.
 
 `ChangeLog` remembers the demo's writes and the times that the service gave them. It shares nothing
 with the service: an update is applied to rows that it remembers itself. The proof compares the
@@ -7,8 +7,8 @@ service's views with queries over `ChangeLog.contents`.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
-from typing import Any, Final, Protocol
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -82,14 +82,6 @@ WHERE f.status = 'departed' AND f.dep_delay > 30
 )
 
 VIEWS: Final = (DELAY_BY_CARRIER, DELAY_BY_WEATHER, LATE_NOW)
-
-
-class DemoWriter(Protocol):
-    """The part of `actors.Client` that playing needs."""
-
-    async def write(self, changes: Mapping[str, TableWrite]) -> Time:
-        """Write atomically and durably; return the time of the write."""
-        ...
 
 
 class ChangeEntry(msgspec.Struct, frozen=True):
@@ -182,24 +174,6 @@ def changes_of(transaction: FlightTransaction) -> dict[str, TableWrite]:
         delta.table: TableWrite(insert=delta.insert, update=delta.update)
         for delta in transaction.deltas
     }
-
-
-async def play(
-    client: DemoWriter,
-    stream: Sequence[FlightTransaction],
-    log: ChangeLog,
-    speed: float | None,
-    written: Callable[[FlightTransaction], None] = lambda done: None,
-) -> None:
-    """Write the stream at `speed` transactions a second (None: as fast as possible).
-
-    `written` is called with each durable transaction.
-    """
-
-    async def write(transaction: FlightTransaction) -> None:
-        log.add(await client.write(changes_of(transaction)), transaction.deltas)
-
-    await pace(write, stream, speed, written)
 
 
 async def pace(

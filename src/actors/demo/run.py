@@ -1,7 +1,8 @@
 """The demo from start to end: a service, a stream, three views, a picture, a proof.
 
-The service runs in this process, and the client connects in process; the rest uses only
-`actors.Service` and `actors.Client`, as any program could.
+The service runs in this process. All that is created and written goes by SQL through its door for
+PostgreSQL's clients, by statements that are printed; the picture and the proof read by the Python
+client, as any program could.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from rich.live import Live
 
 from actors.client.client import Client, concatenate_pieces
 from actors.demo import flights, play, proof
-from actors.demo.feeds import DemoFeed, DirectFeed, FromPostgres, from_postgres
+from actors.demo import statements as texts
+from actors.demo.door import DoorConnection
+from actors.demo.feeds import DemoFeed, FromPostgres, SqlFeed, from_postgres
 from actors.demo.picture import DemoBoard, percentiles
 from actors.demo.play import VIEWS
+from actors.demo.script import DemoScript
 from actors.errors import InvalidUsage
 from actors.kernel import SystemClock
 from actors.progress import Time
@@ -36,6 +40,8 @@ DAY_MS: Final = 86_400_000
 FRAME_SECONDS: Final = 0.25
 STATUS_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 5.0
+HOURS_SHOWN: Final = 12
+"""Transactions whose changes are shown at the end."""
 CATCH_UP_MS: Final = 120_000
 CLOCK: Final = SystemClock()
 SOURCES: Final = ("client", "postgres")
@@ -77,6 +83,7 @@ async def run(options: DemoOptions, console: Console) -> int:
             flags={
                 "state_dir": str(directory / "state"),
                 "listen": "127.0.0.1:0",
+                "pg_listen": "127.0.0.1:0",
                 "workers": options.workers,
                 # The proof reads the views AS OF times of the whole run.
                 "retain_history_ms": DAY_MS,
@@ -84,13 +91,17 @@ async def run(options: DemoOptions, console: Console) -> int:
         )
         began = _seconds()
         console.print("starting the service and its Spark …")
-        client = await stack.enter_async_context(_service(settings))
+        service, client = await stack.enter_async_context(_service(settings))
+        script = await _script(service, console, stack)
         if isinstance(feed, FromPostgres):
             await stack.enter_async_context(feed.running())
-        await _set_up(client, feed, stream[0])
+        await _set_up(script, client, feed, stream[0])
         console.print(f"three views are up and filled after {_seconds() - began:.1f} s")
+        if isinstance(feed, SqlFeed):
+            _show_first(script, console, stream)
         board = await _stream(client, stream, options, console, feed)
         _summary(console, board, feed.log)
+        await _read(script, console, feed.log)
         if options.proof_times == 0:
             return 0
         return await _prove(client, feed, options, console, board)
@@ -101,7 +112,7 @@ async def _feed(source: str, console: Console, stack: contextlib.AsyncExitStack)
     if source not in SOURCES:
         raise InvalidUsage(f"source {source!r}: must be {' or '.join(SOURCES)}")
     if source == "client":
-        return DirectFeed()
+        return SqlFeed()
     console.print("starting a PostgreSQL of the demo's own …")
     return await stack.enter_async_context(from_postgres())
 
@@ -121,15 +132,15 @@ def _directory(given: Path | None) -> Iterator[Path]:
 
 
 @contextlib.asynccontextmanager
-async def _service(settings: Settings) -> AsyncIterator[Client]:
-    """Run a service and yield its client; a service that fails cancels the block."""
+async def _service(settings: Settings) -> AsyncIterator[tuple[Service, Client]]:
+    """Run a service and yield it with a client; a service that fails cancels the block."""
     async with (
         Service(settings) as service,
         anyio.create_task_group() as group,
         await Client.in_process(service) as client,
     ):
         group.start_soon(_end_with, service, group.cancel_scope)
-        yield client
+        yield service, client
         group.cancel_scope.cancel()
 
 
@@ -138,17 +149,48 @@ async def _end_with(service: Service, scope: anyio.CancelScope) -> None:
     scope.cancel()
 
 
-async def _set_up(client: Client, feed: DemoFeed, opening: flights.FlightTransaction) -> None:
+async def _set_up(
+    script: DemoScript, client: Client, feed: DemoFeed, opening: flights.FlightTransaction
+) -> None:
     present = {found.name for found in (await client.status()).objects}
     if present:
         raise InvalidUsage(
             f"the state directory holds {', '.join(sorted(present))} already: "
             "the demo needs one of its own"
         )
-    await feed.begin(client, opening)
+    await feed.begin(script, client, opening)
     for view in VIEWS:
-        await client.create_materialized_view(view.name, view.sql)
+        await script.run(texts.create_view(view))
     await _wait(client, feed.log.times[-1])
+
+
+async def _script(
+    service: Service, console: Console, stack: contextlib.AsyncExitStack
+) -> DemoScript:
+    """Return the demo's session at the service, open until the stack is unwound."""
+    door = await DoorConnection.connect(service.pg_address)
+    stack.push_async_callback(door.aclose)
+    host, _, port = service.pg_address.rpartition(":")
+    console.print(f"what follows is sent as SQL; look in beside it: psql -h {host} -p {port}")
+    return DemoScript(door, console)
+
+
+def _show_first(
+    script: DemoScript, console: Console, stream: Sequence[flights.FlightTransaction]
+) -> None:
+    """Print the first transaction that has both new and changed flights."""
+    updated = [each for each in stream[1:] if any(d.update is not None for d in each.deltas)]
+    console.print(f"\neach of {len(stream) - 1} transactions has one tick of flights, as this one:")
+    for statement in texts.transaction_statements((updated or stream[1:])[0]):
+        script.show(statement)
+
+
+async def _read(script: DemoScript, console: Console, log: play.ChangeLog) -> None:
+    """Read a view, and the last changes of a query that no view was created for."""
+    console.print()
+    await script.run(texts.READ_CARRIERS)
+    since = log.times[-min(len(log.times), HOURS_SHOWN)]
+    await script.run(texts.follow_delayed(since, log.times[-1] + 1), rows_shown=6)
 
 
 async def _wait(client: Client, time: Time) -> None:

@@ -34,6 +34,7 @@ from actors.errors import (
     TransactionAborted,
 )
 from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
+from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.copying import copy_from_client, copy_to_client
 from actors.pg_server.login import prove_role
 from actors.pg_server.point_answers import answer_point
@@ -415,7 +416,7 @@ class PgConnection:
                 return StatementResult("BEGIN")
         # Clients keep these values, and must hear of a change before the statement's end.
         before = dict(self.session.variables.reported())
-        result = await self.session.execute(statement, parameters)
+        result = while_connected(self.wire, await self.session.execute(statement, parameters))
         for notice in result.notices:
             await self._notice(notice)
         for name, value in self.session.variables.reported():

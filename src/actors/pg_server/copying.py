@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, RemoteProtocolError
+from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.wire import SEND_BYTES, PgWire
 from actors.pgwire import messages as pg
 from actors.pgwire.copy_options import CopyFormat, RowFormat
@@ -12,9 +13,10 @@ from actors.pgwire.row_decoding import copy_decoder
 from actors.pgwire.row_encoding import CopyEncoder, cut_batches
 from actors.plan.schema import TableSchema
 from actors.sql import statements as sql
-from actors.sql_session.reading import read_query, subscribe
+from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.session import SqlSession
+from actors.sql_session.subscribing import subscribe
 from actors.sql_session.writing import named_columns, put_rows, quoted
 
 BATCH_BYTES = 1 << 20
@@ -91,7 +93,7 @@ async def copy_to_client(
     wire: PgWire, session: SqlSession, statement: sql.CopyStatement, time_zone: str
 ) -> int:
     """Send the rows of a table, a query or a subscribe. Return their number."""
-    result = await _source(session, statement)
+    result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
     form = format_of(statement.options)

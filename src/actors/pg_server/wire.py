@@ -10,8 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from contextlib import suppress
 from itertools import islice
 from typing import Final
+
+import anyio
 
 from actors.errors import ConnectionBroken
 from actors.pgwire.decoder import FrontendDecoder
@@ -38,6 +41,8 @@ class PgWire:
         self.decoder = FrontendDecoder(message_bytes_max)
         self._messages: deque[FrontendMessage] = deque()
         self._out = bytearray()
+        self._ahead = bytearray()
+        """Bytes that were read while the client was watched."""
         self.encrypted = False
         found = writer.get_extra_info("peername")
         self.peer = f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a local peer"
@@ -59,11 +64,11 @@ class PgWire:
             self._messages.extend(self.decoder.feed(b""))
             if self._messages:
                 break
-            await self.flush()
-            try:
-                data = await self._reader.read(READ_BYTES)
-            except OSError as error:
-                raise ConnectionBroken(f"{self.peer}: {error}") from None
+            if self._ahead:
+                data, self._ahead = bytes(self._ahead), bytearray()
+            else:
+                await self.flush()
+                data = await self._read()
             if not data:
                 return None
             self._messages.extend(self.decoder.feed(data))
@@ -79,6 +84,23 @@ class PgWire:
         """Drop so many messages that `ahead` has shown."""
         for _ in range(count):
             self._messages.popleft()
+
+    async def _read(self) -> bytes:
+        try:
+            return await self._reader.read(READ_BYTES)
+        except OSError as error:
+            raise ConnectionBroken(f"{self.peer}: {error}") from None
+
+    async def watch(self) -> None:
+        """Wait until the client has ended the connection; keep what it sends until then. A client
+        that sends much is held back, and not watched any more."""
+        with suppress(ConnectionBroken):
+            while len(self._ahead) < READ_BYTES:
+                data = await self._read()
+                if not data:
+                    return
+                self._ahead += data
+            await anyio.sleep_forever()
 
     async def send(self, data: bytes | bytearray | memoryview) -> None:
         """Add bytes to what is sent. Waits while the client is slow. Raises `ConnectionBroken`."""

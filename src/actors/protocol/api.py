@@ -250,6 +250,8 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     plain: bool = False
     """True for a plain view, which is inlined where it is named; only `replace` and `comment` count
     beside its query."""
+    as_of: Time | None = None
+    """Time from which the view has contents; None: the latest at which its inputs can be read."""
 
 
 class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -13,6 +13,7 @@ is made from this table, which a test ensures.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final, Literal
 
@@ -492,11 +493,24 @@ def refuse_relation(name: str, what: str) -> None:
 
 
 NAME_CHARACTERS_MAX: Final = 128
+SUBSCRIBED_PREFIX: Final = "__subscribe_"
+"""Prefix of the names of views that belong to one subscribe: no name of a user may begin so."""
+_SUBSCRIBED: Final = re.compile(f"{SUBSCRIBED_PREFIX}[0-9a-f]{{1,32}}")
 
 
 def fold(name: str) -> str:
     """Return the form by which a name is compared."""
     return name.lower()
+
+
+def is_subscribed_view(name: str) -> bool:
+    """Return whether a view of this name belongs to one subscribe: it is not listed, nothing may be
+    built on it, and it ends with the connection that created it.
+
+    >>> is_subscribed_view("__subscribe_1f"), is_subscribed_view("subscribe_1f")
+    (True, False)
+    """
+    return _SUBSCRIBED.fullmatch(name) is not None
 
 
 def check_name(what: str, name: str) -> str:

@@ -24,7 +24,7 @@ from actors.plan.jobs import JobFailed
 
 DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
-_PLAN_TREE: Final = re.compile(r";(?: line \d+ pos \d+;?)?\s*\n['+]?[A-Z:]")
+_PLAN_TREE: Final = re.compile(r"(?:(?P<place>; line \d+ pos \d+);?|;)\s*\n['+]?[A-Z:]")
 _LINES_MAX: Final = 6
 
 
@@ -80,11 +80,12 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def short_text(text: str) -> str:
-    """Return Spark's own words without the plan tree and the JVM's stack."""
+    """Return Spark's own words, and the place that they name, without the plan tree and the JVM's
+    stack."""
     text = text.split("\n\nJVM stacktrace:")[0]
     tree = _PLAN_TREE.search(text)
     if tree:
-        text = text[: tree.start()]
+        text = text[: tree.start()] + (tree["place"] or "")
     lines = [line.rstrip() for line in text.strip().splitlines()]
     kept = [line for line in lines if line and not line.lstrip().startswith("at ")]
     return "\n".join(kept[:_LINES_MAX])

@@ -14,9 +14,9 @@ from actors.errors import InvalidUsage, UnknownObject
 from actors.plan.schema import TableSchema
 from actors.progress import Time
 from actors.protocol.api import ObjectStatus
-from actors.protocol.relations import fold
+from actors.protocol.relations import fold, is_subscribed_view
 from actors.settings import Settings
-from actors.sql.dialects import to_spark
+from actors.sql.dialects import SparkText, to_spark
 from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
@@ -74,8 +74,11 @@ class SessionCatalog:
     async def all(self) -> list[ObjectStatus]:
         """Return all objects as they are now."""
         found = (await self._client.status()).objects
-        # A view that is computed to come in another one's place is nobody's to read yet.
-        objects = [each for each in found if not each.replaces]
+        # A view that is computed to come in another one's place is nobody's to read yet, and one of
+        # a subscribe is nothing that a user has made.
+        objects = [
+            each for each in found if not each.replaces and not is_subscribed_view(each.name)
+        ]
         self._known = {fold(each.name): each for each in objects}
         return objects
 
@@ -131,9 +134,13 @@ class SessionContext:
 
     def spark(self, text: str, parameters: Sequence[SqlParameter] = ()) -> str:
         """Return a query or an expression of the session's dialect in Spark's."""
+        return self.spark_text(text, parameters).text
+
+    def spark_text(self, text: str, parameters: Sequence[SqlParameter] = ()) -> SparkText:
+        """Return what `spark` returns, with the places of what was rewritten."""
         if self.dialect is SqlDialect.SPARK:
-            return text
-        return to_spark(text, [each.text for each in parameters]).text
+            return SparkText(text)
+        return to_spark(text, [each.text for each in parameters])
 
     @property
     def utc(self) -> bool:

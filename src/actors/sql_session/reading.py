@@ -1,17 +1,15 @@
-"""Queries, subscribes, and the plans of both."""
+"""Queries, and how they will be read."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Final
 
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, TIME
 from actors.protocol.relations import fold
-from actors.sql.statements import QueryStatement, SubscribeStatement
+from actors.sql.statements import QueryStatement
 from actors.sql_session.context import (
     PLAIN_VIEW,
     QUERIED_KINDS,
@@ -24,9 +22,6 @@ from actors.sql_session.row_values import SqlParameter
 from actors.views.plain_views import find_relations, inline_views
 from actors.views.query_analysis import find_mentioned_tables
 from actors.views.simple import simple_read
-
-PROGRESSED: Final = "__progressed"
-"""Column of a subscribe: true for a row that says only that all earlier times are complete."""
 
 
 async def read_query(
@@ -100,77 +95,6 @@ async def _with_first(
         yield first
         async for batch in rest:
             yield batch
-
-
-async def subscribe(
-    context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
-) -> StatementResult:
-    """Begin to follow a table's or view's changes: rows with their time and weight before them.
-
-    With progress a row says from time to time that all changes before its time were told.
-
-    Raises:
-        InvalidUsage: The query is more than ``SELECT * FROM`` an object.
-    """
-    entry = await context.catalog.find((_subscribed(context, statement),))
-    if entry.schema is None:
-        raise InvalidUsage(f"{entry.name} is a {entry.kind}: it has no changes to follow")
-    as_of = None if statement.as_of is None else await context.time_of(statement.as_of, parameters)
-    up_to = None if statement.up_to is None else await context.time_of(statement.up_to, parameters)
-    changes = context.client.subscribe(
-        entry.name,
-        as_of=as_of,
-        up_to=up_to,
-        snapshot=statement.snapshot,
-        progress=statement.progress,
-    )
-    head = [pa.field(TIME, pa.int64())]
-    if statement.progress:
-        head.append(pa.field(PROGRESSED, pa.bool_()))
-    shape = pa.schema([*head, pa.field(DIFF, pa.int64()), *entry.schema.arrow()])
-
-    async def rows() -> AsyncGenerator[pa.RecordBatch, None]:
-        async with aclosing(changes):
-            async for change in changes:
-                if change.table is not None and change.table.num_rows:
-                    for batch in _shaped(change.table, shape).to_batches():
-                        yield batch
-                # A part of an interval says nothing of the interval's end.
-                if statement.progress and not change.partial:
-                    yield _progress(shape, change.upper)
-
-    return StatementResult("SUBSCRIBE", shape, rows())
-
-
-def _subscribed(context: SessionContext, statement: SubscribeStatement) -> str:
-    """Return the name of the object that is followed."""
-    if statement.name is not None:
-        return object_name(statement.name)
-    assert statement.query is not None
-    text = context.spark(statement.query.text)
-    words = text.split()
-    if [word.upper() for word in words[:3]] == ["SELECT", "*", "FROM"] and len(words) == 4:
-        return words[3].strip("`")
-    raise InvalidUsage(
-        "SUBSCRIBE follows a table or view whole: CREATE MATERIALIZED VIEW name AS the query "
-        "first, then SUBSCRIBE name"
-    )
-
-
-def _shaped(table: pa.Table, shape: pa.Schema) -> pa.Table:
-    columns = [
-        pa.repeat(pa.scalar(False), table.num_rows)
-        if field.name == PROGRESSED
-        else table[field.name]
-        for field in shape
-    ]
-    return pa.table(columns, schema=shape)
-
-
-def _progress(shape: pa.Schema, upper: int) -> pa.RecordBatch:
-    known = {TIME: upper, PROGRESSED: True}
-    arrays = [pa.array([known.get(field.name)], field.type) for field in shape]
-    return pa.RecordBatch.from_arrays(arrays, schema=shape)
 
 
 async def explain_query(

@@ -61,6 +61,12 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
     Raises:
         NotLocal: The text is another expression.
     """
+    # Most literals of a long INSERT are of these forms, which need no lexer.
+    if text.isascii() and text.isdigit():
+        return _number(text, negative=False)
+    inner = text[1:-1]
+    if len(text) > 1 and text[0] == text[-1] == "'" and not ("'" in inner or "\\" in inner):
+        return SqlParameter(inner, "", untyped=dialect is SqlDialect.POSTGRES)
     # One token, or a minus and a number: everything else may mean more than it seems.
     tokens = lex_sql(text, dialect)
     negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"

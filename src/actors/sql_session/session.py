@@ -23,10 +23,11 @@ from actors.sql_session import role_statements as roles
 from actors.sql_session import writing
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
-from actors.sql_session.reading import read_query, subscribe
+from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
 Parameters: TypeAlias = Sequence[SqlParameter]
@@ -100,6 +101,8 @@ class SqlSession:
             case sql.QueryStatement():
                 text = self.context.spark(statement.query.text, parameters)
                 return (await self.context.client.describe_query(text)).arrow()
+            case sql.SubscribeStatement():
+                return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():
                 kept = self.prepared.get(statement.name)
                 if kept is None:
@@ -162,7 +165,7 @@ class SqlSession:
         changes = transaction.write()
         if changes:
             try:
-                await self.context.client.write(changes)
+                self.variables.note_write(await self.context.client.write(changes))
             except AbsentRow as error:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"

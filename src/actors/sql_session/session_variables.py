@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from actors.errors import InvalidUsage
+from actors.progress import Time
 
 SERVER_VERSION: Final = "15.0 (Penstock)"
 """Version that clients see: drivers choose their catalog queries by its number."""
@@ -58,7 +59,9 @@ _DEFAULTS: Final = {
     "client_min_messages": "notice",
     "penstock.as_of": "",
     "penstock.refresh_policy": "auto",
+    "penstock.written_at": "",
 }
+_WRITTEN_AT: Final = "penstock.written_at"
 _FIXED: Final = frozenset(
     {
         "server_version",
@@ -67,6 +70,7 @@ _FIXED: Final = frozenset(
         "integer_datetimes",
         "is_superuser",
         "session_authorization",
+        _WRITTEN_AT,
     }
 )
 _ONE_VALUE: Final = {
@@ -130,8 +134,8 @@ class SessionVariables:
     def reset(self, name: str) -> str | None:
         """Set a variable to its default; as `set`."""
         key = name.lower()
-        # The user is who was let in, and no RESET changes that.
-        if key == "session_authorization":
+        # The user is who was let in, and no RESET changes that; nor what the service says.
+        if key == "session_authorization" or key in _FIXED:
             return None
         default = _DEFAULTS.get(self._names.get(key, name))
         if default is None:
@@ -140,6 +144,11 @@ class SessionVariables:
         if self._values[key] == default:
             return None
         return self.set(name, default)
+
+    def note_write(self, time: Time) -> None:
+        """Keep the time of the session's last write, at which it can be read: ``SHOW
+        penstock.written_at``."""
+        self._values[_WRITTEN_AT] = str(time)
 
     def reported(self) -> list[tuple[str, str]]:
         """Return the variables that a client is told at the start."""

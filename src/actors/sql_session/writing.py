@@ -29,6 +29,11 @@ from actors.sql.statements import (
     UpdateStatement,
 )
 from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.keyed_merge import (
+    compute_keyed_merge,
+    read_keyed_merge,
+    repeated_match,
+)
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import (
@@ -326,7 +331,8 @@ async def _carry_out(
         context.transaction.add(table, schema, change, limit)
         return
     if count_rows(change.delete) or count_rows(change.insert):
-        await context.client.write({table: TableWrite(insert=change.insert, delete=change.delete)})
+        write = TableWrite(insert=change.insert, delete=change.delete)
+        context.variables.note_write(await context.client.write({table: write}))
 
 
 # -- MERGE -----------------------------------------------------------------------------------------
@@ -341,9 +347,14 @@ async def merge(
         InvalidUsage: Two rows of the source would change the same row.
     """
     table, schema = await context.catalog.find_table(statement.table)
-    text = _merge_query(context, table, schema, statement, parameters)
+    keyed = read_keyed_merge(context, schema, table, statement, parameters)
+    text = ""
+    if keyed is None:
+        text = _merge_query(context, table, schema, statement, parameters)
 
     async def compute() -> ComputedChange:
+        if keyed is not None:
+            return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
     return StatementResult(f"MERGE {await _changed(context, table, schema, compute)}")
@@ -464,10 +475,7 @@ def _merged(
     come = of("update", "update all", "insert", "insert all")
     numbers = gone[_ROW]
     if pc.count_distinct(numbers).as_py() < len(numbers):
-        raise InvalidUsage(
-            f"MERGE INTO {table}: two rows of the source match one row of the table; group the "
-            "source by what it is joined by"
-        )
+        raise repeated_match(table)
     new = pa.table(
         [come[f"{_NEW}{number}"] for number in range(len(schema.columns))], schema=schema.arrow()
     )

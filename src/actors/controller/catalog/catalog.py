@@ -26,7 +26,7 @@ from actors.errors import (
 from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
-from actors.protocol.relations import fold, refuse_relation
+from actors.protocol.relations import fold, is_subscribed_view, refuse_relation
 from actors.protocol.storage import ConnectorConfiguration
 from actors.views.plain_views import find_relations, inline_views
 
@@ -247,6 +247,10 @@ class CatalogSnapshot:
         """Return the view that is computed to come in this one's place, or None."""
         return next((entry for entry in self._by_id.values() if entry.replaces == id_), None)
 
+    def subscribed_on(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
+        """Return the views of subscribes that depend directly on this object: they go with it."""
+        return tuple(each for each in self.dependents(id_) if is_subscribed_view(each.name))
+
     def indexes(self, id_: ObjectId) -> tuple[CatalogObject, ...]:
         """Return the indexes on an object."""
         return tuple(self._indexes.get(id_, ()))
@@ -287,10 +291,15 @@ class CatalogSnapshot:
         return known
 
     def add(self, entry: CatalogObject) -> CatalogSnapshot:
-        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`."""
+        """Return a catalog with one more object, whose id is `new_id`. Raises `ObjectExists`,
+        and `InvalidUsage` if the object depends on the view of a subscribe."""
         self.check_free(entry.name, entry.kind)
         assert entry.id == self.new_id, (entry.id, self.new_id)
         assert all(id_ in self._by_id for id_ in entry.depends), entry.depends
+        for id_ in entry.depends:
+            # Such a view goes when its subscribe ends, whatever depends on it.
+            if is_subscribed_view(self._by_id[id_].name):
+                raise InvalidUsage("nothing is built on the view of a subscribe")
         return CatalogSnapshot((*self.objects, entry), self.next_id + 1)
 
     def remove(self, *entries: CatalogObject) -> CatalogSnapshot:

@@ -194,14 +194,17 @@ class StorageStore:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
         entry = catalog.find_apart(SOURCE, request.name)
         tables = catalog.dependents(entry.id)
+        # A view of a subscribe may read several of the tables.
+        followed = {each.id: each for table in tables for each in catalog.subscribed_on(table.id)}
+        gone = (*tables, *followed.values())
         if request.cascade:
-            tables = catalog.dependents_below(entry.id)
-        smaller = catalog.remove(entry, *tables)
+            gone = catalog.dependents_below(entry.id)
+        smaller = catalog.remove(entry, *gone)
         assert entry.configuration is not None, entry.name
         kept = self._makers.kept(entry.configuration, entry.id)
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
         records = [record_cas(leftover_of(entry, kept))] if kept else []
-        return await self._store.drop_all(smaller, seqno, entry, tables, records)
+        return await self._store.drop_all(smaller, seqno, entry, gone, records)
 
     # -- sinks ---------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from actors.errors import (
     InvalidUsage,
     PenstockError,
     ReadBelowSince,
+    ResourceBusy,
     StorageError,
     UnknownObject,
     WriterFenced,
@@ -50,7 +51,7 @@ from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
-from actors.protocol.relations import check_name, fold
+from actors.protocol.relations import check_name, fold, is_subscribed_view
 from actors.settings import Settings
 from actors.spans import span
 from actors.telemetry import SPARK_JOB
@@ -145,7 +146,7 @@ class CatalogStore:
     ) -> CatalogChanged:
         """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
         errors."""
-        name = check_name("view", request.name)
+        name = self._view_name(catalog, request.name)
         catalog.check_free(name)
         return await self.add_view(catalog, seqno, name, request)
 
@@ -168,7 +169,7 @@ class CatalogStore:
         inputs = [catalog.find(name) for name in plan.inputs]
         id_ = catalog.new_id
         # Held before the view exists: its inputs must not be compacted beyond the as_of in between.
-        as_of = await self.hold_inputs(dataflow_holder(id_), inputs)
+        as_of = await self.hold_inputs(dataflow_holder(id_), inputs, request.as_of)
         shards = [_view_shard(id_, plan.output, id_, as_of)]
         hidden = tuple(
             NewShard(
@@ -202,6 +203,18 @@ class CatalogStore:
             replaces=replaces,
         )
         return await self._create_on(catalog, seqno, entry, shards)
+
+    def _view_name(self, catalog: CatalogSnapshot, name: str) -> str:
+        """Return the name of a new view. Raises `InvalidUsage`, and `ResourceBusy` for more views
+        of subscribes than there may be."""
+        if not is_subscribed_view(name):
+            return check_name("view", name)
+        limit = self._settings.sql_followed_queries_max
+        if sum(is_subscribed_view(each.name) for each in catalog.objects) >= limit:
+            raise ResourceBusy(
+                f"{limit} queries are followed by subscribes already (sql_followed_queries_max)"
+            )
+        return name
 
     async def compile(
         self, catalog: CatalogSnapshot, sql: str, conf: Mapping[str, str], policy: str
@@ -268,14 +281,25 @@ class CatalogStore:
                 await self.drop_holds(catalog, entry)
             raise
 
-    async def hold_inputs(self, holder: str, inputs: Sequence[CatalogObject]) -> Time:
-        """Hold all inputs for `holder` at the latest time at which all can be read, and return that
-        time."""
+    async def hold_inputs(
+        self, holder: str, inputs: Sequence[CatalogObject], wanted: Time | None = None
+    ) -> Time:
+        """Hold all inputs for `holder` at the latest time at which all can be read, or at `wanted`
+        if that is earlier, and return the time. Raises `ReadBelowSince`."""
         shards = [each.shard for each in inputs if each.shard is not None]
+        names = ", ".join(each.name for each in inputs)
+        failed = PenstockError(f"the history of {names} is compacted faster than it can be held")
         for _ in range(AS_OF_ATTEMPTS_MAX):
             states = [await self._persist.state(shard) for shard in shards]
             uppers = [await self._persist.upper(shard) for shard in shards]
-            as_of: Time = max([last_sealed_time(min(uppers)), *(state.since for state in states)])
+            since = max((state.since for state in states), default=0)
+            as_of: Time = max(last_sealed_time(min(uppers)), since)
+            if wanted is not None and wanted < as_of:
+                as_of = wanted
+            if as_of < since:
+                text = f"the contents at {as_of}: the history of {names} begins at {since}"
+                failed = ReadBelowSince(text)
+                break
             try:
                 await self._persist.set_holds([(shard, holder, as_of) for shard in shards])
             except ReadBelowSince:
@@ -287,8 +311,7 @@ class CatalogStore:
         # The object will never be there, so nothing else would drop its holds.
         for shard in shards:
             await self.drop_hold(shard, holder)
-        names = ", ".join(each.name for each in inputs)
-        raise PenstockError(f"the history of {names} is compacted faster than it can be held")
+        raise failed
 
     # -- drop ----------------------------------------------------------------------------------
 

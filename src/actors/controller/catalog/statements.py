@@ -42,6 +42,7 @@ from actors.controller.catalog.replacements import (
     restart_view,
     swap_view,
 )
+from actors.controller.catalog.subscribed_views import SubscribedViews
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
@@ -160,6 +161,7 @@ class StatementQueue:
         self._current: _Queued | None = None
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
+        self._subscribed = SubscribedViews()
         self._opening = False
         self._replacing: dict[ObjectId, _Queued] = {}
         """Statements that are answered when their view is in its place: by the id of the view that
@@ -178,8 +180,14 @@ class StatementQueue:
         self, session: ActorAddress[Any], statement: Statement, role: str | None = None
     ) -> None:
         """Queue a statement of a session with this role."""
+        self._subscribed.submitted(session, statement)
         self._queue.append(_Queued(session, statement, TRACEPARENT.get(), role))
         self._next()
+
+    def _drop_left(self) -> None:
+        for session, name in self._subscribed.left():
+            # Nobody takes the answer: the session is gone.
+            self.submit(session, DropObject(0, name))
 
     def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
         """Answer with the plan of a view that is not created."""
@@ -311,7 +319,9 @@ class StatementQueue:
     async def _drop(self, statement: DropObject) -> CatalogChanged:
         state = self._state
         entry = state.catalog.find(statement.name)
-        also = state.catalog.dropped_with(entry) if statement.cascade else ()
+        catalog = state.catalog
+        # Views of subscribes go with what they read, also without CASCADE.
+        also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
         # Only for its check: an object in use is refused before its writes are.
         state.catalog.remove(entry, *also)
         if entry.kind != TABLE or state.writer is None:
@@ -399,7 +409,10 @@ class StatementQueue:
         return False
 
     def session_closed(self, session: str) -> None:
-        """Give up the replacements that a closed session began."""
+        """Give up the replacements that a closed session began, and drop the views of its
+        subscribes."""
+        self._subscribed.session_closed(session)
+        self._drop_left()
         current = () if self._current is None else (self._current,)
         for queued in (*self._replacing.values(), *current, *self._queue):
             if queued.session.path == session:
@@ -490,6 +503,7 @@ class StatementQueue:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
             self._answer(queued, result)
         elif not isinstance(statement, OwnStatement):
+            self._subscribed.failed(statement, result)
             reply_error(session, statement.request, result)
         else:
             # The next report of an upper begins it again (`advanced`).
@@ -640,6 +654,7 @@ class StatementQueue:
 
     def _dropped(self, entry: CatalogObject) -> None:
         state = self._state
+        self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
         forget_measures(entry.name, LAG_MS)
         self._forget_shards(entry)
@@ -674,7 +689,9 @@ class StatementQueue:
             self._zombies.append((shard, holder, DROP_HOLD_ROUNDS))
 
     def drop_zombie_holds(self) -> None:
-        """Drop the holds of dropped dataflows, for one more round."""
+        """Drop the holds of dropped dataflows, for one more round. Drops views of ended subscribes
+        again whose drop failed."""
+        self._drop_left()
         state = self._state
         zombies, self._zombies = self._zombies, []
         for shard, holder, rounds in zombies:

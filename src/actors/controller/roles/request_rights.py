@@ -53,7 +53,7 @@ from actors.protocol.api import (
     WaitFor,
     WriteTables,
 )
-from actors.protocol.relations import fold, is_relation
+from actors.protocol.relations import fold, is_relation, is_subscribed_view
 from actors.protocol.role_messages import (
     AlterRole,
     ChangeRights,
@@ -108,6 +108,9 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
             yield right, object_named(catalog, name)
         case CreateView(replace=True, name=name) if catalog.has(name):
             yield ADMIN, catalog.find(name)
+        case CreateView(name=name) if is_subscribed_view(name):
+            # It is the subscribe of what its query reads, which is checked as a view's is.
+            pass
         case CreateTable() | CreateSource() | CreateView():
             # What a view reads is checked when its text has been analysed.
             yield CREATE, None
