@@ -10,7 +10,7 @@ import adbc_driver_postgresql
 import pyarrow as pa
 from adbc_driver_postgresql import dbapi
 from client_probe import ClientProbe, check
-from sample_rows import KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
+from sample_rows import KINDS_ROWS, LENGTHS, MANY_ROWS, is_null_row, kinds_row, spent_rows
 
 PLAIN = (
     *("id", "flag", "tiny", "small", "whole", "large", "single", "twice", "word", "short"),
@@ -172,7 +172,7 @@ def error(db: Any) -> None:
         run(db, "CREATE TABLE x (a int,)")
     except dbapi.Error as caught:
         check(caught.sqlstate, "42601")
-        details = {key: value for key, value in caught.details}
+        details = dict(caught.details)
         check(details.get("PG_DIAG_STATEMENT_POSITION"), b"23")
         return
     raise AssertionError("a wrong statement was taken")
@@ -180,7 +180,7 @@ def error(db: Any) -> None:
 
 def view(db: Any) -> None:
     run(db, "CREATE TABLE words (word text)")
-    run(db, "CREATE MATERIALIZED VIEW lengths AS SELECT word, count(*) AS n FROM words GROUP BY word")
+    run(db, f"CREATE MATERIALIZED VIEW lengths AS {LENGTHS}")
     found = read(db, "SELECT customer, n FROM spent ORDER BY customer").to_pylist()
     check([(row["customer"], row["n"]) for row in found], [row[:2] for row in spent_rows()])
 

@@ -95,8 +95,8 @@ DOORS: Final = (
     ),
     DoorTable(
         "dbt",
-        "By `method: session` and `SPARK_REMOTE`; the project is `tests/clients/dbt_project`, with a"
-        " macro for materialized views that any project may copy.",
+        "By `method: session` and `SPARK_REMOTE`. The project is `tests/clients/dbt_project`, with"
+        " a macro for materialized views that any project may copy.",
         DBT,
         ("dbt-spark",),
     ),

@@ -168,8 +168,9 @@ def run_java(
     """Compile a Java program of this folder and run it."""
     java, javac = java_compiler()
     classes = os.pathsep.join([str(folder), *jars])
+    source = HERE / f"{name}.java"
     made = subprocess.run(
-        [javac, "-cp", classes, "-d", str(folder), str(HERE / f"{name}.java")],
+        [javac, "-encoding", "UTF-8", "-cp", classes, "-d", str(folder), str(source)],
         capture_output=True,
         text=True,
         timeout=PROGRAM_S,

@@ -1,8 +1,8 @@
 """What a program of a client tells the test that started it: a line for each thing that it tried.
 
 Of the standard library alone: programs run in the environment of the clients, without the service.
-A line has tabs between its parts: ``client NAME VERSION``, then for each capability (`capabilities`)
-``yes KEY``, ``no KEY REASON`` or ``lacks KEY REASON``.
+A line has tabs between its parts: ``client NAME VERSION``, then for each capability
+(`capabilities`) ``yes KEY``, ``no KEY REASON`` or ``lacks KEY REASON``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyodbc
 from client_probe import ClientProbe, check
-from sample_rows import KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
+from sample_rows import KINDS_ROWS, LENGTHS, MANY_ROWS, is_null_row, kinds_row, spent_rows
 
 
 def main(driver: str, address: str) -> None:
@@ -60,7 +60,8 @@ def text(db: Any) -> None:
     rows = db.execute("SELECT * FROM kinds ORDER BY id").fetchall()
     check(len(rows), KINDS_ROWS)
     for number in (0, 17, 9_998):
-        found = dict(zip([column[0] for column in rows[0].cursor_description], rows[number]))
+        names = [column[0] for column in rows[0].cursor_description]
+        found = dict(zip(names, rows[number], strict=True))
         wanted = kinds_row(number)
         for name in ("id", "flag", "tiny", "small", "whole", "large", "single", "twice", "amount"):
             check(found[name], wanted[name])
@@ -169,7 +170,7 @@ def error(db: Any) -> None:
 
 def view(db: Any) -> None:
     db.execute("CREATE TABLE words (word text)")
-    db.execute("CREATE MATERIALIZED VIEW lengths AS SELECT word, count(*) AS n FROM words GROUP BY word")
+    db.execute(f"CREATE MATERIALIZED VIEW lengths AS {LENGTHS}")
     found = db.execute("SELECT * FROM spent ORDER BY customer").fetchall()
     check([tuple(row) for row in found], spent_rows())
 

@@ -9,7 +9,7 @@ from typing import Any
 import psycopg
 from client_probe import ClientProbe, check
 from psycopg import sql
-from sample_rows import KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
+from sample_rows import KINDS_ROWS, LENGTHS, MANY_ROWS, is_null_row, kinds_row, spent_rows
 
 
 def main(address: str) -> None:
@@ -176,7 +176,7 @@ def error(db: psycopg.Connection[Any]) -> None:
 
 def view(db: psycopg.Connection[Any]) -> None:
     db.execute("CREATE TABLE words (word text)")
-    db.execute("CREATE MATERIALIZED VIEW lengths AS SELECT word, count(*) AS n FROM words GROUP BY word")
+    db.execute(f"CREATE MATERIALIZED VIEW lengths AS {LENGTHS}")
     check(db.execute("SELECT * FROM lengths").fetchall(), [])
     check(db.execute("SELECT * FROM spent ORDER BY customer").fetchall(), spent_rows())
 

@@ -51,8 +51,10 @@ SPENT: Final = (
     "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
 )
 """The view's query."""
+LENGTHS: Final = "SELECT word, count(*) AS n FROM words GROUP BY word"
+"""The query of a view that clients create."""
 _FIRST_DAY: Final = dt.date(2000, 1, 1)
-_FIRST_MOMENT: Final = dt.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=dt.timezone.utc)  # noqa: UP017
+_FIRST_MOMENT: Final = dt.datetime(2026, 1, 1, 0, 0, 0, 1, tzinfo=dt.UTC)
 
 
 def is_null_row(number: int) -> bool:

@@ -11,7 +11,7 @@ from sample_rows import KINDS, KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, sp
 from sqlalchemy import orm
 
 
-class DeclaredBase(orm.DeclarativeBase):
+class DeclaredBase(orm.DeclarativeBase):  # type: ignore[misc]
     """Tables that the program makes."""
 
 
