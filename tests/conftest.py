@@ -69,6 +69,9 @@ HEAVY = (
     "test_copy_from_killed.py",
     "sinks/test_sink_kills.py",
     "sinks/test_delta_sink.py",
+    "clients/test_dbt_spark.py",
+    "clients/test_connect_jdbc.py",
+    "clients/test_pyspark_remote.py",
 )
 """Files of more than ten seconds, and those that need an engine which they started: the longest
 first. Processes that share the tests then end at about the same time."""

@@ -327,6 +327,10 @@ def test_statements_of_the_service_are_carried_out_by_it(house: SparkHouse) -> N
         assert [row["viewName"] for row in shown] == ["all_pieces"]
         with pytest.raises(PySparkException, match="line 1, column"):
             spark.sql("CREATE MATERIALIZED VIEW x REFRESH POLICY SOMETIMES AS SELECT 1")
+        assert "stock" in {row["tableName"] for row in spark.sql("SHOW TABLES").collect()}
+        (told,) = spark.sql("SHOW TABLE EXTENDED IN default LIKE 'all_p*'").collect()
+        assert " |-- n: bigint (nullable = true)" in told["information"].splitlines()
+        spark.sql("DROP MATERIALIZED VIEW IF EXISTS never_made")
         spark.sql("DROP TABLE stock CASCADE")
         assert not spark.catalog.tableExists("all_pieces")
     finally:

@@ -44,6 +44,8 @@ def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool 
         ("'12'", "int", 12),
         ("'f'", "boolean", False),
         ("'2026-02-28 01:02'", "string", "2026-02-28 01:02"),
+        ("'x'", "varchar(5)", "x"),
+        ("'x'", "char(3)", "x  "),
     ],
 )
 def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
@@ -59,7 +61,9 @@ def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
         ("1.5", "int"),
         ("1e3", "double"),
         ("1", "string"),
-        ("'x'", "varchar(5)"),
+        ("'too long'", "varchar(5)"),
+        ("'too long'", "char(5)"),
+        ("5", "varchar(5)"),
         ("'noon'", "date"),
         ("'2026-02-30'", "date"),
         ("now()", "timestamp"),
@@ -94,6 +98,28 @@ def test_parameters_come_by_their_number() -> None:
         literal_value("$3", POSTGRES, given)
     array = column_array([given[1]], TableColumn("c", "bigint"), utc=True)
     assert array.to_pylist() == [5]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("$1::bigint", "bigint", 7),
+        ("$1::int8", "bigint", 7),
+        ("$2::text", "string", "a"),
+        ("$2::VARCHAR", "varchar(5)", "a"),
+    ],
+)
+def test_a_cast_that_only_says_the_type_is_passed_over(text: str, kind: str, value: Any) -> None:
+    given = (SqlParameter(7, "7S"), SqlParameter("a", "'a'"))
+    found = literal_value(text, POSTGRES, given)
+    assert column_array([found], TableColumn("c", kind), utc=True).to_pylist() == [value]
+
+
+@pytest.mark.parametrize(("text", "kind"), [("$1::int2", "bigint"), ("$1::text", "bigint")])
+def test_other_casts_are_left_to_spark(text: str, kind: str) -> None:
+    with pytest.raises(NotLocal):
+        found = literal_value(text, POSTGRES, (SqlParameter(7, "7S"),))
+        column_array([found], TableColumn("c", kind), utc=True)
 
 
 def test_rows_are_written_as_literals_of_their_types() -> None:

@@ -78,9 +78,9 @@ def answer_catalog(
             return _listed(names, asked, views_only=True)
         case "list_databases":
             return _databases(asked)
-        case "database_exists" if _is_database(asked.db_name, SYSTEM_DATABASE):
+        case "database_exists" if is_database(asked.db_name, SYSTEM_DATABASE):
             return SparkCatalogAnswer(_table(_BOOLEAN, [{"value": True}]))
-        case "get_database" if _is_database(asked.db_name, SYSTEM_DATABASE):
+        case "get_database" if is_database(asked.db_name, SYSTEM_DATABASE):
             return SparkCatalogAnswer(_table(_DATABASES, [dict(_SYSTEM_ROW)]))
     key = _object_of(asked, resolve)
     return None if key is None else _about(kind, key, names)
@@ -133,9 +133,9 @@ def _listed(
     names: ObjectNames, asked: ProtoMessage, *, views_only: bool
 ) -> SparkCatalogAnswer | None:
     database = asked.db_name if asked.HasField("db_name") else DATABASE
-    if _is_database(database, SYSTEM_DATABASE):
+    if is_database(database, SYSTEM_DATABASE):
         found = [] if views_only else list(RELATIONS)
-    elif _is_database(database, DATABASE):
+    elif is_database(database, DATABASE):
         entries = names.objects.values()
         found = [each.name for each in entries if not views_only or each.kind in _VIEWS]
     else:
@@ -145,7 +145,7 @@ def _listed(
     # Spark filters its own rows by the same pattern.
     kept = [row for row in rows if matches_pattern(row["name"], pattern)]
     # Spark has no database of that name, and would refuse to list it.
-    alone = _is_database(database, SYSTEM_DATABASE)
+    alone = is_database(database, SYSTEM_DATABASE)
     return SparkCatalogAnswer(_table(_TABLES, kept), added=not alone)
 
 
@@ -163,7 +163,8 @@ def _databases(asked: ProtoMessage) -> SparkCatalogAnswer:
     return SparkCatalogAnswer(_table(_DATABASES, rows), added=True)
 
 
-def _is_database(written: str, name: str) -> bool:
+def is_database(written: str, name: str) -> bool:
+    """Return whether a name, as it is written, means a database, with or without the catalog."""
     parts: NameParts = parse_identifier(written) or ()
     folded = tuple(part.lower() for part in parts)
     return folded in ((name,), (CATALOG, name))

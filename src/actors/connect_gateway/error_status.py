@@ -20,11 +20,14 @@ from actors.errors import (
     DefiniteError,
     EngineLost,
     InvalidUsage,
+    ObjectExists,
     OperationCanceled,
     PenstockError,
     ResourceBusy,
+    SqlSyntaxError,
     UnknownObject,
 )
+from actors.pgwire.sqlstate import sqlstate_of
 
 DOMAIN: Final = "org.apache.spark"
 TEXT_CHARACTERS_MAX: Final = 2048
@@ -89,9 +92,9 @@ def status_of(error: PenstockError) -> ProtoMessage:
     info = error_details_pb2.ErrorInfo(reason=classes[0], domain=DOMAIN)
     info.metadata["classes"] = json.dumps(classes)
     condition, state = _condition(error, named)
+    info.metadata["sqlState"] = state
     if condition:
         info.metadata["errorClass"] = condition
-        info.metadata["sqlState"] = state
         info.metadata["messageParameters"] = "{}"
     # Without an `errorId` a client does not ask for more: all that there is to say is here.
     packed = any_pb2.Any()
@@ -126,7 +129,12 @@ def _condition(error: PenstockError, named: re.Match[str] | None) -> tuple[str, 
             return "TABLE_OR_VIEW_NOT_FOUND", "42P01"
         case OperationCanceled():
             return "OPERATION_CANCELED", "HY008"
-    return "", ""
+        case ObjectExists():
+            return "TABLE_OR_VIEW_ALREADY_EXISTS", "42P07"
+        case SqlSyntaxError():
+            return "PARSE_SYNTAX_ERROR", "42601"
+    # What Spark has no name for has a state all the same, as the other door has it.
+    return "", sqlstate_of(error)
 
 
 def _classes(error: PenstockError, condition: str, state: str) -> list[str]:
@@ -134,6 +142,8 @@ def _classes(error: PenstockError, condition: str, state: str) -> list[str]:
     match error:
         case SparkCondition():
             found = error.java_class
+        case SqlSyntaxError():
+            found = _PARSE
         case InvalidUsage() if condition.startswith(_PARSE_CONDITIONS):
             found = _PARSE
         case InvalidUsage():

@@ -45,11 +45,13 @@ from actors.connect_gateway.row_messages import (
     spark_struct_of,
     table_answers,
 )
+from actors.connect_gateway.shown_lists import answer_shown
 from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
     NameParts,
     TemporaryViewText,
     dropped_view_of,
+    find_text_reads,
     is_query,
     needs_no_rows,
     parse_identifier,
@@ -57,9 +59,11 @@ from actors.connect_gateway.sql_names import (
     temporary_view_of,
 )
 from actors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
-from actors.errors import AccessDenied, InvalidUsage
+from actors.errors import AccessDenied, InvalidUsage, SqlSyntaxError
 from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
+from actors.sql.grammar import parse_statement
+from actors.sql.statements import InsertStatement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
 
@@ -115,7 +119,8 @@ class PlanRouter:
         session, text = operation.session, statement_of(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
-                return OwnRoute(lambda: self._run_statement(text, session.caller))
+                filled = await self._filled_from_views(operation, text)
+                return filled or OwnRoute(lambda: self._run_statement(text, session.caller))
             setting = setting_of(text)
             if setting is not None:
                 session.note_setting(setting)
@@ -199,6 +204,22 @@ class PlanRouter:
         self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
     ) -> AnswerStream:
         """Answer with Spark's rows and the service's."""
+        for answer in table_answers(await self._merged(session, root, found)):
+            yield answer
+
+    async def _shown(
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
+    ) -> AnswerStream:
+        """Answer a statement that lists objects, as `_listed` does."""
+        yield command_answer(answer_relation(await self._merged(session, root, found)))
+        yield complete_answer()
+
+    async def _merged(
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
+    ) -> pa.Table:
+        """Return Spark's rows and the service's."""
+        if not found.added:
+            return found.rows
         gathered = RowGatherer()
         async with aclosing(self._calls.answers(session, plan_of(root))) as answers:
             async for answer in answers:
@@ -209,8 +230,7 @@ class PlanRouter:
                       for number in range(own.num_columns)]  # fmt: skip
             made = pa.Table.from_arrays(fitted, names=own.column_names)
             rows = pa.concat_tables([own.cast(made.schema), made])
-        for answer in table_answers(rows.combine_chunks()):
-            yield answer
+        return rows.combine_chunks()
 
     # -- commands ------------------------------------------------------------------------------
 
@@ -237,6 +257,9 @@ class PlanRouter:
         if self.plain(session, original, names) is not None:
             # The client executes the relation when it wants the rows.
             return OwnRoute(lambda: _of_command(original))
+        shown = None if text is None else answer_shown(text, names)
+        if shown is not None:
+            return OwnRoute(lambda: self._shown(session, original, shown))
         view = None if text is None else temporary_view_of(text)
         if view is not None and text is not None:
             found = self._names(session, request, names)
@@ -434,6 +457,42 @@ class PlanRouter:
         return None if plain is None else spark_struct_of(plain.columns())
 
     # -- writes --------------------------------------------------------------------------------
+
+    async def _filled_from_views(self, operation: OpenOperation, text: str) -> OwnRoute | None:
+        """Return the route of an INSERT whose query reads temporary views of the session; None for
+        every other text. Only Spark knows these views, so it makes the rows."""
+        hidden = operation.session.hidden
+        if not hidden:
+            return None
+        try:
+            statement = parse_statement(text)
+        except SqlSyntaxError:
+            return None  # whoever carries it out says so
+        if not isinstance(statement, InsertStatement) or statement.query is None:
+            return None
+        query, names = statement.query.query.text, await self._directory.names()
+        key = names.key_of(statement.table, hidden)
+
+        def resolve(parts: NameParts) -> str | None:
+            return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
+
+        if key is None or statement.columns is not None or not find_text_reads(query, resolve):
+            return None
+        relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
+        plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
+        return OwnRoute(lambda: self._fill(operation, plan, names, key))
+
+    async def _fill(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
+    ) -> AnswerStream:
+        """Insert the rows of a query that Spark executes, as a statement is answered."""
+        async with aclosing(
+            self._insert(operation, request, names, key, by_position=True)
+        ) as answers:
+            async for _ in answers:
+                pass
+        async for answer in _nothing_as_command():
+            yield answer
 
     def _insert_route(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames

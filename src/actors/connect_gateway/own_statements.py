@@ -43,6 +43,7 @@ _OWN: Final = (
 )
 """Statements that only the service has. Spark's own tables have a USING, which is not read here."""
 _OWN_KINDS: Final = frozenset({"materialized views", "sources", "sinks", "indexes"})
+_OWN_OBJECTS: Final = frozenset({"materialized view", "source", "sink", "index"})
 _BEGINS: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s+(?:OR\s+REPLACE\s+)?(?:MATERIALIZED|SOURCE|SINK|INDEX)\b",
     re.IGNORECASE | re.DOTALL,
@@ -90,9 +91,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
             return statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
-        case sql.DropObjectsStatement() | sql.AlterObjectStatement() if statement.kind in (
-            "source",
-            "sink",
+        # Spark carries out none of them, and with IF EXISTS the object may be absent.
+        case sql.DropObjectsStatement() | sql.AlterObjectStatement() if (
+            statement.kind in _OWN_OBJECTS
         ):
             return True
         case sql.DropObjectsStatement():

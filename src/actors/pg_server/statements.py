@@ -12,15 +12,17 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.pgwire.row_encoding import EncodedRows
 from actors.pgwire.type_map import INT8, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
 from actors.plan.schema import TableSchema
 from actors.protocol.relations import fold
+from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.statements import InsertStatement, SqlStatement
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql, name_value
+from actors.sql.type_names import read_type
 
 PARAMETERS_MAX: Final = 65_535
 """The protocol counts parameters in 16 bits."""
@@ -118,7 +120,8 @@ def infer_parameters(
         schemas: The objects that the text may name, by name.
     """
     count = max(count_parameters(text), len(given))
-    # Columns of an INSERT are sure, neighbours a guess: the former are laid over the latter.
+    # Columns of an INSERT are sure, neighbours a guess: the former are laid over the latter. A cast
+    # says its type itself, and an INSERT's value with one is none of `_by_columns`.
     found = dict(_by_neighbours(text, _column_types(schemas)))
     if isinstance(statement, InsertStatement):
         found |= _by_columns(statement, schemas)
@@ -140,13 +143,16 @@ def _column_types(schemas: Mapping[str, TableSchema]) -> dict[str, int]:
 
 def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
     """Return types of parameters that are compared with a column, or that count rows."""
-    tokens = lex_sql(text, SqlDialect.POSTGRES)
+    lexed = lex_text(text, SqlDialect.POSTGRES)
+    tokens = lexed.tokens
     found: dict[int, int] = {}
     last: int | None = None
     for place, token in enumerate(tokens):
         if token.kind == "parameter":
             number = int(token.text[1:12])
-            oid = last if last is not None else _following(tokens, place, columns)
+            oid = _cast(lexed, place) or (
+                last if last is not None else _following(tokens, place, columns)
+            )
             if oid is not None:
                 found.setdefault(number, oid)
             continue
@@ -160,6 +166,17 @@ def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
         else:
             last = None
     return found
+
+
+def _cast(lexed: LexedText, place: int) -> int:
+    """Return the type of the parameter in ``$1::type``; 0 if there is none."""
+    reader = StatementReader(lexed, place + 1)
+    if not reader.take("::"):
+        return 0
+    try:
+        return pg_type_of_spark(read_type(reader)).oid
+    except SqlSyntaxError:
+        return 0  # whoever reads the statement says so
 
 
 def _following(tokens: Sequence[SqlToken], place: int, columns: Mapping[str, int]) -> int | None:

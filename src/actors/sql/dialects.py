@@ -172,7 +172,7 @@ class _SparkWriter:
             case "text":
                 self._string(token)
             case "parameter":
-                self._edit(token.end, self._parameter(token))
+                return self._bound(place)
             case "word":
                 return self._word(place)
             case "sign" if token.text == "::":
@@ -195,6 +195,18 @@ class _SparkWriter:
             problem = "a string has an escape that is no character"
             raise syntax_error(self._text, token.start, problem) from None
         self._edit(token.end, quote_text(value))
+
+    def _bound(self, place: int) -> int:
+        """Write a parameter's literal. A cast behind it that only says the type, as drivers write
+        for each, is left out: a comparison with a plain literal needs no Spark."""
+        token = self._tokens[place]
+        literal = self._parameter(token)
+        reader = StatementReader(self._lexed, place + 1)
+        if reader.take("::") and (kept := literal_cast_to(literal, read_type(reader))):
+            self._edit(self._tokens[reader.place - 1].end, kept)
+            return reader.place
+        self._edit(token.end, literal)
+        return place + 1
 
     def _parameter(self, token: SqlToken) -> str:
         # Python refuses to read longer ones.
@@ -267,3 +279,37 @@ class _SparkWriter:
 
 
 _DIGITS_MAX: Final = 12
+_WHOLE_LITERAL: Final = re.compile(r"\(*(-?[0-9]{1,19})[SL]?\)*")
+_WHOLE_TYPES: Final = {"smallint": ("S", 1 << 15), "int": ("", 1 << 31), "bigint": ("L", 1 << 63)}
+"""Suffix of a literal of each type, and what is too large for it."""
+_LITERALS_OF: Final = {
+    "string": re.compile(r"'(?:[^'\\]|\\.)*'", re.DOTALL),
+    "boolean": re.compile(r"TRUE|FALSE"),
+    "double": re.compile(r"-?[0-9.e+-]+D"),
+    "binary": re.compile(r"X'[0-9A-F]*'"),
+    "date": re.compile(r"DATE '[^']*'"),
+    "timestamp": re.compile(r"TIMESTAMP '[^']*'"),
+    "timestamp_ntz": re.compile(r"TIMESTAMP_NTZ '[^']*'"),
+}
+"""Literals of each type, as parameters are written; some come in brackets."""
+
+
+def literal_cast_to(literal: str, kind: str) -> str:
+    """Return a parameter's literal as one of a type, if a cast to it changes nothing; else "".
+
+    >>> literal_cast_to("7S", "bigint"), literal_cast_to("(-5L)", "int")
+    ('7L', '(-5)')
+    >>> literal_cast_to("7", "string"), literal_cast_to("70000", "smallint")
+    ('', '')
+    """
+    known = _LITERALS_OF.get(kind)
+    if known is not None:
+        return literal if known.fullmatch(literal.strip("()")) else ""
+    whole = _WHOLE_LITERAL.fullmatch(literal)
+    if whole is None or kind not in _WHOLE_TYPES:
+        return ""
+    suffix, limit = _WHOLE_TYPES[kind]
+    number = int(whole[1])
+    if not -limit < number < limit:
+        return ""  # Spark says so
+    return f"({number}{suffix})" if number < 0 else f"{number}{suffix}"

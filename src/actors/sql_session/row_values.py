@@ -16,21 +16,32 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, spark_type
+from actors.plan.schema import (
+    TableColumn,
+    TableSchema,
+    arrow_type,
+    inner_types,
+    spark_type,
+    text_limit,
+)
+from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
+from actors.sql.type_names import read_type
 
 
 class SqlParameter(msgspec.Struct, frozen=True):
     """A parameter of a statement: its value, and Spark's text of it.
 
     `untyped`: the client gave a text without a type, which takes the type of its place.
-    `computed`: only Spark knows the value; `text` is an expression.
+    `computed`: only Spark knows the value; `text` is an expression. `cast`: the type that the
+    statement casts it to, "" for none.
     """
 
     value: Any
     text: str
     untyped: bool = False
     computed: bool = False
+    cast: str = ""
 
 
 class NotLocal(Exception):
@@ -69,6 +80,8 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
         return SqlParameter(inner, "", untyped=dialect is SqlDialect.POSTGRES)
     # One token, or a minus and a number: everything else may mean more than it seems.
     tokens = lex_sql(text, dialect)
+    if len(tokens) > 2 and tokens[0].text.startswith("$") and tokens[1].text == "::":
+        return _cast_parameter(text, dialect, parameters)
     negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
     if len(tokens) != 1 and not negative:
         raise NotLocal
@@ -79,15 +92,30 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
         case "text":
             return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
         case "parameter" if token.text.startswith("$"):
-            number = int(token.text[1:])
-            if not 1 <= number <= len(parameters):
-                raise NotLocal
-            return parameters[number - 1]
+            return _parameter(token, parameters)
     if token.word in ("NULL", "DEFAULT"):
         return None
     if token.word in ("TRUE", "FALSE"):
         return token.word == "TRUE"
     raise NotLocal
+
+
+def _parameter(token: SqlToken, parameters: Sequence[SqlParameter]) -> SqlParameter:
+    number = int(token.text[1:])
+    if not 1 <= number <= len(parameters):
+        raise NotLocal
+    return parameters[number - 1]
+
+
+def _cast_parameter(
+    text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]
+) -> SqlParameter:
+    """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
+    reader = StatementReader(lex_text(text, dialect), 2)
+    cast = read_type(reader)
+    if not reader.ends():
+        raise NotLocal
+    return msgspec.structs.replace(_parameter(reader.tokens[0], parameters), cast=cast)
 
 
 def _number(text: str, *, negative: bool) -> int | Decimal:
@@ -128,13 +156,18 @@ def column_array(values: Sequence[Any], column: TableColumn, *, utc: bool) -> pa
 def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     untyped = False
     if isinstance(value, SqlParameter):
-        if value.computed:
+        if value.computed or not _is_kept(value.cast, spark):
             raise NotLocal
         value, untyped = value.value, value.untyped
     if value is None:
         return None
-    if spark.startswith(("char", "varchar")):
-        raise NotLocal  # a length to keep, or blanks to add
+    limit = text_limit(spark)
+    if limit is not None:
+        length, padded = limit
+        # What is longer is Spark's to cut off or to refuse.
+        if not isinstance(value, str) or len(value) > length:
+            raise NotLocal
+        return value.ljust(length) if padded else value
     if isinstance(value, list) and pa.types.is_list(kind):
         (element,) = inner_types(spark)
         return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
@@ -164,6 +197,11 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
     return Decimal(value) if pa.types.is_decimal(kind) else value
+
+
+def _is_kept(cast: str, spark: str) -> bool:
+    """Return whether a cast of a parameter says no more than its column does."""
+    return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
 def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:

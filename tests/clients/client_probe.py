@@ -1,0 +1,61 @@
+"""What a program of a client tells the test that started it: a line for each thing that it tried.
+
+Of the standard library alone: programs run in the environment of the clients, without the service.
+A line has tabs between its parts: ``client NAME VERSION``, then for each capability
+(`capabilities`) ``yes KEY``, ``no KEY REASON`` or ``lacks KEY REASON``.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+REASON_CHARACTERS_MAX = 160
+
+
+class ClientProbe:
+    """Tells of one client."""
+
+    def __init__(self, name: str, version: str) -> None:
+        """Tell which client it is."""
+        self._tell("client", name, version)
+
+    @contextmanager
+    def tries(self, capability: str) -> Iterator[None]:
+        """Tell whether the block could be carried out; its error goes to stderr."""
+        try:
+            yield
+        # Whatever goes wrong is the answer to what was asked.
+        except Exception as error:  # noqa: BLE001
+            print(f"-- {capability}", file=sys.stderr)
+            traceback.print_exc()
+            self._tell("no", capability, reason_of(error))
+        else:
+            self._tell("yes", capability)
+
+    def lacks(self, capability: str, reason: str) -> None:
+        """Tell that the client itself has no such thing."""
+        self._tell("lacks", capability, reason)
+
+    def _tell(self, *parts: str) -> None:
+        print("\t".join(parts), flush=True)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else "it does not give what was wanted"
+    return f"{type(error).__name__}: {text}"[:REASON_CHARACTERS_MAX].replace("\t", " ")
+
+
+def check(found: object, wanted: object) -> None:
+    """Raise `AssertionError` if two values are not equal; the text says the first difference."""
+    if found == wanted:
+        return
+    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            if one != other:
+                raise AssertionError(f"row {place} is {one!r} and not {other!r}")
+    raise AssertionError(f"found {str(found)[:200]!r} and not {str(wanted)[:200]!r}")

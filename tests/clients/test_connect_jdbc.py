@@ -1,0 +1,29 @@
+"""Spark's JDBC driver for Connect before the service, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyspark
+import pytest
+from client_house import ClientHouse, hold_to_page, run_java
+
+JARS = Path(pyspark.__file__).parent / "jars"
+# Arrow reads memory by ways that a JVM closes since Java 16.
+OPTIONS = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_what_the_connect_driver_can_do(
+    spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    # The driver and the client that it needs lie beside Spark's other jars in its distribution.
+    own = sorted((JARS / "connect-repl").glob("spark-connect-client-*.jar"))
+    jars = [*map(str, own), str(JARS / "*")]
+    sight = run_java("ConnectJdbcProgram", jars, [spark_house.connect_address], tmp_path, *OPTIONS)
+    hold_to_page(sight, pytestconfig)

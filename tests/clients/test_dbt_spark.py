@@ -1,0 +1,29 @@
+"""dbt-spark before the service, with a project of sources, seeds, tables, materialized views and
+tests, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_program
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_what_dbt_spark_can_do(
+    spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    python = clients_python("dbt.adapters.spark", "pyspark")
+    # dbt writes its logs and artefacts into the project.
+    project = tmp_path / "project"
+    shutil.copytree(HERE / "dbt_project", project)
+    environ = {
+        "SPARK_REMOTE": f"sc://{spark_house.connect_address}",
+        "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
+        "DBT_LOG_PATH": str(tmp_path / "logs"),
+        "PYTHONPATH": str(HERE),
+    }
+    command = [python, str(HERE / "dbt_program.py"), str(project)]
+    hold_to_page(run_program(command, environ, seconds=600), pytestconfig)

@@ -1,0 +1,17 @@
+"""pgjdbc before the service, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from client_house import ClientHouse, hold_to_page, needed, run_java
+
+DRIVER = "/usr/share/java/postgresql.jar"
+
+
+def test_what_pgjdbc_can_do(
+    house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
+) -> None:
+    jar = needed(DRIVER, "libpostgresql-jdbc-java")
+    hold_to_page(run_java("PgJdbcProgram", [jar], [house.pg_address], tmp_path), pytestconfig)

@@ -1,0 +1,15 @@
+"""psqlODBC before the service, by pyodbc, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+import pytest
+from client_house import ClientHouse, clients_python, hold_to_page, needed, run_python
+
+DRIVER = "/usr/lib/*/odbc/psqlodbcw.so"
+
+
+def test_what_psqlodbc_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
+    driver = needed(DRIVER, "odbc-postgresql")
+    python = clients_python("pyodbc")
+    sight = run_python("odbc_program", [driver, house.pg_address], python=python)
+    hold_to_page(sight, pytestconfig)

@@ -1,0 +1,10 @@
+"""psycopg 3 before the service, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+import pytest
+from client_house import ClientHouse, hold_to_page, run_python
+
+
+def test_what_psycopg_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
+    hold_to_page(run_python("psycopg_program", [house.pg_address]), pytestconfig)

@@ -1,0 +1,15 @@
+"""A remote PySpark before the service, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+import pytest
+from client_house import ClientHouse, hold_to_page, run_python
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_what_a_remote_pyspark_can_do(
+    spark_house: ClientHouse, pytestconfig: pytest.Config
+) -> None:
+    sight = run_python("pyspark_program", [spark_house.connect_address])
+    hold_to_page(sight, pytestconfig)

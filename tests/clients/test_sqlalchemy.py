@@ -1,0 +1,11 @@
+"""SQLAlchemy before the service, and what docs/compatibility.md says of it."""
+
+from __future__ import annotations
+
+import pytest
+from client_house import ClientHouse, clients_python, hold_to_page, run_python
+
+
+def test_what_sqlalchemy_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
+    python = clients_python("sqlalchemy", "psycopg")
+    hold_to_page(run_python("sqlalchemy_program", [house.pg_address], python=python), pytestconfig)
