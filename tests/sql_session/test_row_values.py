@@ -121,6 +121,7 @@ def test_other_casts_are_left_to_spark(text: str, kind: str) -> None:
         found = literal_value(text, POSTGRES, (SqlParameter(7, "7S"),))
         column_array([found], TableColumn("c", kind), utc=True)
 
+
 def test_rows_are_written_as_literals_of_their_types() -> None:
     moment = dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=dt.UTC)
     assert spark_literal(moment, "timestamp") == "timestamp_micros(-1)"

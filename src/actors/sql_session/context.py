@@ -16,7 +16,7 @@ from actors.progress import Time
 from actors.protocol.api import ObjectStatus
 from actors.protocol.relations import fold
 from actors.settings import Settings
-from actors.sql.dialects import to_spark
+from actors.sql.dialects import to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
@@ -117,7 +117,7 @@ class SessionContext:
     def spark(self, text: str, parameters: Sequence[SqlParameter] = ()) -> str:
         """Return a query or an expression of the session's dialect in Spark's."""
         if self.dialect is SqlDialect.SPARK:
-            return text
+            return without_schema(text, SCHEMAS, CATALOGS)
         return to_spark(text, [each.text for each in parameters]).text
 
     @property
