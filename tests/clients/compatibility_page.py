@@ -75,7 +75,7 @@ def read_sight(lines: str) -> ClientSight:
             case ["yes" | "no" | "lacks" as answer, key, *rest]:
                 # What was asked twice can be done only if both went well.
                 if seen.get(key, Sighting("yes")).answer == "yes":
-                    seen[key] = Sighting(answer, " ".join(rest))  # type: ignore[arg-type]
+                    seen[key] = Sighting(answer, " ".join(rest))
     return ClientSight(name, version, seen)
 
 

@@ -16,6 +16,8 @@ KINDS_ROWS: Final = 10_000
 ORDERS_ROWS: Final = 1_000
 MANY_ROWS: Final = 200_000
 NULL_EVERY: Final = 10
+PREPARED: Final = 200
+"""Times that a prepared statement is run."""
 CUSTOMERS: Final = 10
 
 KINDS: Final[Mapping[str, str]] = {
@@ -47,9 +49,7 @@ ORDERS: Final[Mapping[str, str]] = {
     "amount": "decimal(12,2)",
 }
 MANY: Final[Mapping[str, str]] = {"id": "bigint", "x": "double", "s": "string"}
-SPENT: Final = (
-    "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
-)
+SPENT: Final = "SELECT customer, count(*) AS n, sum(amount) AS total FROM orders GROUP BY customer"
 """The view's query."""
 LENGTHS: Final = "SELECT word, count(*) AS n FROM words GROUP BY word"
 """The query of a view that clients create."""

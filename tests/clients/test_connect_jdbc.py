@@ -9,10 +9,11 @@ import pytest
 from client_house import ClientHouse, hold_to_page, run_java
 
 JARS = Path(pyspark.__file__).parent / "jars"
-# Arrow reads memory by ways that a JVM closes since Java 16.
+# Arrow and Spark look into classes that a JVM closes since Java 16.
 OPTIONS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/sun.util.calendar=ALL-UNNAMED",
     "-Dio.netty.tryReflectionSetAccessible=true",
 )
 
@@ -25,7 +26,5 @@ def test_what_the_connect_driver_can_do(
     # The driver and the client that it needs lie beside Spark's other jars in its distribution.
     own = sorted((JARS / "connect-repl").glob("spark-connect-client-*.jar"))
     jars = [*map(str, own), str(JARS / "*")]
-    sight = run_java(
-        "ConnectJdbcProgram", jars, [spark_house.connect_address], tmp_path, *OPTIONS
-    )
+    sight = run_java("ConnectJdbcProgram", jars, [spark_house.connect_address], tmp_path, *OPTIONS)
     hold_to_page(sight, pytestconfig)
