@@ -8,11 +8,12 @@ A line has tabs between its parts: ``client NAME VERSION``, then for each capabi
 from __future__ import annotations
 
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-REASON_CHARACTERS_MAX = 160
+REASON_CHARACTERS_MAX = 200
 
 
 class ClientProbe:
@@ -25,6 +26,7 @@ class ClientProbe:
     @contextmanager
     def tries(self, capability: str) -> Iterator[None]:
         """Tell whether the block could be carried out; its error goes to stderr."""
+        begun = time.monotonic()
         try:
             yield
         # Whatever goes wrong is the answer to what was asked.
@@ -34,6 +36,8 @@ class ClientProbe:
             self._tell("no", capability, reason_of(error))
         else:
             self._tell("yes", capability)
+        finally:
+            print(f"{capability}: {time.monotonic() - begun:.1f} s", file=sys.stderr)
 
     def lacks(self, capability: str, reason: str) -> None:
         """Tell that the client itself has no such thing."""
@@ -47,7 +51,9 @@ def reason_of(error: BaseException) -> str:
     """Return the first line of an error's text."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else "it does not give what was wanted"
-    return f"{type(error).__name__}: {text}"[:REASON_CHARACTERS_MAX].replace("\t", " ")
+    # The state says nothing to a reader of the page.
+    text = text.partition(" SQLSTATE:")[0].replace("\t", " ")
+    return f"{type(error).__name__}: {text}"[:REASON_CHARACTERS_MAX]
 
 
 def check(found: object, wanted: object) -> None:

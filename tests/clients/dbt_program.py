@@ -30,7 +30,7 @@ class DbtProject:
         if done.exception is not None:
             raise RuntimeError(str(done.exception))
         failed = [
-            " ".join(str(each.message).split())
+            " ".join(str(each.message).split()).rpartition(".sql) Runtime Error ")[2]
             for each in getattr(done.result, "results", ())
             if str(each.status) in ("error", "fail", "runtime error")
         ]

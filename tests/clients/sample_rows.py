@@ -16,6 +16,8 @@ KINDS_ROWS: Final = 10_000
 ORDERS_ROWS: Final = 1_000
 MANY_ROWS: Final = 200_000
 NULL_EVERY: Final = 10
+PREPARED: Final = 200
+"""Times that a prepared statement is run."""
 CUSTOMERS: Final = 10
 
 KINDS: Final[Mapping[str, str]] = {

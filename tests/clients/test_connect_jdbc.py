@@ -9,10 +9,11 @@ import pytest
 from client_house import ClientHouse, hold_to_page, run_java
 
 JARS = Path(pyspark.__file__).parent / "jars"
-# Arrow reads memory by ways that a JVM closes since Java 16.
+# Arrow and Spark look into classes that a JVM closes since Java 16.
 OPTIONS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-opens=java.base/sun.util.calendar=ALL-UNNAMED",
     "-Dio.netty.tryReflectionSetAccessible=true",
 )
 

@@ -3,9 +3,12 @@ tests, and what docs/compatibility.md says of it."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
+import py4j
+import pyspark
 import pytest
 from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_program
 
@@ -15,7 +18,12 @@ from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_pr
 def test_what_dbt_spark_can_do(
     spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
-    python = clients_python("dbt.adapters.spark", "pyspark")
+    python = clients_python("dbt.adapters.spark", "grpc_status", "zstandard")
+    # PySpark of the service's own version: no wheel has the client alone.
+    lent = tmp_path / "lent"
+    lent.mkdir()
+    for package in (pyspark, py4j):
+        (lent / package.__name__).symlink_to(Path(package.__file__).parent)
     # dbt writes its logs and artefacts into the project.
     project = tmp_path / "project"
     shutil.copytree(HERE / "dbt_project", project)
@@ -23,7 +31,7 @@ def test_what_dbt_spark_can_do(
         "SPARK_REMOTE": f"sc://{spark_house.connect_address}",
         "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
         "DBT_LOG_PATH": str(tmp_path / "logs"),
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": os.pathsep.join(map(str, (HERE, lent))),
     }
     command = [python, str(HERE / "dbt_program.py"), str(project)]
     hold_to_page(run_program(command, environ, seconds=600), pytestconfig)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pyarrow as pa
 import pytest
 from google.rpc import error_details_pb2
@@ -76,3 +78,4 @@ def test_errors_have_a_state(error: PenstockError, condition: str, state: str) -
     status_of(error).details[0].Unpack(info)
     assert info.metadata["sqlState"] == state
     assert info.metadata.get("errorClass", "") == condition
+    assert not condition or json.loads(info.metadata["messageParameters"])

@@ -31,6 +31,7 @@ CASES: list[tuple[str, str]] = [
     ("SELECT a::timestamp without time zone", "SELECT a::timestamp_ntz"),
     ("SELECT a::int4[]", "SELECT a::array<int>"),
     ("SELECT a::pg_catalog.int4", "SELECT a::int"),
+    ('SELECT a::"pg_catalog"."int4"', "SELECT a::int"),
     ("SELECT a::DATE, b::regclass", "SELECT a::DATE, b::regclass"),
     ("SELECT a::bytea::interval", "SELECT a::binary::interval"),
     ("SELECT CAST(a AS int8)", "SELECT CAST(a AS bigint)"),

@@ -39,6 +39,7 @@ _SPARK: Final = "org.apache.spark.SparkException"
 _SPARK_SQL: Final = "org.apache.spark.SparkSQLException"
 _ARITHMETIC: Final = "org.apache.spark.SparkArithmeticException"
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
+_IN_QUOTES: Final = re.compile(r"'([^']+)'")
 _PARSE_CONDITIONS: Final = ("PARSE_", "UNSUPPORTED_DATATYPE", "INVALID_SQL_SYNTAX")
 _JAVA_PARENTS: Final = {
     _ARITHMETIC: "java.lang.ArithmeticException",
@@ -95,7 +96,7 @@ def status_of(error: PenstockError) -> ProtoMessage:
     info.metadata["sqlState"] = state
     if condition:
         info.metadata["errorClass"] = condition
-        info.metadata["messageParameters"] = "{}"
+        info.metadata["messageParameters"] = json.dumps(_parameters(condition, text))
     # Without an `errorId` a client does not ask for more: all that there is to say is here.
     packed = any_pb2.Any()
     packed.Pack(info)
@@ -135,6 +136,19 @@ def _condition(error: PenstockError, named: re.Match[str] | None) -> tuple[str, 
             return "PARSE_SYNTAX_ERROR", "42601"
     # What Spark has no name for has a state all the same, as the other door has it.
     return "", sqlstate_of(error)
+
+
+def _parameters(condition: str, text: str) -> dict[str, str]:
+    """Return what a condition's message has in its gaps: the Scala client writes the message anew,
+    and fails if it finds none."""
+    match condition:
+        case "PARSE_SYNTAX_ERROR":
+            return {"error": text, "hint": ""}
+        case "TABLE_OR_VIEW_NOT_FOUND" | "TABLE_OR_VIEW_ALREADY_EXISTS":
+            named = _IN_QUOTES.search(text)
+            relation = named[1] if named is not None else text
+            return {"relationName": f"`{relation}`", "searchPath": "[`default`]"}
+    return {}
 
 
 def _classes(error: PenstockError, condition: str, state: str) -> list[str]:

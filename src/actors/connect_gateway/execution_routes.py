@@ -462,6 +462,7 @@ class PlanRouter:
         """Return the route of an INSERT whose query reads temporary views of the session; None for
         every other text. Only Spark knows these views, so it makes the rows."""
         hidden = operation.session.hidden
+        # Most sessions have none, and their texts are not read twice.
         if not hidden:
             return None
         try:

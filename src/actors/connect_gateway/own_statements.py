@@ -22,6 +22,7 @@ from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession
 from actors.sql_session.audit import StatementAudit
+from actors.views.query_analysis import find_mentioned_tables
 
 _OWN: Final = (
     sql.CreateTableStatement,
@@ -114,7 +115,16 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
             | sql.MergeStatement()
         ):
             return await _is_known(session, statement.table)
+        # Spark keeps views over its own tables beside.
+        case sql.CreateViewStatement():
+            return await _reads_objects(session, statement.query)
     return isinstance(statement, _OWN)
+
+
+async def _reads_objects(session: SqlSession, query: sql.TextSpan) -> bool:
+    objects = await session.context.catalog.all()
+    schemas = {each.name: each.schema for each in objects if each.schema is not None}
+    return bool(find_mentioned_tables(session.context.spark(query.text), schemas))
 
 
 async def _is_known(session: SqlSession, name: sql.QualifiedName) -> bool:

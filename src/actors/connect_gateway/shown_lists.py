@@ -47,6 +47,7 @@ def answer_shown(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
         found = sorted(each.name for each in entries if not views or each.kind == VIEW)
     else:
         return None
+    # Spark filters its own rows by the pattern, and these are added behind.
     rows = [_row(names, key, statement) for key in found]
     name = "viewName" if views else "tableName"
     pattern = statement.pattern

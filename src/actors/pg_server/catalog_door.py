@@ -56,6 +56,8 @@ _SCALARS: Final = {
     FLOAT4: pa.float32(),
     FLOAT8: pa.float64(),
 }
+_VECTORS: Final = frozenset({22, 30})
+"""``int2vector`` and ``oidvector``."""
 _OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
 
 
@@ -129,8 +131,11 @@ class CatalogDoor:
         for name, value in found.settings:
             variables.set(name, value)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
+        kinds = [
+            (field.type, column.type) for field, column in zip(shape, found.columns, strict=True)
+        ]
         rows = [
-            tuple(_sent(value, field.type) for value, field in zip(row, shape, strict=True))
+            tuple(_sent(value, *kind) for value, kind in zip(row, kinds, strict=True))
             for row in found.rows
         ]
         result = result_of("SELECT", shape, rows)
@@ -201,12 +206,13 @@ def _kind(oid: int) -> pa.DataType:
     return _SCALARS.get(oid, pa.string())
 
 
-def _sent(value: Any, kind: pa.DataType) -> Any:
+def _sent(value: Any, kind: pa.DataType, oid: int) -> Any:
     """Return a value as its Arrow type has it: whatever is no number is sent as text."""
     if value is None or not pa.types.is_string(kind):
         return value
     if isinstance(value, list):
-        return _array_text(value)
+        # A vector of numbers has a form of its own, which SQLAlchemy reads.
+        return " ".join(map(str, value)) if oid in _VECTORS else _array_text(value)
     if isinstance(value, dict):
         return msgspec.json.encode(value).decode()
     if isinstance(value, bytes):

@@ -416,13 +416,45 @@ class PgConnection:
                 return StatementResult("BEGIN")
         # Clients keep these values, and must hear of a change before the statement's end.
         before = dict(self.session.variables.reported())
-        result = while_connected(self.wire, await self.session.execute(statement, parameters))
+        result = self._deallocated(statement) or await self._declared(statement, parameters)
+        if result is None:
+            result = await self.session.execute(statement, parameters)
+        result = while_connected(self.wire, result)
         for notice in result.notices:
             await self._notice(notice)
         for name, value in self.session.variables.reported():
             if before.get(name) != value:
                 await self.wire.send(pg.encode_parameter_status(name, value))
         return result
+
+    def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
+        """Forget what the protocol has prepared under a name, as psqlODBC does by DEALLOCATE; None
+        if the session is to forget its own."""
+        match statement:
+            case sql.DeallocateStatement(name=None) | sql.DiscardAllStatement():
+                self._kept.clear()
+            case sql.DeallocateStatement(name=str(name)) if name not in self.session.prepared:
+                if self._kept.pop(name, None) is not None:
+                    return StatementResult("DEALLOCATE")
+        return None
+
+    async def _declared(
+        self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
+    ) -> StatementResult | None:
+        """Open a cursor of a query of the catalog, as pandas does to look for a table; None for
+        every other statement."""
+        if not isinstance(statement, sql.DeclareCursorStatement) or self.session.failed:
+            return None
+        source = statement.source
+        if not isinstance(source, sql.QueryStatement):
+            return None
+        # The session knows nothing of the catalog, whose rows are this connection's.
+        text = source.query.text
+        if not self.catalog.answers(text):
+            return None
+        result = await self.catalog.answer(text, [each.value for each in parameters])
+        await self.session.cursors.declare(statement.name, result, hold=statement.hold)
+        return StatementResult("DECLARE CURSOR")
 
     async def _send_result(self, result: StatementResult) -> None:
         """Send a result's rows in text, and its tag."""
@@ -475,6 +507,8 @@ class PgConnection:
                 await self._bind(message)
             case pg.DescribePrepared():
                 await self._describe_statement(self._kept_named(message.name))
+            case pg.DescribePortal() if self._is_cursor(message.name):
+                await self._send_fields(describe_fields(self.session.cursors.shape(message.name)))
             case pg.DescribePortal():
                 await self._describe_portal(self._portal_named(message.name))
             case pg.ExecutePortal():
@@ -555,6 +589,11 @@ class PgConnection:
         if kept is None:
             raise InvalidUsage(f'prepared statement "{name}" does not exist')
         return kept
+
+    def _is_cursor(self, name: str) -> bool:
+        """Return whether a name is that of a cursor that DECLARE has opened, and of no portal: to
+        PostgreSQL they are the same, and psycopg asks for the columns of its cursors so."""
+        return name not in self._portals and self.session.cursors.has(name)
 
     def _portal_named(self, name: str) -> OpenPortal:
         portal = self._portals.get(name)

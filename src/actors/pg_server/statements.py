@@ -28,7 +28,7 @@ PARAMETERS_MAX: Final = 65_535
 """The protocol counts parameters in 16 bits."""
 _COMPARISONS: Final = frozenset({"=", "<>", "!=", "<", "<=", ">", ">=", "LIKE", "ILIKE", "+", "-"})
 _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
-_PASSED: Final = frozenset({"(", ",", "IN", "BETWEEN", "AND", "NOT"})
+_PASSED: Final = frozenset({"(", ",", "IN", "BETWEEN", "NOT"})
 """Words between a column and a parameter that it is compared with: ``id IN ($1, $2)``."""
 
 
@@ -147,6 +147,7 @@ def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
     tokens = lexed.tokens
     found: dict[int, int] = {}
     last: int | None = None
+    between = False
     for place, token in enumerate(tokens):
         if token.kind == "parameter":
             number = int(token.text[1:12])
@@ -159,8 +160,10 @@ def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
         # What precedes a parameter decides: `LIMIT $1` counts rows, `id = $1` is of id's type.
         if token.word in _COUNTS:
             last = INT8
+        elif token.word == "AND" and between:
+            between = False  # of BETWEEN, not the next condition
         elif token.word in _COMPARISONS or token.word in _PASSED:
-            continue
+            between = between or token.word == "BETWEEN"
         elif token.kind in ("word", "name"):
             last = columns.get(_folded(token))
         else:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Final
 
 import msgspec
@@ -294,6 +294,48 @@ _LITERALS_OF: Final = {
 """Literals of each type, as parameters are written; some come in brackets."""
 
 
+def without_schema(text: str, schemas: Container[str], catalogs: Container[str]) -> str:
+    """Return a query of Spark's dialect with blanks for the schema, and the catalog, before names:
+    all objects are in one. Raises `SqlSyntaxError` for a text that cannot be split.
+
+    >>> without_schema("SELECT Default.t.a FROM `default`.t, x.default.t", {"default"}, ())
+    'SELECT         t.a FROM           t, x.default.t'
+    >>> without_schema("TABLE cat.default.t", {"default"}, {"cat"})
+    'TABLE             t'
+    """
+    tokens = lex_sql(text, SqlDialect.SPARK)
+    place = 0
+    while place < len(tokens):
+        names = _chain(tokens, place)
+        if not names:
+            place += 1
+            continue
+        values = [_name_of(each).lower() for each in names]
+        # A catalog stands before a schema alone: `spark_catalog.t` may be a column of a table.
+        passed = 1 if len(names) > 2 and values[0] in catalogs and values[1] in schemas else 0
+        if len(names) > passed + 1 and values[passed] in schemas:
+            first, last = names[0].start, names[passed + 1].start
+            # Blanks keep every later position.
+            text = text[:first] + " " * (last - first) + text[last:]
+        place += 2 * len(names) - 1
+    return text
+
+
+def _name_of(token: SqlToken) -> str:
+    return name_value(token.text) if token.kind == "name" else token.text
+
+
+def _chain(tokens: Sequence[SqlToken], place: int) -> list[SqlToken]:
+    """Return the names with dots between them that begin at a place."""
+    found: list[SqlToken] = []
+    while place < len(tokens) and tokens[place].kind in ("word", "name"):
+        found.append(tokens[place])
+        if place + 1 >= len(tokens) or tokens[place + 1].text != ".":
+            break
+        place += 2
+    return found
+
+
 def literal_cast_to(literal: str, kind: str) -> str:
     """Return a parameter's literal as one of a type, if a cast to it changes nothing; else "".
 
@@ -308,6 +350,7 @@ def literal_cast_to(literal: str, kind: str) -> str:
     whole = _WHOLE_LITERAL.fullmatch(literal)
     if whole is None or kind not in _WHOLE_TYPES:
         return ""
+    # A comparison with a literal of the column's own type needs no Spark.
     suffix, limit = _WHOLE_TYPES[kind]
     number = int(whole[1])
     if not -limit < number < limit:

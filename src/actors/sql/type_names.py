@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.sql.reader import StatementReader
-from actors.sql.tokens import SqlDialect, quote_name
+from actors.sql.tokens import SqlDialect, name_value, quote_name
 
 DEPTH_MAX: Final = 32
 """Most levels of a nested type: reading one recurses."""
@@ -83,9 +83,17 @@ def read_type(reader: StatementReader) -> str:
 
 def _type(reader: StatementReader, depth: int) -> str:
     if reader.dialect is SqlDialect.POSTGRES:
-        reader.take("PG_CATALOG", ".")
+        _pass_schema(reader)
     word = reader.name("a type").lower()
     return _type_named(reader, word, depth)
+
+
+def _pass_schema(reader: StatementReader) -> None:
+    """Take ``pg_catalog.`` before a type; asyncpg writes it in double quotes."""
+    token = reader.peek()
+    quoted = token.kind == "name" and name_value(token.text) == "pg_catalog"
+    if (quoted or token.word == "PG_CATALOG") and reader.peek(1).text == ".":
+        reader.place += 2
 
 
 def _type_named(reader: StatementReader, word: str, depth: int) -> str:

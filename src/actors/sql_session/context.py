@@ -16,7 +16,7 @@ from actors.progress import Time
 from actors.protocol.api import ObjectStatus
 from actors.protocol.relations import fold, is_subscribed_view
 from actors.settings import Settings
-from actors.sql.dialects import SparkText, to_spark
+from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
@@ -139,7 +139,7 @@ class SessionContext:
     def spark_text(self, text: str, parameters: Sequence[SqlParameter] = ()) -> SparkText:
         """Return what `spark` returns, with the places of what was rewritten."""
         if self.dialect is SqlDialect.SPARK:
-            return SparkText(text)
+            return SparkText(without_schema(text, SCHEMAS, CATALOGS))
         return to_spark(text, [each.text for each in parameters])
 
     @property

@@ -153,6 +153,10 @@ class SessionCursors:
         """Return the columns of a cursor. Raises `InvalidUsage` if there is none."""
         return self._named(name).schema
 
+    def has(self, name: str) -> bool:
+        """Return whether a cursor of that name is open."""
+        return name in self._open
+
     def _named(self, name: str) -> OpenCursor:
         cursor = self._open.get(name)
         if cursor is None:

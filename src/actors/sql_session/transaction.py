@@ -9,7 +9,7 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -119,6 +119,19 @@ class OpenTransaction:
         self._bytes += size
         self._tables.setdefault(table, TableChanges(schema, [])).changes.append(change)
 
+    @property
+    def has_savepoints(self) -> bool:
+        """Return whether there is a savepoint to go back to."""
+        return bool(self._savepoints)
+
+    def keys_of(self, table: str) -> tuple[set[tuple[Any, ...]], set[tuple[Any, ...]]]:
+        """Return the keys of a table's rows that go, and of those that come."""
+        changes = self._tables.get(table)
+        if changes is None:
+            return set(), set()
+        gone, come = changes.net()
+        return set(keys_in(gone, changes.schema)), set(keys_in(come, changes.schema))
+
     def write(self) -> dict[str, TableWrite]:
         """Return the changes as one write."""
         made = {}
@@ -174,6 +187,12 @@ class OpenTransaction:
             if self._savepoints[position][0] == name:
                 return position
         raise InvalidUsage(f'savepoint "{name}" does not exist')
+
+
+def keys_in(rows: pa.Table, schema: TableSchema) -> list[tuple[Any, ...]]:
+    """Return the key of each row."""
+    columns = [rows[name].to_pylist() for name in schema.key]
+    return list(zip(*columns, strict=True))
 
 
 def count_rows(rows: pa.Table | None) -> int:

@@ -8,14 +8,14 @@ transaction the statement reads and writes again. So no update is lost, without 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.client.client import TableWrite
-from actors.errors import AbsentRow, InvalidUsage, WriteConflict
+from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, WriteConflict
 from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.relations import fold
 from actors.sql.statements import (
@@ -42,9 +42,11 @@ from actors.sql_session.row_values import (
     column_array,
     literal_value,
 )
-from actors.sql_session.transaction import PendingChange, count_rows, filled
+from actors.sql_session.transaction import PendingChange, count_rows, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
+KEYS_CHECKED_MAX: Final = 1_000
+"""Rows of one INSERT whose keys are looked up before COMMIT does."""
 _NEW: Final = "penstock_new_"
 """Prefix of the columns that hold new values beside the old row."""
 _ACTION: Final = "penstock_action"
@@ -90,7 +92,42 @@ async def put_rows(
 ) -> None:
     """Insert rows that have columns of the table, at once or at COMMIT."""
     change = PendingChange(None, filled(rows, schema))
+    await _refuse_present(context, table, schema, rows)
     await _carry_out(context, table, schema, change)
+
+
+async def _refuse_present(
+    context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
+) -> None:
+    """Raise `DuplicateKey` for a row whose key the open transaction sees already, if there is a
+    savepoint to go back to: without one COMMIT tells it, which fails as a whole either way."""
+    transaction = context.transaction
+    if transaction is None or not transaction.has_savepoints or not schema.key:
+        return
+    # A large load is not held up by looking each of its keys up.
+    if rows.num_rows > KEYS_CHECKED_MAX:
+        return
+    gone, come = transaction.keys_of(table)
+    found: list[tuple[Any, ...]] = []
+    for key in keys_in(rows, schema):
+        # Two rows of one statement may have the same key, too.
+        if key in come:
+            raise _present(table, schema, key)
+        come.add(key)
+        if key not in gone:
+            found.append(key)
+    if not found:
+        return
+    wanted = [dict(zip(schema.key, key, strict=True)) for key in found]
+    time = await context.transaction_time()
+    old = await context.client.peek(table, as_of=time, key=wanted, columns=schema.key, limit=1)
+    for key in keys_in(old, schema):
+        raise _present(table, schema, key)
+
+
+def _present(table: str, schema: TableSchema, key: Sequence[Any]) -> DuplicateKey:
+    shown = ", ".join(f"{n} = {v}" for n, v in zip(schema.key, key, strict=True))
+    return DuplicateKey(f"table {table}: PRIMARY KEY is present already: {shown}")
 
 
 def named_columns(

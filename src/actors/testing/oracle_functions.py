@@ -36,6 +36,9 @@ def to_sqlite(value: Any) -> Any:
         return float(value)
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(sep=" ")
+    # SQLite has no nested values: a query may pass over them, and compares their texts.
+    if isinstance(value, list | dict):
+        return str(value)
     return value.isoformat() if isinstance(value, date) else value
 
 
