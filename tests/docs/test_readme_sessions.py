@@ -62,7 +62,7 @@ async def test_both_sessions_show_what_comes(tmp_path: Path) -> None:
         )
     )
     async with Service(settings) as service:
-        (psql,) = blocks("penstock=> ")
+        (psql,) = blocks("$ psql ")
         door = await DoorConnection.connect(service.pg_address)
         for statement, shown in typed(psql, ("penstock=> ", "penstock-> ")):
             (result,) = await door.query(statement)

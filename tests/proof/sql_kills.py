@@ -88,8 +88,15 @@ class SqlService(Service):
 
     async def connect(self) -> psycopg.AsyncConnection[Any]:
         """A connection that commits each statement."""
-        text = f"postgresql://killer@127.0.0.1:{self.pg_port}/penstock?connect_timeout=60"
-        return await psycopg.AsyncConnection.connect(text, autocommit=True)
+        # A read waits until Spark has started and its view has caught up.
+        return await psycopg.AsyncConnection.connect(
+            host="127.0.0.1",
+            port=self.pg_port,
+            user="killer",
+            connect_timeout=60,
+            options=f"-c statement_timeout={READ_SECONDS * 1000}",
+            autocommit=True,
+        )
 
 
 class SqlCampaign:
