@@ -39,6 +39,7 @@ from actors.pg_server.copying import copy_from_client, copy_to_client
 from actors.pg_server.login import prove_role
 from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
+from actors.pg_server.startup import startup_variables
 from actors.pg_server.statements import (
     KeptStatement,
     OpenPortal,
@@ -248,7 +249,7 @@ class PgConnection:
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._open_session(role or user, role)
         self._catalog = CatalogDoor(self._shared, session.context, self.process_id)
-        for name, value in _variables(packet.parameters):
+        for name, value in startup_variables(packet.parameters):
             try:
                 session.variables.set(name, value)
             except InvalidUsage as error:
@@ -775,28 +776,3 @@ class PgConnection:
             result = await self.catalog.answer(text, values)
         await self._send_result(result)
         return True
-
-
-def _variables(parameters: dict[str, str] | object) -> list[tuple[str, str]]:
-    """Return the variables that a startup packet sets, those of its `options` too.
-
-    >>> _variables({"user": "me", "application_name": "psql", "options": "-c a=1 --b-c=2"})
-    [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
-    """
-    assert isinstance(parameters, dict)
-    found = [
-        (name, value)
-        for name, value in parameters.items()
-        if name not in ("user", "database", "options", "replication")
-        and not name.startswith("_pq_.")
-    ]
-    words = parameters.get("options", "").split()
-    while words:
-        word = words.pop(0)
-        if word == "-c" and words:
-            word = "--" + words.pop(0)
-        if word.startswith(("--", "-c")):
-            name, equals, value = word.removeprefix("--").removeprefix("-c").partition("=")
-            if equals:
-                found.append((name.replace("-", "_"), value))
-    return found
