@@ -32,6 +32,9 @@ HEAVY = (
     "spark/test_too_large_on_spark.py",
     "spark/test_prepared.py",
     "docs/test_doc_pages.py",
+    "clients/test_dbt_spark.py",
+    "clients/test_connect_jdbc.py",
+    "clients/test_pyspark_remote.py",
     "spark/test_standalone.py",
     "sql_session/test_definitions_on_spark.py",
     "testing_kit/test_check_views.py",
@@ -69,9 +72,8 @@ HEAVY = (
     "test_copy_from_killed.py",
     "sinks/test_sink_kills.py",
     "sinks/test_delta_sink.py",
-    "clients/test_dbt_spark.py",
-    "clients/test_connect_jdbc.py",
-    "clients/test_pyspark_remote.py",
+    "clients/test_adbc.py",
+    "clients/test_sqlalchemy.py",
 )
 """Files of more than ten seconds, and those that need an engine which they started: the longest
 first. Processes that share the tests then end at about the same time."""
