@@ -1,4 +1,4 @@
-"""Kills the service with SIGKILL during SQL that a PostgreSQL client sends, and checks what is left.
+"""Kills the service with SIGKILL during SQL of a PostgreSQL client, and checks what is left.
 
 Run: ``python tests/proof/sql_kills.py [--kills 300] [--seed 1] [--every 6] [--memory]``.
 

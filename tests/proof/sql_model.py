@@ -1,4 +1,4 @@
-"""The statements of ``sql_kills.py``, and what each does to the tables and objects: an oracle. Pure.
+"""The statements of ``sql_kills.py``, and what each does to tables and objects: an oracle. Pure.
 
 A `PlannedChange` is one statement, or one transaction, with the state after it. A killed service
 has made all of it or nothing; of a transaction whose COMMIT was not sent yet, nothing.

@@ -205,7 +205,7 @@ def _compressed(request: Any, rng: Random) -> bytes:
     packed = zstandard.ZstdCompressor().compress(plain)
     if rng.random() < 0.4:
         packed = mutated(packed, [packed], rng)
-    made = base_pb2.ExecutePlanRequest(session_id="s")
+    made: Any = base_pb2.ExecutePlanRequest(session_id="s")
     made.plan.compressed_operation.data = packed
     made.plan.compressed_operation.op_type = rng.randint(0, 2)
     made.plan.compressed_operation.compression_codec = rng.choice((0, 1, 1, 1))
