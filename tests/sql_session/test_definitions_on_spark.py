@@ -128,3 +128,17 @@ def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
     with pytest.raises(PySparkException, match="divided"):
         doors.spark.sql("DROP TABLE parts").collect()
     doors.spark.sql("DROP TABLE parts CASCADE").collect()
+
+
+def test_a_plain_view_is_followed_as_its_query(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE lots (id BIGINT, size INT)")
+    doors.run("CREATE VIEW large AS SELECT id, size FROM lots WHERE size > 10")
+    doors.run("INSERT INTO lots VALUES (1, 5), (2, 50)")
+    with doors.pg.cursor() as cursor, doors.pg.transaction():
+        cursor.execute("DECLARE c CURSOR FOR SUBSCRIBE large")
+        found: list[tuple[Any, ...]] = []
+        while not found:
+            cursor.execute("FETCH 10 c")
+            found += [row[1:] for row in cursor.fetchall()]
+        assert found == [(1, 2, 50)]
+    doors.run("DROP TABLE lots CASCADE")

@@ -32,7 +32,7 @@ from actors.protocol.relations import SUBSCRIBED_PREFIX
 from actors.protocol.row_filter import PreparedComparison, passing_rows, prepare_comparison
 from actors.sql.dialects import SparkText
 from actors.sql.statements import SubscribeStatement, TextSpan
-from actors.sql_session.context import READABLE_KINDS, SessionContext
+from actors.sql_session.context import PLAIN_VIEW, READABLE_KINDS, SessionContext
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.views.simple import SimpleRead, simple_read
@@ -95,6 +95,7 @@ async def subscribe(
         InvalidUsage: The object has no changes to follow.
         PenstockError: Whatever `Client.create_materialized_view` raises for the query.
     """
+    statement = await _query_of_plain_view(context, statement)
     as_of = None if statement.as_of is None else await context.time_of(statement.as_of, parameters)
     up_to = None if statement.up_to is None else await context.time_of(statement.up_to, parameters)
     found = await _plain_object(context, statement, parameters)
@@ -120,6 +121,7 @@ async def subscribe_shape(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
 ) -> pa.Schema:
     """Return the columns of a subscribe's rows; nothing is created. Raises as `subscribe`."""
+    statement = await _query_of_plain_view(context, statement)
     found = await _plain_object(context, statement, parameters)
     if found is not None:
         return _shape(found.shown, progress=statement.progress)
@@ -134,6 +136,22 @@ def _shape(shown: pa.Schema, *, progress: bool) -> pa.Schema:
     if progress:
         head.append(pa.field(PROGRESSED, pa.bool_()))
     return pa.schema([*head, pa.field(DIFF, pa.int64()), *shown])
+
+
+async def _query_of_plain_view(
+    context: SessionContext, statement: SubscribeStatement
+) -> SubscribeStatement:
+    """Return a subscribe of a plain view by its name as one of a query: it has no changes of its
+    own."""
+    if statement.name is None:
+        return statement
+    entry = await context.catalog.find(statement.name)
+    if entry.kind != PLAIN_VIEW:
+        return statement
+    name = entry.name.replace("`", "``")
+    # Backticks are quotes in both dialects here.
+    query = TextSpan(statement.position, statement.position, f"SELECT * FROM `{name}`")
+    return msgspec.structs.replace(statement, name=None, query=query)
 
 
 async def _plain_object(
