@@ -12,6 +12,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession, writing
+from actors.sql_session.keyed_merge import read_keyed_merge
 from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -40,7 +41,7 @@ async def test_both_ways_make_the_same_rows(
     settings = for_short_lives(
         Settings(state_dir=str(tmp_path), listen="127.0.0.1:0", spark_master="local[2]")
     )
-    keyed, taken = writing.read_keyed_merge, list[bool]()
+    taken: list[bool] = []
     async with Service(settings) as service, await Client.in_process(service) as client:
         session = SqlSession(client, settings, SqlDialect.POSTGRES)
         for number, clauses in enumerate(MERGES):
@@ -51,7 +52,7 @@ async def test_both_ways_make_the_same_rows(
                 name = f"{way}{number}"
 
                 def read(*given: Any, way: str = way) -> Any:
-                    merge = keyed(*given) if way == "keys" else None
+                    merge = read_keyed_merge(*given) if way == "keys" else None
                     taken.append(merge is not None)
                     return merge
 
