@@ -17,6 +17,7 @@ import logging
 import os
 import queue
 import secrets
+import select
 import socket
 import sys
 import tempfile
@@ -382,6 +383,9 @@ class EngineChild:
         exit_process(EXIT_SPARK_GONE, why, self._engine)
 
 
+START_POLL_MS: Final = 500
+
+
 def exit_process(code: int, why: str, engine: SparkEngine | None) -> None:
     """End this process now, and with it what it has started."""
     print(why, file=sys.stderr, flush=True)
@@ -391,6 +395,17 @@ def exit_process(code: int, why: str, engine: SparkEngine | None) -> None:
     finally:
         # At once: other threads may be inside calls that never return.
         os._exit(code)
+
+
+def leave_with_parent(end: socket.socket, started: threading.Event) -> None:
+    """End this process if the parent is gone before Spark has started."""
+    hung_up = select.poll()
+    hung_up.register(end, select.POLLRDHUP)
+    # Nothing reads the socket yet, and the next service empties the folder in which Spark's JVM
+    # leaves its port: this process would wait for that for ever.
+    while not started.is_set():
+        if hung_up.poll(START_POLL_MS):
+            exit_process(EXIT_PARENT_GONE, "the parent is gone while Spark starts", None)
 
 
 def _bound_log() -> None:
@@ -436,12 +451,15 @@ def main(arguments: list[str]) -> None:
     temporary = scratch / CHILD_FOLDER / "tmp"
     temporary.mkdir(parents=True, exist_ok=True)
     tempfile.tempdir = str(temporary)
+    started = threading.Event()
+    threading.Thread(target=leave_with_parent, args=(end, started), daemon=True).start()
     try:
         engine = open_engine(settings, scratch, first.class_archive, first.no_java)
     except BaseException as error:  # noqa: BLE001 - the log names it
         why = redact_secrets(str(error), settings.spark_master)
         exit_process(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)
         return
+    started.set()
     wire = ChildSocket(end, settings.engine_frame_bytes_max)
     child = EngineChild(wire, engine)
     child.start()
