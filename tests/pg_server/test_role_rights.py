@@ -298,3 +298,35 @@ async def test_spark_reads_no_more_than_the_role_may(tmp_path: Path) -> None:
         assert await rows(app, text) == [(0,)]
         await app.execute("CREATE MATERIALIZED VIEW v AS SELECT count(*) AS orders FROM customer")
         assert await rows(app, "SELECT orders + 0 FROM v") == [(0,)]
+
+
+async def test_rights_stay_with_a_view_that_is_replaced(tmp_path: Path) -> None:
+    async with roles_world(tmp_path) as (_, boss, app):
+        view = "MATERIALIZED VIEW named AS SELECT customer, count(*) AS n FROM orders GROUP BY"
+        await boss.execute(f"CREATE {view} customer")
+        await boss.execute("GRANT READ ON named TO app")
+        assert sorted(await rows(app, "SELECT * FROM named")) == [("ann", 1), ("bob", 1)]
+        # With other columns it gets another shard, and is the same object.
+        other = "CREATE OR REPLACE MATERIALIZED VIEW named AS SELECT id FROM orders"
+        assert "neither owns nor administers named" in await denied(app, other)
+        await boss.execute(other)
+        assert sorted(await rows(app, "SELECT * FROM named")) == [(1,), (2,)]
+        assert "named" in await denied(app, "DROP MATERIALIZED VIEW named")
+
+
+async def test_who_may_read_may_follow_a_query(tmp_path: Path) -> None:
+    async with roles_world(tmp_path) as (_, boss, app):
+        count = "COPY (SUBSCRIBE (SELECT customer, count(*) AS n FROM orders GROUP BY customer) {}"
+        assert "GRANT READ ON orders TO app" in await denied(app, f"{count.format('')}) TO STDOUT")
+        await boss.execute("GRANT READ ON orders TO app")
+        async with app.transaction():
+            await app.execute(
+                "DECLARE c CURSOR FOR SUBSCRIBE "
+                "(SELECT customer, count(*) AS n FROM orders GROUP BY customer)"
+            )
+            found: list[Any] = []
+            while len(found) < 2:
+                found += await rows(app, "FETCH 10 c")
+        assert sorted(row[2:] for row in found) == [("ann", 1), ("bob", 1)]
+        # It is the subscribe's own, and no object that the role has made.
+        assert "may not create objects" in await denied(app, "CREATE TABLE mine (a INT)")

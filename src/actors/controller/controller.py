@@ -417,8 +417,10 @@ class Controller(Actor[ControllerMessage]):
             self._subscribes.dropped(entry)
             self._copies.dropped(entry)
             self._copies_from.dropped(entry)
-        if entries:
-            self._roles.dropped(entries)
+        # A view that got another shard is dropped to its readers alone: its rights stay.
+        gone = tuple(each for each in entries if self._state.catalog.get(each.id) is None)
+        if gone:
+            self._roles.dropped(gone)
 
     # -- requests ------------------------------------------------------------------------------
 

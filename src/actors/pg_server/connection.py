@@ -685,6 +685,9 @@ class PgConnection:
         kept = self._kept.get(bound.statement)
         if kept is None or kept.point is None or self._skipping or not self._reads_latest():
             return False
+        # A named portal is read later, and leaves the unnamed one alone.
+        if bound.portal:
+            return False
         # The unnamed portal that was there gives way, as it does to any Bind.
         await self._close_portal("")
         return await answer_point(
