@@ -440,6 +440,16 @@ TOP_ROWS: Final = KernelLimit(
     "rows of a peek with ORDER BY and LIMIT are gathered",
     "the first of them are kept, and the others let go",
 )  # fmt: skip
+KEYED_ON_LOOP: Final = KernelLimit(
+    "keyed_on_loop", 256,
+    "rows of so few keys of a table are looked up on the event loop",
+    "they are in a thread",
+)  # fmt: skip
+FED_ON_LOOP: Final = KernelLimit(
+    "fed_on_loop_rows", 1_024,
+    "rows that were written are arranged on the event loop",
+    "they are in a thread",
+)  # fmt: skip
 POINT_ROWS: Final = KernelLimit(
     "point_rows", 256,
     "a peek of one key is answered at once",

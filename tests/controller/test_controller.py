@@ -37,6 +37,7 @@ from actors.protocol.api import (
     StatusReport,
     SubscribeChanges,
     SubscribeObject,
+    TableChange,
     WaitFor,
     WriteCommitted,
     WriteTables,
@@ -44,6 +45,7 @@ from actors.protocol.api import (
 from actors.protocol.compute import (
     AllowCompaction,
     CancelPeek,
+    ColumnComparison,
     CreateDataflow,
     Frontiers,
     IndexExport,
@@ -60,6 +62,8 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.protocol.compute import StatusResponse as DataflowStatus
+from actors.settings import Settings
+from actors.testing.drawn_settings import kernel_limits_of
 from deadlines import Deadlines  # type: ignore[import-not-found]
 
 COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
@@ -284,13 +288,80 @@ async def test_an_index_serves_reads_by_its_key_when_it_is_ready(tmp_path: Path)
         peek = await world.replica.expect(Peek)
         assert peek.target == IndexTarget("u2")
         assert from_ipc(peek.keys or b"").schema.field("n").type == pa.int32()
-        await world.submit(
-            ReadObject(world.number(), "t", None, to_ipc(pa.table({"id": [1]})), ("id",))
-        )
-        assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
         await world.submit(ReadObject(world.number(), "t", time - 1))
         assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
         assert await world.refused(DropObject(world.number(), "t")) == "ObjectInUse"
+
+
+def _by_id(world: World, *ids: int, as_of: int | None = None, **more: Any) -> ReadObject:
+    keys = to_ipc(pa.table({"id": pa.array(ids, pa.int64())}))
+    return ReadObject(world.number(), "t", as_of, keys, ("id",), **more)
+
+
+async def test_a_table_is_read_by_its_primary_key_without_a_replica(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        first = await _write(world, {"id": 1, "n": 2})
+        await _write(world, {"id": 2, "n": 5})
+        update = TableChange("t", update=to_ipc(pa.table({"id": [1], "n": [3]})))
+        written = await world.ask(WriteTables(world.number(), (update,)), WriteCommitted)
+        last = written.time
+
+        async def rows(request: ReadObject) -> list[dict[str, Any]]:
+            answer = await world.ask(request, ReadContents)
+            found: list[dict[str, Any]] = from_ipc(answer.arrow).drop_columns([DIFF]).to_pylist()
+            return found
+
+        assert await rows(_by_id(world, 1)) == [{"id": 1, "n": 3}]
+        # A transaction reads at its own time, which others' writes have passed.
+        assert await rows(_by_id(world, 1, as_of=first)) == [{"id": 1, "n": 2}]
+        assert await rows(_by_id(world, 2, as_of=first)) == []
+        assert await rows(_by_id(world, 7)) == []
+        several = await rows(_by_id(world, 2, 1, 7, project=("n",)))
+        assert sorted(row["n"] for row in several) == [3, 5]
+        equals = ColumnComparison("id", "=", to_ipc(pa.table({"value": [1]})))
+        narrow = ColumnComparison("n", ">", to_ipc(pa.table({"value": [3]})))
+        assert await rows(ReadObject(world.number(), "t", filter=(equals,))) == [{"id": 1, "n": 3}]
+        assert await rows(ReadObject(world.number(), "t", filter=(equals, narrow))) == []
+        # Without a key it is a scan.
+        await world.submit(ReadObject(world.number(), "t", last))
+        assert (await world.replica.expect(Peek)).time == last
+
+
+async def test_a_read_by_key_before_the_kept_history_goes_to_the_replica(tmp_path: Path) -> None:
+    async with started(tmp_path, index_history_ms=1) as world:
+        await _table(world)
+        first = await _write(world, {"id": 1, "n": 2})
+        await world.ask(_by_id(world, 1), ReadContents)
+        last, number = first, 1
+        while last < first + 10:
+            number += 1
+            last = await _write(world, {"id": number, "n": 0})
+        await world.ask(_by_id(world, 1, as_of=last), ReadContents)
+        await world.submit(_by_id(world, 1, as_of=first))
+        assert (await world.replica.expect(Peek)).time == first
+
+
+async def test_many_keys_are_looked_up_in_a_thread(tmp_path: Path) -> None:
+    with kernel_limits_of(Settings(kernel_limits={"keyed_on_loop": 1})):
+        async with started(tmp_path) as world:
+            await _table(world)
+            await _write(world, *({"id": i, "n": i} for i in range(5)))
+            answer = await world.ask(_by_id(world, 3, 1, 9), ReadContents)
+            assert sorted(from_ipc(answer.arrow)["id"].to_pylist()) == [1, 3]
+
+
+async def test_the_first_read_by_key_after_a_start_arranges_the_table(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        await _table(world)
+        await _write(world, {"id": 1, "n": 2})
+        await world.start("again")
+        await world.submit(_by_id(world, 1))
+        assert isinstance((await world.replica.expect(Peek)).target, ShardTarget)
+        # The write goes through the same queue, behind the arranging.
+        await _write(world, {"id": 2, "n": 2})
+        answer = await world.ask(_by_id(world, 1), ReadContents)
+        assert from_ipc(answer.arrow)["n"].to_pylist() == [2]
 
 
 def _batch(lower: int, upper: int, *rows: tuple[int, int, int]) -> SubscribeBatch:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from actors.controller.messages import CloseTable, EnqueueWrite, TablesAdvanced, TickTables
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import TableWriter
 from actors.errors import StoreFull
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
@@ -57,9 +58,12 @@ class World:
 
     def start(self, name: str = "writer") -> ActorAddress[Any]:
         settings = Settings(group_commit_ms=1)
+        self.contents_by_key = TableArrangements(
+            self.persist, self.scratch / name, self.system.clock, settings.index_history_ms
+        )
         return self.system.spawn(
             lambda: TableWriter(
-                self.persist, settings, self.scratch / name, self.controller.address
+                self.persist, settings, self.contents_by_key, self.controller.address
             ),
             name,
         )

@@ -52,6 +52,7 @@ from actors.controller.messages import (
     TablesAdvanced,
 )
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
+from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
 from actors.controller.reads.point_reads import PointReads
 from actors.controller.reads.queries import (
     InputsChecked,
@@ -100,6 +101,7 @@ from actors.controller.state import (
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.copies_from import CopiesFrom
 from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
 from actors.errors import InvalidUsage, PenstockError, ResourceBusy, UnknownObject, WouldBlock
 from actors.kernel import Actor, ActorAddress
@@ -188,6 +190,7 @@ ControllerMessage: TypeAlias = (
     | SinceRead
     | DeadlinePassed
     | PartRead
+    | KeyedAnswered
     | SubscribeHeld
     | PieceRead
     | PieceDue
@@ -256,11 +259,15 @@ class Controller(Actor[ControllerMessage]):
         if self._connectors is not None:
             state.connector_store = StorageStore(self._store, self._connectors)
         self._state = state
-        self._points.attach_state(state)
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         state.objects_created = self._roles.created
         self._statements = StatementQueue(state)
-        self._reads = PendingReads(state)
+        contents = TableArrangements(
+            self._persist, self._scratch, self.ctx.clock, settings.index_history_ms
+        )
+        keyed = KeyedReads(state, contents)
+        self._points.attach_state(state, keyed)
+        self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
         self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
         self._copies = RunningCopies(state)
@@ -274,7 +281,7 @@ class Controller(Actor[ControllerMessage]):
             self._statements,
         )
         state.maintenance = self._maintenance
-        given = self._persist, settings, self._scratch, self.ctx.self, self._maintenance
+        given = self._persist, settings, contents, self.ctx.self, self._maintenance
         state.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
         self._statements.open_times()
         self._instance = state.instance = ComputeInstance(
@@ -360,7 +367,7 @@ class Controller(Actor[ControllerMessage]):
                 self._replicas_changed(message)
             case StatementDone():
                 self._dropped(self._statements.done(message))
-            case SinceRead() | DeadlinePassed() | PartRead():
+            case SinceRead() | DeadlinePassed() | PartRead() | KeyedAnswered():
                 self._read_turn(message)
             case SubscribeHeld():
                 self._subscribes.held(message)
@@ -389,7 +396,7 @@ class Controller(Actor[ControllerMessage]):
             case _:
                 assert_never(message)
 
-    def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead) -> None:
+    def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead | KeyedAnswered) -> None:
         match message:
             case SinceRead():
                 self._reads.since_read(message)
@@ -397,6 +404,8 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.late(number)
             case PartRead():
                 self._reads.part_read(message)
+            case KeyedAnswered():
+                self._reads.keyed_answered(message)
 
     def _role_turn(self, message: FindLogin | FindToken | RolesStored | InputsChecked) -> None:
         access = self._state.access

@@ -13,6 +13,7 @@ import msgspec
 from actors.access.access_rules import AccessRules, RoleLogin, TokenLogin
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.tables.commit import PlannedWrite
+from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.staged import StagedCopy
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress, ReplySlot
@@ -121,6 +122,12 @@ class CloseTable(msgspec.Struct, frozen=True, gc=False):
     reply: ReplySlot[None]
 
 
+class ArrangeTable(msgspec.Struct, frozen=True, gc=False):
+    """Arrange a table's contents by its key, for reads by key."""
+
+    target: TableTarget
+
+
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
     """A copy from files, for a time of its own; the writer owns its parts from now on, and sends
     `CopyAppended` to the controller."""
@@ -129,7 +136,7 @@ class AppendCopy(msgspec.Struct, frozen=True, gc=False):
     copy: StagedCopy
 
 
-TableWriterMessage: TypeAlias = EnqueueWrite | TickTables | CloseTable | AppendCopy
+TableWriterMessage: TypeAlias = EnqueueWrite | TickTables | CloseTable | ArrangeTable | AppendCopy
 
 
 class CopyTurn(msgspec.Struct, frozen=True, gc=False):

@@ -1,9 +1,10 @@
-"""Rows of one key, read from an index in this process without a message.
+"""Rows of one key, read from an index or a table in this process without a message.
 
 A door that runs beside the controller and the workers may ask for the rows of one key at the latest
-written time. They are there already, as a rule: an index is sealed beyond that time in every
-worker, and each has its partition in this process's memory. Whatever is not surely so is None, and
-the caller goes the long way (`reads`), which waits, and reports errors.
+written time. They are there already, as a rule: the table writer has the table by PRIMARY KEY, or
+an index is sealed beyond that time in every worker, and each has its partition in this process's
+memory. Whatever is not surely so is None, and the caller goes the long way (`reads`), which waits,
+and reports errors.
 
 Parts of one event loop: the controller's state is read between its turns, and changes in them only.
 """
@@ -11,21 +12,21 @@ Parts of one event loop: the controller's state is read between its turns, and c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
 from actors.access.role_registry import READ
-from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.hashing import hash_values
-from actors.arrangement.reading import is_plain
+from actors.arrangement.reading import ArrangementSnapshot, is_plain
 from actors.compute.index import ClusterPartitions
-from actors.controller.catalog.catalog import CatalogObject, CatalogSnapshot
+from actors.controller.catalog.catalog import TABLE, CatalogObject, CatalogSnapshot
+from actors.controller.reads.keyed_reads import KeyedReads
 from actors.controller.state import ControllerState, NoContentsYet
 from actors.errors import PenstockError
-from actors.plan.schema import DIFF
+from actors.plan.schema import DIFF, TableSchema
 from actors.progress import Time
 from actors.threshold_probes import POINT_ROWS
 
@@ -42,11 +43,17 @@ class PointSelection(msgspec.Struct, frozen=True):
     columns: tuple[str, ...]
 
 
+_KeyPlaces: TypeAlias = tuple[tuple[str, int], ...]
+"""Key columns in the order of an arrangement, each with the place of its value."""
+
+
 class _Resolved(msgspec.Struct, frozen=True, gc=False):
-    """An object, and its indexes on just the key's columns, each with the places of the values."""
+    """An object; the places of the values of its PRIMARY KEY, None if the columns are not just
+    those; and its indexes on just the key's columns, each with the places of the values."""
 
     entry: CatalogObject
-    indexes: tuple[tuple[CatalogObject, tuple[int, ...]], ...]
+    primary: _KeyPlaces | None
+    indexes: tuple[tuple[CatalogObject, _KeyPlaces], ...]
 
 
 class PointReads:
@@ -55,13 +62,14 @@ class PointReads:
 
     def __init__(self) -> None:
         self._state: ControllerState | None = None
+        self._keyed: KeyedReads | None = None
         self._partitions: ClusterPartitions | None = None
         self._catalog: CatalogSnapshot | None = None
         self._resolved: dict[PointSelection, _Resolved | None] = {}
 
-    def attach_state(self, state: ControllerState) -> None:
-        """Read the catalog and the frontiers from there."""
-        self._state = state
+    def attach_state(self, state: ControllerState, keyed: KeyedReads) -> None:
+        """Read the catalog, the frontiers and the tables from there."""
+        self._state, self._keyed = state, keyed
 
     def attach_partitions(self, partitions: ClusterPartitions) -> None:
         """Read the rows from there."""
@@ -73,8 +81,8 @@ class PointReads:
         """Return the rows whose key columns have these values, each once, at the latest written
         time; None if they cannot be had at once, or without summing rows up, or if the role may not
         read the object."""
-        state, partitions = self._state, self._partitions
-        if state is None or partitions is None:
+        state, keyed = self._state, self._keyed
+        if state is None or keyed is None:
             return None
         found = self._resolve(state, selection)
         if found is None or not state.access.may(role, READ, found.entry.id):
@@ -83,6 +91,19 @@ class PointReads:
             time = state.latest_with_contents(found.entry)
         except NoContentsYet:
             return None
+        if found.primary is not None:
+            contents = keyed.contents(found.entry, time)
+            if contents is not None:
+                key = [(name, values[place]) for name, place in found.primary]
+                return _rows_of([contents], key, selection)
+        return self._from_index(found, values, time, selection)
+
+    def _from_index(
+        self, found: _Resolved, values: Sequence[Any], time: Time, selection: PointSelection
+    ) -> pa.RecordBatch | None:
+        state, partitions = self._state, self._partitions
+        if state is None or partitions is None:
+            return None
         # Any of them: an index that was just made is not readable at the latest time yet.
         for index, places in found.indexes:
             if state.frontiers.readable_from(index.id) > time:
@@ -90,7 +111,11 @@ class PointReads:
             arrangements = partitions.readable(index.id)
             if arrangements is None or any(each.upper <= time for each in arrangements):
                 continue
-            return _rows_of(arrangements, [values[place] for place in places], time, selection)
+            try:
+                views = [each.view(time + 1) for each in arrangements]
+            except PenstockError:
+                return None  # replaced meanwhile, or it begins later
+            return _rows_of(views, [(name, values[place]) for name, place in places], selection)
         return None
 
     def _resolve(self, state: ControllerState, selection: PointSelection) -> _Resolved | None:
@@ -111,34 +136,30 @@ def _resolved(catalog: CatalogSnapshot, selection: PointSelection) -> _Resolved 
     except PenstockError:
         return None
     key = selection.key
-    indexes = tuple(
-        (index, tuple(key.index(name) for name in index.key))
-        for index in catalog.indexes(entry.id)
-        if len(index.key) == len(key) and set(index.key) == set(key)
-    )
+
+    def places(columns: tuple[str, ...]) -> _KeyPlaces | None:
+        same = len(columns) == len(key) and set(columns) == set(key)
+        return tuple((name, key.index(name)) for name in columns) if same else None
+
+    primary = places(entry.schema.key) if entry.kind == TABLE else None
+    on_key = ((index, places(index.key)) for index in catalog.indexes(entry.id))
+    indexes = tuple((index, found) for index, found in on_key if found is not None)
     there = set(entry.schema.names)
-    if not indexes or not there >= set(selection.columns):
+    if (primary is None and not indexes) or not there >= set(selection.columns):
         return None
-    return _Resolved(entry, indexes)
+    return _Resolved(entry, primary, indexes)
 
 
 def _rows_of(
-    arrangements: Sequence[Arrangement],
-    values: Sequence[Any],
-    time: Time,
-    selection: PointSelection,
+    views: Sequence[ArrangementSnapshot], key: Sequence[tuple[str, Any]], selection: PointSelection
 ) -> pa.RecordBatch | None:
-    """Return the rows of a key out of the partitions of its index."""
-    first = arrangements[0]
-    if not all(map(_is_exact, first.key_types, values)):
+    """Return the rows of a key out of the partitions of contents that are arranged by it."""
+    schema, values = views[0].schema, [value for _, value in key]
+    if not all(_is_exact(schema.arrow().field(name).type, value) for name, value in key):
         return None
     hash_ = hash_values(values)
     if hash_ is None:
         return None
-    try:
-        views = [each.view(time + 1) for each in arrangements]
-    except PenstockError:
-        return None  # replaced meanwhile, or it begins later
     # An error belongs to every answer.
     if any(run.has_errors for view in views for run in view.runs):
         return None
@@ -146,12 +167,14 @@ def _rows_of(
     if places is None or len(places) > 1:
         return None
     if not places:
-        return _empty(first, selection.columns)
+        return _empty(schema, selection.columns)
     ((run, block, start, beyond),) = places
-    if not (is_plain(run, time + 1) and run.positive) or POINT_ROWS.exceeded_by(beyond - start):
+    if not (is_plain(run, views[0].before) and run.positive) or POINT_ROWS.exceeded_by(
+        beyond - start
+    ):
         return None
     rows = block.values
-    for name, value in zip(first.key, values, strict=True):
+    for name, value in key:
         held = rows.column(name)
         if any(held[row].as_py() != value for row in range(start, beyond)):
             return None  # another key of the same hash
@@ -171,6 +194,6 @@ def _is_exact(kind: pa.DataType, value: object) -> bool:
     return isinstance(value, str) and bool(pa.types.is_string(kind))
 
 
-def _empty(arrangement: Arrangement, columns: Sequence[str]) -> pa.RecordBatch:
-    held = arrangement.schema.arrow()
+def _empty(schema: TableSchema, columns: Sequence[str]) -> pa.RecordBatch:
+    held = schema.arrow()
     return pa.RecordBatch.from_pylist([], schema=pa.schema([held.field(name) for name in columns]))

@@ -22,6 +22,7 @@ from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.controller.catalog.ddl import columns_named
 from actors.controller.messages import PinnedObjects, PinObjects
+from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
 from actors.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -292,8 +293,9 @@ class _Pending(msgspec.Struct):
 class PendingReads:
     """All pending reads and waits."""
 
-    def __init__(self, state: ControllerState) -> None:
+    def __init__(self, state: ControllerState, keyed: KeyedReads) -> None:
         self._state = state
+        self._keyed = keyed
         self._numbers = 0
         self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
@@ -450,6 +452,39 @@ class PendingReads:
             pending.session.reply(RequestDone(pending.request))
             self._forget(number)
             return
+        if not self._answer_keyed(number, pending.entry, peek):
+            self._send_peek(number, pending, peek)
+
+    def _answer_keyed(self, number: int, entry: CatalogObject, peek: Peek) -> bool:
+        """Answer a read of a table's keys here, or begin to. Return False if it cannot be."""
+        keyed = self._keyed.begin(entry, peek)
+        if keyed is None:
+            return False
+        if keyed.is_short:
+            arrow = keyed.answer()
+            if arrow is not None:
+                self.keyed_answered(KeyedAnswered(number, arrow))
+            return arrow is not None
+        clock = self._state.ctx.clock
+        self._state.ctx.effect(
+            lambda: clock.run_blocking(keyed.answer),
+            done=lambda arrow: KeyedAnswered(number, arrow),
+            failed=lambda error: KeyedAnswered(number, None),
+        )
+        return True
+
+    def keyed_answered(self, message: KeyedAnswered) -> None:
+        """Pass a table's rows of some keys to the session, or let the replica find them."""
+        pending = self._pending.get(message.number)
+        if pending is None or pending.peek is None:
+            return
+        if message.arrow is None:
+            self._send_peek(message.number, pending, pending.peek)
+            return
+        pending.session.reply(ReadContents(pending.request, pending.time, message.arrow))
+        self._forget(message.number)
+
+    def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
         pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
         self._state.command(

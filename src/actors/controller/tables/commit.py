@@ -12,26 +12,23 @@ are durable already: only the append is left (`commit_copy`).
 from __future__ import annotations
 
 import logging
-import shutil
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
 import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.arrangement import Arrangement
 from actors.controller.tables.groups import (
     FittedChange,
     TableTarget,
     WriteGroup,
     fit_change,
     keys_wanted,
-    lookup_key,
     overlay_of,
 )
 from actors.controller.tables.staged import StagedCopy, check_absent, updates_of
+from actors.controller.tables.table_arrangements import TableArrangements
 from actors.errors import (
     CorruptData,
     InvalidUsage,
@@ -41,7 +38,6 @@ from actors.errors import (
     WriterFenced,
 )
 from actors.kernel import ActorClock
-from actors.memory_ledger import MemoryUse
 from actors.persist import (
     BatchPart,
     CompareAndSet,
@@ -51,121 +47,12 @@ from actors.persist import (
     UpperMismatch,
     placed,
 )
-from actors.plan.schema import DIFF, ERROR, TIME
-from actors.plan.updates import between, concat, empty_updates
 from actors.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.protocol.api import TableChange
 from actors.settings import Settings
 from actors.threshold_probes import GROUP_ON_LOOP
 
-# -- Arrangements of tables' contents by key, for the table writer's lookups -----------------------
-# One arrangement a table, built from a snapshot when a write first needs a lookup, and fed with
-# every later write. It is a cache in scratch: `forget` drops it, and the next lookup builds it
-# again from the shard. Lookups read at the arrangement's upper: all that is durable and was fed.
-# Owned by one actor; blocking work runs in the clock's threads.
-
-
 T = TypeVar("T")
-
-MAINTAIN_EVERY: Final = 16
-"""Number of inserts between two merges of an arrangement's runs."""
-
-
-class TableArrangements:
-    """The arrangements of the tables in which writes had to look rows up."""
-
-    def __init__(self, persist: PersistClient, scratch: Path, clock: ActorClock) -> None:
-        self._persist = persist
-        self._scratch = scratch
-        self._clock = clock
-        self._made = 0
-        self._held: dict[ObjectId, Arrangement] = {}
-        self._inserts: dict[ObjectId, int] = {}
-        self._due: set[ObjectId] = set()
-        persist.ledger.add(self.memory)
-
-    def memory(self) -> Iterator[MemoryUse]:
-        """Yield each arrangement's memory, for a `MemoryLedger`."""
-        for id_, held in list(self._held.items()):
-            sizes = held.statistics()
-            yield MemoryUse("table", id_, sizes.rows, sizes.bytes_memory, sizes.bytes_mapped)
-
-    async def ensure(self, target: TableTarget, upper: Frontier) -> None:
-        """Build the table's arrangement, complete below `upper`, unless it is there."""
-        if target.id in self._held:
-            return
-        updates = await self._snapshot(target, upper)
-        self._made += 1
-        directory = self._scratch / f"{target.id}-{self._made}"
-
-        def build() -> Arrangement:
-            made = Arrangement(directory, target.schema, lookup_key(target.schema))
-            made.insert(updates, upper)
-            # Lookups are at the upper alone: all history may be merged.
-            made.allow_compaction(max(0, upper - 1))
-            return made
-
-        self._held[target.id] = await self._clock.run_blocking(build)
-
-    async def _snapshot(self, target: TableTarget, upper: Frontier) -> pa.Table:
-        if upper == 0:
-            return empty_updates(target.schema)
-        reader = await self._persist.open_reader(target.shard, f"table-writer/{target.id}")
-        try:
-            parts, _ = await reader.snapshot(upper - 1)
-            tables = [await self._persist.fetch(part, target.schema) for part in parts]
-        finally:
-            await reader.close()
-        # Only writes fill a table, and a write has no error updates.
-        if any(ERROR in table.column_names for table in tables):
-            raise CorruptData(f"table {target.name} holds error updates", determinate=True)
-        return between(concat(tables, target.schema.arrow_updates()), 0, upper)
-
-    def keeps(self, id_: ObjectId) -> bool:
-        """Return whether the table has an arrangement."""
-        return id_ in self._held
-
-    def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
-        """Return the updates of (a superset of) the rows with these keys. Blocking."""
-        held = self._held[target.id]
-        return held.lookup(keys.combine_chunks(), held.upper)
-
-    def feed(self, target: TableTarget, updates: pa.Table, upper: Frontier) -> None:
-        """Insert a durable write's updates into the table's arrangement. Blocking."""
-        held = self._held.get(target.id)
-        if held is None:
-            return
-        held.insert(updates.select([*target.schema.names, TIME, DIFF]), upper)
-        held.allow_compaction(max(0, upper - 1))
-        self._inserts[target.id] = self._inserts.get(target.id, 0) + 1
-        if self._inserts[target.id] % MAINTAIN_EVERY == 0:
-            self._due.add(target.id)
-
-    @property
-    def maintenance_due(self) -> bool:
-        """Return whether an arrangement has had many inserts since its runs were merged."""
-        return bool(self._due)
-
-    def maintain(self) -> None:
-        """Merge the runs that many small writes have left. Blocking, and may be long."""
-        while self._due:
-            held = self._held.get(self._due.pop())
-            if held is not None:
-                held.maintain()
-
-    def forget(self, id_: ObjectId) -> None:
-        """Drop one table's arrangement. Blocking."""
-        self._inserts.pop(id_, None)
-        held = self._held.pop(id_, None)
-        if held is not None:
-            held.close(remove=True)
-
-    def clear(self) -> None:
-        """Drop all arrangements. Blocking."""
-        for id_ in list(self._held):
-            self.forget(id_)
-        shutil.rmtree(self._scratch, ignore_errors=True)
-
 
 # -- The timestamp oracle: strictly increasing times, reserved durably ahead of their use ----------
 # A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
@@ -326,8 +213,6 @@ class WriteGroupCommit:
         self._settings = settings
         self._oracle = DurableOracle(persist, clock, settings)
         self._upper: Frontier | None = None
-        self._written: tuple[list[tuple[TableTarget, pa.Table]], Frontier] = ([], 0)
-        """Updates that are durable and that the arrangements lack, and the upper after them."""
 
     async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
         """Commit a group. Each write's own error is in the outcome; an error that fails the whole
@@ -335,6 +220,8 @@ class WriteGroupCommit:
         indeterminate."""
         upper = await self._known_upper()
         small = not GROUP_ON_LOOP.exceeded_by(_bytes_of(writes))
+        if self._contents.feeds_many:
+            await self._clock.run_blocking(self._contents.feed_written)
         fitted = await self._worked(small, lambda: self._fitted(writes))
         if self._contents.maintenance_due:
             await self._clock.run_blocking(self._contents.maintain)
@@ -363,13 +250,8 @@ class WriteGroupCommit:
         self, writes: Sequence[PlannedWrite]
     ) -> list[tuple[FittedChange, ...] | PenstockError]:
         """Feed the arrangements what the last group wrote, and fit the rows of this one."""
-        self._feed_written()
+        self._contents.feed_written()
         return [_fit(write) for write in writes]
-
-    def _feed_written(self) -> None:
-        (written, upper), self._written = self._written, ([], 0)
-        if written:
-            self._feed(written, upper)
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
@@ -386,7 +268,7 @@ class WriteGroupCommit:
     async def _commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         target = copy.target
         upper = await self._known_upper()
-        await self._clock.run_blocking(self._feed_written)
+        await self._clock.run_blocking(self._contents.feed_written)
         state = await self._persist.state(target.shard)
         # Checked again here: an earlier try of this uuid may have been appended since the request
         # came.
@@ -419,24 +301,22 @@ class WriteGroupCommit:
         """Feed a copy to the table's arrangement, or drop the arrangement if the copy is too
         large."""
         target = copy.target
-        if not parts or not self._contents.keeps(target.id):
-            return
-        if copy.rows > self._settings.copy_keyed_rows_max:
-            await self.forget(target.id)
-            return
-        try:
-            rows = await updates_of(self._persist, copy, parts)
-        except PenstockError:
-            log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
-            await self.forget(target.id)
-            return
-        await self._clock.run_blocking(lambda: self._feed([(target, rows)], upper))
+        written = []
+        if parts and self._contents.keeps(target.id):
+            try:
+                if copy.rows <= self._settings.copy_keyed_rows_max:
+                    written.append((target, await updates_of(self._persist, copy, parts)))
+                else:
+                    await self.forget(target.id)
+            except PenstockError:
+                log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
+                await self.forget(target.id)
+        self._contents.note_written(written, upper)
 
     async def _known_upper(self) -> Frontier:
         upper = self._upper
         if upper is None:
             # The arrangements may lack a write whose append was reported as failed.
-            self._written = ([], 0)
             await self._clock.run_blocking(self._contents.clear)
             upper = self._upper = await self._persist.tables_upper()
         return upper
@@ -500,30 +380,23 @@ class WriteGroupCommit:
         if isinstance(result, UpperMismatch):
             await self._discard(appends)
             raise _other_service(result)
-        # The next group feeds the arrangements, before it looks anything up: these writers need not
-        # wait for that.
-        self._written = (written, time + 1)
+        # The next group or read feeds the arrangements, before it looks anything up: these writers
+        # need not wait for that.
+        self._contents.note_written(written, time + 1)
         return tuple(target.shard for target, _ in written)
 
     async def _discard(self, appends: Sequence[ShardAppend]) -> None:
         await self._persist.discard_parts([part for append in appends for part in append.parts])
 
-    def _feed(self, written: list[tuple[TableTarget, pa.Table]], upper: Frontier) -> None:
-        """Insert the written updates into the tables' arrangements. Blocking."""
-        for target, table in written:
-            try:
-                self._contents.feed(target, table, upper)
-            except PenstockError:
-                # The write is durable: a full scratch disk must not fail it. The next lookup
-                # builds the arrangement again.
-                log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
-                self._contents.forget(target.id)
-
     async def forget(self, id_: ObjectId) -> None:
         """Drop a table's arrangement."""
-        written, upper = self._written
-        self._written = ([each for each in written if each[0].id != id_], upper)
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
+
+    async def arrange(self, target: TableTarget) -> None:
+        """Build a table's arrangement, and feed it all that was written."""
+        upper = await self._known_upper()
+        await self._clock.run_blocking(self._contents.feed_written)
+        await self._contents.ensure(target, upper)
 
     async def close(self) -> None:
         """Remove the scratch folder."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any, TypeAlias, assert_never
 
 import msgspec
@@ -19,6 +18,7 @@ import msgspec
 from actors.controller.catalog.catalog import CatalogSnapshot
 from actors.controller.messages import (
     AppendCopy,
+    ArrangeTable,
     CloseTable,
     CopyAppended,
     EnqueueWrite,
@@ -31,9 +31,10 @@ from actors.controller.state import ControllerState
 from actors.controller.tables.commit import (
     CommitOutcome,
     PlannedWrite,
-    TableArrangements,
     WriteGroupCommit,
 )
+from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.table_arrangements import TableArrangements
 from actors.errors import PenstockError, ResourceBusy, to_wire
 from actors.kernel import Actor, ActorAddress, RunningEffect
 from actors.persist import PersistClient
@@ -158,7 +159,12 @@ class _Closed(msgspec.Struct, frozen=True, gc=False):
     request: CloseTable
 
 
-_Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed
+class _Arranged(msgspec.Struct, frozen=True, gc=False):
+    id: ObjectId
+    error: PenstockError | None = None
+
+
+_Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed | _Arranged
 
 
 class TableWriter(Actor[_Message]):
@@ -169,13 +175,13 @@ class TableWriter(Actor[_Message]):
         self,
         persist: PersistClient,
         settings: Settings,
-        scratch: Path,
+        contents: TableArrangements,
         controller: ActorAddress[Any],
         maintenance: ActorAddress[Any] | None = None,
     ) -> None:
         self._persist = persist
         self._settings = settings
-        self._scratch = scratch
+        self._contents = contents
         self._controller = controller
         self._maintenance = maintenance
         self._queue: deque[TableWriterMessage] = deque()
@@ -184,15 +190,16 @@ class TableWriter(Actor[_Message]):
         self._groups = 0
 
     async def on_start(self) -> None:
-        contents = TableArrangements(self._persist, self._scratch, self.ctx.clock)
-        self._commit = WriteGroupCommit(self._persist, contents, self.ctx.clock, self._settings)
+        self._commit = WriteGroupCommit(
+            self._persist, self._contents, self.ctx.clock, self._settings
+        )
 
     async def on_stop(self) -> None:
         await self._commit.close()
 
     async def receive(self, message: _Message) -> None:
         match message:
-            case EnqueueWrite() | TickTables() | CloseTable() | AppendCopy():
+            case EnqueueWrite() | TickTables() | CloseTable() | ArrangeTable() | AppendCopy():
                 self._enqueue(message)
             case _Due():
                 self._timer = None
@@ -205,6 +212,8 @@ class TableWriter(Actor[_Message]):
             case _Closed(request):
                 request.reply.set(None)
                 self._go_on()
+            case _Arranged():
+                self._arranged(message)
             case _:
                 assert_never(message)
 
@@ -233,6 +242,10 @@ class TableWriter(Actor[_Message]):
             id_, done = first.id, _Closed(first)
             self.ctx.effect(lambda: self._commit.forget(id_), done=lambda _: done)
             return
+        if isinstance(first, ArrangeTable):
+            self._queue.popleft()
+            self._arrange(first.target)
+            return
         if isinstance(first, AppendCopy):
             self._queue.popleft()
             copy = first.copy
@@ -253,6 +266,21 @@ class TableWriter(Actor[_Message]):
 
         self._begin(group, commit)
 
+    def _arrange(self, target: TableTarget) -> None:
+        self.ctx.effect(
+            lambda: self._commit.arrange(target),
+            done=lambda _: _Arranged(target.id),
+            failed=lambda error: _Arranged(target.id, _named(error)),
+        )
+
+    def _arranged(self, message: _Arranged) -> None:
+        if message.error is None:
+            self._contents.arranged(message.id)
+        else:
+            # Reads scan the table, as they did before.
+            log.warning("table %s could not be arranged by key: %s", message.id, message.error)
+        self._go_on()
+
     def _begin(self, group: _Group, commit: Callable[[], Awaitable[CommitOutcome]]) -> None:
         self.ctx.effect(
             commit,
@@ -266,7 +294,7 @@ class TableWriter(Actor[_Message]):
         group: list[EnqueueWrite | TickTables] = []
         while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
             message = self._queue[0]
-            if isinstance(message, CloseTable | AppendCopy):
+            if isinstance(message, CloseTable | ArrangeTable | AppendCopy):
                 break
             driven = isinstance(message, EnqueueWrite) and message.at is not None
             if driven and group:
