@@ -445,6 +445,11 @@ KEYED_ON_LOOP: Final = KernelLimit(
     "rows of so few keys of a table are looked up on the event loop",
     "they are in a thread",
 )  # fmt: skip
+UNFED_ROWS: Final = KernelLimit(
+    "unfed_rows", 256,
+    "rows that were written are looked up by their keys, until there are more",
+    "they are arranged",
+)  # fmt: skip
 FED_ON_LOOP: Final = KernelLimit(
     "fed_on_loop_rows", 1_024,
     "rows that were written are arranged on the event loop",

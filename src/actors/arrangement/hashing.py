@@ -90,6 +90,12 @@ _PLACE_FACTORS: Final[list[int]] = (
 ).tolist()
 
 
+def is_exact_kind(kind: pa.DataType) -> bool:
+    """Return whether values of this type are equal exactly if Python's are, and have a hash
+    alone (`hash_values`)."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind))
+
+
 def hash_values(values: Iterable[int | str | None]) -> int | None:
     """Return the hash that `hash_columns` gives for one row of integers (booleans too) and strings;
     None for a string too long for this way."""

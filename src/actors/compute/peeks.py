@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from actors.arrangement.arrangement import Arrangement
 from actors.arrangement.gathered import CollectionContents, check_positive, raise_error
-from actors.arrangement.hashing import Hashes, hash_columns, hash_values
+from actors.arrangement.hashing import Hashes, hash_columns, hash_values, is_exact_kind
 from actors.arrangement.reading import ArrangementSnapshot, is_plain
 from actors.errors import InvalidUsage, PenstockError, to_wire
 from actors.kernel import ActorClock
@@ -217,7 +217,7 @@ def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
     try:
         with pa.ipc.open_stream(data) as stream:
             batch = stream.read_next_batch()
-            if batch.num_rows != 1 or not all(map(_is_exact, batch.schema.types)):
+            if batch.num_rows != 1 or not all(map(is_exact_kind, batch.schema.types)):
                 return None
             for _ in stream:
                 return None
@@ -226,11 +226,6 @@ def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
     values = tuple(column[0].as_py() for column in batch.columns)
     hash_ = hash_values(values)
     return None if hash_ is None else OneKey(tuple(batch.schema.types), values, hash_)
-
-
-def _is_exact(kind: pa.DataType) -> bool:
-    """Return whether values of this type are equal exactly if Python's are."""
-    return bool(pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_string(kind))
 
 
 def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) -> OneKey | None:

@@ -163,17 +163,24 @@ def _rows_of(
     # An error belongs to every answer.
     if any(run.has_errors for view in views for run in view.runs):
         return None
-    places = views[hash_ % len(views)].point(hash_)
-    if places is None or len(places) > 1:
+    view = views[hash_ % len(views)]
+    places = view.point(hash_)
+    if places is None:
         return None
     if not places:
         return _empty(schema, selection.columns)
-    ((run, block, start, beyond),) = places
-    if not (is_plain(run, views[0].before) and run.positive) or POINT_ROWS.exceeded_by(
-        beyond - start
-    ):
+    if POINT_ROWS.exceeded_by(sum(beyond - start for _, _, start, beyond in places)):
         return None
+    run, block, start, beyond = places[0]
     rows = block.values
+    if len(places) > 1 or not (is_plain(run, view.before) and run.positive):
+        # Rows that were changed lately are in several places.
+        summed = [batch for batch in view.rows(np.array([hash_], np.uint64)) if batch.num_rows]
+        if not summed:
+            return _empty(schema, selection.columns)
+        if len(summed) > 1:
+            return None
+        start, beyond, rows = 0, summed[0].num_rows, summed[0]
     for name, value in key:
         held = rows.column(name)
         if any(held[row].as_py() != value for row in range(start, beyond)):

@@ -249,8 +249,8 @@ class WriteGroupCommit:
     def _fitted(
         self, writes: Sequence[PlannedWrite]
     ) -> list[tuple[FittedChange, ...] | PenstockError]:
-        """Feed the arrangements what the last group wrote, and fit the rows of this one."""
-        self._contents.feed_written()
+        """Feed the arrangements what was written if that is due, and fit the rows of this group."""
+        self._contents.feed_due()
         return [_fit(write) for write in writes]
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
@@ -380,8 +380,7 @@ class WriteGroupCommit:
         if isinstance(result, UpperMismatch):
             await self._discard(appends)
             raise _other_service(result)
-        # The next group or read feeds the arrangements, before it looks anything up: these writers
-        # need not wait for that.
+        # A later group or read feeds the arrangements: these writers need not wait for that.
         self._contents.note_written(written, time + 1)
         return tuple(target.shard for target, _ in written)
 

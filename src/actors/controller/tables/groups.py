@@ -179,18 +179,17 @@ class TableOverlay(ABC):
         pool = pa.concat_tables(self._pool)
         if len(self._emitted) == 1:
             ((first, last, diff),) = self._emitted
-            rows, weights = pool.slice(first, last - first), np.full(last - first, diff)
+            rows, weights = pool.slice(first, last - first), np.full(last - first, diff, np.int64)
         else:
             ranges = [np.arange(first, last) for first, last, _ in self._emitted]
             rows = pool.take(pa.array(np.concatenate(ranges)))
             counts = [last - first for first, last, _ in self._emitted]
-            weights = np.repeat([diff for _, _, diff in self._emitted], counts)
-        made = rows.append_column(
-            pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), rows.num_rows)
-        ).append_column(pa.field(DIFF, pa.int64()), pa.array(weights, pa.int64()))
+            weights = np.repeat(np.array([diff for _, _, diff in self._emitted]), counts)
+        times = pa.array(np.full(rows.num_rows, time))
+        made = pa.Table.from_arrays([*rows.columns, times, pa.array(weights)], schema=schema)
         if any(diff < 0 for _, _, diff in self._emitted):
-            made = consolidate(made)
-        return made.cast(schema)
+            made = consolidate(made).cast(schema)
+        return made
 
 
 def _contents(found: pa.Table) -> pa.Table:

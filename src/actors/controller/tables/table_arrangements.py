@@ -2,7 +2,8 @@
 
 One arrangement a table, built from a snapshot when a write or a read first looks for a key, and fed
 with every later write. It is a cache in scratch: `forget` drops it, and the next lookup builds it
-again from the shard. Writes look up at the arrangement's upper: all that is durable and was fed.
+again from the shard. Small writes are gathered and fed together, since a run of one row costs as
+much as one of hundreds; a lookup finds them by their keys meanwhile.
 
 The table writer owns it, and does blocking work in the clock's threads, one piece at a time. Reads
 on the event loop take a `view` meanwhile: an arrangement's readers see one moment.
@@ -13,15 +14,17 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
 import pyarrow as pa
 
 from actors.arrangement.arrangement import Arrangement
+from actors.arrangement.hashing import hash_values, is_exact_kind
 from actors.arrangement.reading import ArrangementSnapshot
 from actors.controller.tables.groups import TableTarget, lookup_key
+from actors.controller.tables.rows import identities
 from actors.errors import CorruptData, PenstockError
 from actors.kernel import ActorClock
 from actors.memory_ledger import MemoryUse
@@ -29,15 +32,65 @@ from actors.persist import PersistClient
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.plan.updates import between, concat, empty_updates
 from actors.progress import Frontier, ObjectId, Time
-from actors.threshold_probes import FED_ON_LOOP
+from actors.threshold_probes import FED_ON_LOOP, UNFED_ROWS
 
 log = logging.getLogger("penstock.controller")
 
 MAINTAIN_EVERY: Final = 16
 """Number of inserts between two merges of an arrangement's runs."""
+PROBED_KEYS_MAX: Final = 16
+"""Number of keys that are probed one by one."""
 
 WrittenUpdates: TypeAlias = Sequence[tuple[TableTarget, pa.Table]]
 """Updates of one commit, by table."""
+
+
+class _UnfedUpdates:
+    """Durable updates that the arrangements lack."""
+
+    def __init__(self, upper: Frontier = 0) -> None:
+        self.upper = upper
+        """The upper after them."""
+        self.rows = 0
+        self.tables: dict[ObjectId, tuple[TableTarget, list[pa.Table]]] = {}
+        self._by_key: dict[ObjectId, dict[Hashable, list[pa.Table]]] = {}
+        self.has_keys = True
+        """True if each of them can be found by its key."""
+
+    def add(self, written: WrittenUpdates, upper: Frontier) -> None:
+        self.upper = max(self.upper, upper)
+        for target, table in written:
+            self.rows += table.num_rows
+            self.tables.setdefault(target.id, (target, []))[1].append(table)
+            # Rows of a bag are counted over all columns; and who writes many has them fed next.
+            if not target.schema.key or self.rows > UNFED_ROWS.limit:
+                self.has_keys = False
+            if self.has_keys:
+                by_key = self._by_key.setdefault(target.id, {})
+                for key in identities(table, target.schema.key):
+                    by_key.setdefault(key, []).append(table)
+
+    def with_keys(self, target: TableTarget, keys: pa.Table) -> list[pa.Table]:
+        """Return the updates of the writes that had one of these keys."""
+        by_key = self._by_key.get(target.id)
+        if not by_key:
+            return []
+        wanted = identities(keys, keys.column_names)
+        found = {id(each): each for key in wanted for each in by_key.get(key, ())}
+        return list(found.values())
+
+
+def _holds_none(held: Arrangement, keys: pa.Table) -> bool:
+    """Return whether an arrangement surely has none of a few keys, as those of an INSERT."""
+    if keys.num_rows > PROBED_KEYS_MAX or not all(map(is_exact_kind, keys.schema.types)):
+        return False
+    view = held.view(held.upper)
+    for values in zip(*(column.to_pylist() for column in keys.columns), strict=True):
+        hash_ = hash_values(values)
+        # Errors and other rows of the same hash are left to the lookup.
+        if hash_ is None or view.point(hash_) != []:
+            return False
+    return True
 
 
 class TableArrangements:
@@ -55,8 +108,7 @@ class TableArrangements:
         self._held: dict[ObjectId, Arrangement] = {}
         self._inserts: dict[ObjectId, int] = {}
         self._due: set[ObjectId] = set()
-        self._written: list[tuple[WrittenUpdates, Frontier]] = []
-        """Durable updates that the arrangements lack, each with the upper after them."""
+        self._unfed = _UnfedUpdates()
         self._complete: Frontier = 0
         """All updates below are in the arrangements that are held."""
         self._asked: set[ObjectId] = set()
@@ -118,15 +170,22 @@ class TableArrangements:
     def lookup(self, target: TableTarget, keys: pa.Table) -> pa.Table:
         """Return the updates of (a superset of) the rows with these keys. Blocking."""
         held = self._held[target.id]
-        return held.lookup(keys.combine_chunks(), held.upper)
+        # A read on the loop must not move updates from here to there meanwhile.
+        with self._feeding:
+            found = self._unfed.with_keys(target, keys)
+            if not _holds_none(held, keys):
+                found.append(held.lookup(keys.combine_chunks(), held.upper))
+        return concat(found, target.schema.arrow_updates())
 
     # -- building ------------------------------------------------------------------------------
 
     async def ensure(self, target: TableTarget, upper: Frontier) -> None:
         """Build the table's arrangement, complete below `upper`, unless it is there. All that was
-        written below must have been fed."""
+        written below must have been noted."""
         if target.id in self._held:
             return
+        # All arrangements are complete below the same time.
+        await self._clock.run_blocking(self.feed_written)
         updates = await self._snapshot(target, upper)
         self._made += 1
         directory = self._scratch / f"{target.id}-{self._made}"
@@ -158,14 +217,19 @@ class TableArrangements:
     # -- feeding -------------------------------------------------------------------------------
 
     def note_written(self, written: WrittenUpdates, upper: Frontier) -> None:
-        """Note the updates of a commit, which are fed before anything is looked up next."""
-        self._written.append((written, upper))
+        """Note the updates of a commit, and the upper after it."""
+        held = [each for each in written if each[0].id in self._held]
+        self._unfed.add(held, upper)
 
     @property
     def feeds_many(self) -> bool:
         """Return whether what was written takes longer to feed than a thread to answer."""
-        rows = sum(table.num_rows for written, _ in self._written for _, table in written)
-        return FED_ON_LOOP.exceeded_by(rows)
+        return FED_ON_LOOP.exceeded_by(self._unfed.rows)
+
+    def feed_due(self) -> None:
+        """Feed what was written if it is much, or cannot be found by its keys. Blocking."""
+        if UNFED_ROWS.crossed(self._unfed.rows > UNFED_ROWS.limit or not self._unfed.has_keys):
+            self.feed_written()
 
     def feed_written(self) -> None:
         """Insert what was written into the tables' arrangements. Blocking."""
@@ -173,23 +237,21 @@ class TableArrangements:
             self._feed_all()
 
     def _feed_all(self) -> None:
-        while self._written:
-            written, upper = self._written[0]
-            for target, table in written:
-                try:
-                    self._feed(target, table, upper)
-                except PenstockError:
-                    # The write is durable: a full scratch disk must not fail it. The next lookup
-                    # builds the arrangement again.
-                    log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
-                    self._drop(target.id)
-            self._complete = max(self._complete, upper)
-            del self._written[0]
+        unfed = self._unfed
+        for target, tables in unfed.tables.values():
+            try:
+                self._feed(target, concat(tables, target.schema.arrow_updates()), unfed.upper)
+            except PenstockError:
+                # The write is durable: a full scratch disk must not fail it. The next lookup
+                # builds the arrangement again.
+                log.warning("dropped the arrangement of table %s", target.name, exc_info=True)
+                self._drop(target.id)
+        self._complete = max(self._complete, unfed.upper)
+        self._unfed = _UnfedUpdates(unfed.upper)
 
     def _feed(self, target: TableTarget, updates: pa.Table, upper: Frontier) -> None:
         held = self._held.get(target.id)
-        # It may have been built from a snapshot that has the write.
-        if held is None or held.upper >= upper:
+        if held is None:
             return
         held.insert(updates.select([*target.schema.names, TIME, DIFF]), upper)
         held.allow_compaction(max(0, upper - 1 - self._history_ms))
@@ -226,7 +288,7 @@ class TableArrangements:
     def clear(self) -> None:
         """Drop all arrangements, and what was not fed. Blocking."""
         with self._feeding:
-            self._written.clear()
+            self._unfed = _UnfedUpdates()
             for id_ in list(self._held):
                 self._drop(id_)
             shutil.rmtree(self._scratch, ignore_errors=True)
