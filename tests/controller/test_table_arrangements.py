@@ -56,7 +56,7 @@ def _drawn_write(dice: random.Random, model: Rows) -> PlannedWrite:
     if dice.random() < 0.2:
         change = TableChange("other", insert=to_ipc(pa.table({"s": ["x"]})))
         return PlannedWrite(((OTHER, change),))
-    keys = [(dice.choice("ab"), dice.randrange(40)) for _ in range(dice.choice([1, 1, 1, 2, 30]))]
+    keys = [(dice.choice("ab"), dice.randrange(10)) for _ in range(dice.choice([1, 1, 1, 2, 9]))]
     rows = {key: dice.randrange(100) for key in keys}
     verb = dice.choice(["insert", "update", "delete"])
     change = TableChange("items", **{verb: _ipc(rows)})
@@ -103,7 +103,7 @@ async def test_lookups_and_views_agree_with_a_model(tmp_path: Path, seed: int) -
         model: Rows = {}
         past: list[tuple[int, Rows]] = []
         time = earlier = 0
-        for _ in range(60):
+        for _ in range(100):
             time += dice.choice([1, 1, 3])
             before = dict(model)
             writes = [_drawn_write(dice, model) for _ in range(dice.choice([0, 1, 1, 4]))]
@@ -114,14 +114,19 @@ async def test_lookups_and_views_agree_with_a_model(tmp_path: Path, seed: int) -
             past.append((time, dict(model)))
             if dice.random() < 0.1:
                 await commit.forget(ITEMS.id)
-            if dice.random() < 0.5:
+            # Now and then: a read feeds what the lookups of later writes must find by its keys.
+            if dice.random() < 0.1:
                 await commit.arrange(ITEMS)
                 assert _contents(tables, time) == model
+            if dice.random() < 0.7:
+                continue
             at, rows = dice.choice(past)
             found = _contents(tables, at)
             assert found in (None, rows)
             earlier += found is not None and at < time
+        await commit.arrange(ITEMS)
+        assert _contents(tables, past[-1][0]) == model
         assert past[-1][1], "the draws fill the table"
-        assert earlier or history == 0, "some reads are of earlier times"
+        assert earlier or history < 1_000, "some reads are of earlier times"
         await commit.close()
         await persist.close()
