@@ -6,8 +6,8 @@ A service of its own has each script's tables, with random rows. Each query of a
 variants of it (inside another query, under WITH, joined with itself, by plain views), is asked of
 PostgreSQL's door by psycopg, in text and in binary, and of Spark Connect by an unmodified PySpark.
 Another session of PySpark has the same rows as temporary views of its own, which hide the tables:
-what Spark says over those is the right answer. Rows are compared without an order; a query that Spark refuses must be
-refused by both doors.
+what Spark says over those is the right answer. Rows are compared without an order; a query that
+Spark refuses must be refused by both doors.
 
 Exit status 1 when any answer differs. Queries whose text PostgreSQL's dialect reads differently
 (double quotes, backslashes) are asked of Spark Connect alone.
