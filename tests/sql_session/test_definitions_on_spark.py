@@ -130,6 +130,32 @@ def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
     doors.spark.sql("DROP TABLE parts CASCADE").collect()
 
 
+def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE boxes (id BIGINT, size INT, PRIMARY KEY (id))")
+    doors.run("INSERT INTO boxes SELECT id, id % 7 FROM range(20000) AS r (id)")
+    doors.run(
+        "CREATE MATERIALIZED VIEW by_size AS SELECT size, count(*) AS n FROM boxes GROUP BY 1"
+    )
+    doors.run("CREATE MATERIALIZED VIEW wide AS SELECT * FROM boxes WHERE size > 5")
+    doors.run("CREATE INDEX boxes_size ON boxes (size)")
+    assert doors.rows("SELECT n FROM by_size WHERE size = 6") == [(2857,)]
+    doors.run("ALTER TABLE boxes ADD COLUMN colour TEXT, ADD COLUMN weight NUMERIC(9, 2)")
+    doors.run("ALTER TABLE boxes ADD COLUMN IF NOT EXISTS colour TEXT")
+    doors.refused("ALTER TABLE boxes ADD COLUMN colour TEXT", match="already")
+    doors.run("UPDATE boxes SET colour = 'red' WHERE id = 6")
+    doors.run("INSERT INTO boxes VALUES (20000, 6, 'blue', 1.5)")
+    doors.spark.sql("INSERT INTO boxes (id, size) VALUES (20001, 6)").collect()
+    coloured = "SELECT id, colour, CAST(weight AS DOUBLE) FROM boxes WHERE size = 6 AND colour > ''"
+    assert doors.rows(coloured) == [(6, "red", None), (20000, "blue", 1.5)]
+    assert doors.rows("SELECT count(*), count(colour) FROM boxes") == [(20002, 2)]
+    assert doors.rows("SELECT n FROM by_size WHERE size = 6") == [(2859,)]
+    assert [name for name, *_ in doors.pg.execute("DESCRIBE wide").fetchall()] == ["id", "size"]
+    assert doors.rows("SELECT count(*) FROM wide") == [(2859,)]
+    doors.run("CREATE OR REPLACE MATERIALIZED VIEW wide AS SELECT * FROM boxes WHERE size > 5")
+    doors.run("DELETE FROM boxes WHERE id = 20000")
+    doors.run("DROP TABLE boxes CASCADE")
+
+
 def test_a_plain_view_is_followed_as_its_query(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE lots (id BIGINT, size INT)")
     doors.run("CREATE VIEW large AS SELECT id, size FROM lots WHERE size > 10")

@@ -63,7 +63,7 @@ from actors.errors import (
     RemoteProtocolError,
     from_wire,
 )
-from actors.plan.schema import DIFF, TableSchema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
     CLIENT_MAGIC,
@@ -294,9 +294,12 @@ class Client(ClientSources, ClientRoles):
         retain_history_ms: int | None = None,
         comment: str | None = None,
         column: str = "",
+        add_columns: Sequence[TableColumn] = (),
+        column_comments: Mapping[str, str] | None = None,
     ) -> None:
         """Change an object's definition; what is None stays. `comment` is of the object, or of
-        `column` (empty: none); `retain_history_ms` 0 is the service's default. Raises
+        `column` (empty: none); `retain_history_ms` 0 is the service's default; `add_columns` gives
+        a table further columns, with these comments. Raises
         `UnknownObject`, `ObjectExists`, `ObjectInUse` (a query names the object), `QueryRejected`,
         `InvalidUsage`."""
         request = AlterObject(
@@ -308,6 +311,8 @@ class Client(ClientSources, ClientRoles):
             retain_history_ms,
             comment,
             column,
+            add_columns=tuple(add_columns),
+            column_comments=dict(column_comments or {}),
         )
         await self._change(request)
 

@@ -617,8 +617,10 @@ class Controller(Actor[ControllerMessage]):
             reply_error(message.session, message.request.request, error)
 
     def _merged(self, merged: MergedResponses) -> None:
-        for index, upper in merged.fell:
-            self._state.frontiers.fell(index, upper)
+        for dataflow, upper in merged.fell:
+            index = self._state.catalog.of_dataflow(dataflow)
+            if index is not None:
+                self._state.frontiers.fell(index.id, upper)
         self._reads.unread(merged.unread)
         for response in merged.responses:
             self._responded(response)

@@ -82,8 +82,8 @@ class HoldMoves:
             return []
         # Reads below the new since choose the shard from now on (`Reads._target`).
         state.frontiers.compacted(entry.id, since)
-        state.command(AllowCompaction(entry.id, since))
-        return [(shard, dataflow_holder(entry.id), since)]
+        state.command(AllowCompaction(entry.dataflow_id, since))
+        return [(shard, dataflow_holder(entry.dataflow_id), since)]
 
     def moved(self, message: HoldsMoved) -> None:
         """End a round."""

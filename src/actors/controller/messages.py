@@ -6,6 +6,7 @@ request reserved (`ActorAddress.reply`). The controller never waits to send.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -128,6 +129,15 @@ class ArrangeTable(msgspec.Struct, frozen=True, gc=False):
     target: TableTarget
 
 
+class AlterTable(msgspec.Struct, frozen=True, gc=False):
+    """Another schema for a table: `work` makes it durable between two writes, and what it returns
+    is the answer. Writes that follow are fitted to the columns of `target`."""
+
+    target: TableTarget
+    work: Callable[[], Awaitable[Any]]
+    reply: ReplySlot[Any]
+
+
 class AppendCopy(msgspec.Struct, frozen=True, gc=False):
     """A copy from files, for a time of its own; the writer owns its parts from now on, and sends
     `CopyAppended` to the controller."""
@@ -136,7 +146,9 @@ class AppendCopy(msgspec.Struct, frozen=True, gc=False):
     copy: StagedCopy
 
 
-TableWriterMessage: TypeAlias = EnqueueWrite | TickTables | CloseTable | ArrangeTable | AppendCopy
+TableWriterMessage: TypeAlias = (
+    EnqueueWrite | TickTables | CloseTable | ArrangeTable | AlterTable | AppendCopy
+)
 
 
 class CopyTurn(msgspec.Struct, frozen=True, gc=False):

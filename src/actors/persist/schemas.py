@@ -18,6 +18,7 @@ Parts are never rewritten for a schema, and readers may go on with an older one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -28,6 +29,7 @@ from msgspec.structs import replace
 
 from actors.errors import CorruptData, IncompatibleSchema, TypeMismatch
 from actors.persist.change import ChangeOutcome, ShardDocuments
+from actors.persist.location import CompareAndSet
 from actors.persist.machine import ShardMachine
 from actors.persist.parts import part_schema
 from actors.persist.shard import BatchPart, ShardState
@@ -218,10 +220,16 @@ class SchemaRegistry:
         return (*state.older, state.schema)
 
     async def evolve(
-        self, shard: ShardId, expected: int, schema: TableSchema
+        self,
+        shard: ShardId,
+        expected: int,
+        schema: TableSchema,
+        *,
+        extra: Sequence[CompareAndSet] = (),
     ) -> SchemaEvolved | SchemaMismatch:
-        """Make this the shard's newest schema, if number `expected` is the newest. Raises
-        `IncompatibleSchema`, `UnknownObject`, `StorageError`."""
+        """Make this the shard's newest schema, if number `expected` is the newest, and set the
+        `extra` keys with it. Raises `IncompatibleSchema`, `UnknownObject`, `StorageError`, and
+        `SeqnoMismatch` if an extra key was changed."""
 
         def change(documents: ShardDocuments) -> ChangeOutcome[SchemaEvolved | SchemaMismatch]:
             state = documents.shard(shard)
@@ -232,4 +240,4 @@ class SchemaRegistry:
             return ChangeOutcome(done) if then is state else ChangeOutcome(done, {shard: then})
 
         await self._machine.refresh(shard)  # a stale cache must not answer with a mismatch
-        return await self._machine.change([shard], change)
+        return await self._machine.change([shard], change, extra=extra)

@@ -14,7 +14,7 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from actors.kernel import ActorStatistics
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.compute import ColumnComparison, RowSetFinishing
 from actors.protocol.role_messages import (
@@ -268,6 +268,10 @@ class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Comment of the object, or of `column`; empty: none."""
     column: str = ""
     traceparent: str | None = None
+    add_columns: tuple[TableColumn, ...] = ()
+    """Further columns of a table."""
+    column_comments: dict[str, str] = {}
+    """Comments of those."""
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):

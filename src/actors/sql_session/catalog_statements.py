@@ -10,8 +10,11 @@ from typing import Any, Final
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, ObjectExists, UnknownObject
+from actors.plan.schema import TableColumn
 from actors.protocol.api import ObjectStatus, SourceTable
+from actors.protocol.relations import fold
 from actors.sql.statements import (
+    AddColumnsAction,
     AddTablesAction,
     AlterObjectStatement,
     CommentOnStatement,
@@ -244,11 +247,26 @@ async def _altered(context: SessionContext, statement: AlterObjectStatement, nam
             # 0 is the default of both.
             given = dict.fromkeys(action.keys, "0")
             await _set_properties(context, name, whole_numbers(given, _PROPERTIES))
+        case AddColumnsAction():
+            await _add_columns(context, name, action)
         case _:
             raise InvalidUsage(
                 f"ALTER {statement.kind.upper()} {name}: this change is not made yet; DROP and "
                 f"CREATE it"
             )
+
+
+async def _add_columns(context: SessionContext, name: str, action: AddColumnsAction) -> None:
+    found = await context.catalog.find((name,))
+    there = {fold(each) for each in found.schema.names} if found.schema else set()
+    new = [each for each in action.columns if fold(each.name) not in there]
+    if len(new) < len(action.columns) and not action.if_not_exists:
+        (taken, *_) = (each.name for each in action.columns if fold(each.name) in there)
+        raise ObjectExists(f"{found.kind} {name} has a column {taken} already")
+    if new:
+        columns = [TableColumn(each.name, each.type, not each.not_null) for each in new]
+        comments = {each.name: each.comment for each in new if each.comment}
+        await context.client.alter(name, add_columns=columns, column_comments=comments)
 
 
 async def _set_properties(context: SessionContext, name: str, given: dict[str, int]) -> None:

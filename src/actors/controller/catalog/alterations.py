@@ -59,7 +59,7 @@ async def alter_object(
     policy = request.refresh_policy or entry.plan.policy
     if policy != entry.plan.policy:
         # From the text: a view that is recomputed has given up the plan of its steps.
-        plan = await store.compile(catalog, entry.sql, entry.conf, policy)
+        plan = await store.compile(catalog, entry.sql, entry.conf, policy, former=entry.plan)
         if plan.output != entry.schema:
             raise QueryRejected(f"view {entry.name}: its columns would differ: create it anew")
         changed = replace(
@@ -201,12 +201,16 @@ def check_circle(
 
 
 async def check_dependents(
-    store: CatalogStore, catalog: CatalogSnapshot, entry: CatalogObject, schema: TableSchema
+    store: CatalogStore,
+    catalog: CatalogSnapshot,
+    entry: CatalogObject,
+    schema: TableSchema,
+    users: Sequence[CatalogObject],
 ) -> None:
-    """Check that all that depends on a view stays as it is when its columns become `schema`, which
-    has those of before. Raises `ObjectInUse`, and engine errors."""
+    """Check that these dependents of an object stay as they are when its columns become `schema`,
+    which has those of before. Raises `ObjectInUse`, and engine errors."""
     grown = catalog.put(replace(entry, schema=schema))
-    for user in catalog.dependents(entry.id):
+    for user in users:
         what = f"{user.kind} {user.name}"
         if user.kind not in (VIEW, PLAIN_VIEW):
             if user.kind == "sink":

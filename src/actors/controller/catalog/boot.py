@@ -14,6 +14,7 @@ from actors.controller.catalog.catalog import (
     TABLE,
     CatalogObject,
     CatalogSnapshot,
+    columns_read,
 )
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.cleanup_record import load as load_leftovers
@@ -22,6 +23,7 @@ from actors.controller.roles.role_record import load_roles
 from actors.errors import StateDirectoryError, UnknownObject
 from actors.persist import PersistClient, ShardState
 from actors.persist.handed import CONSUMER
+from actors.plan.delta import DeltaPlan
 from actors.progress import EMPTY, Frontier, ObjectId, ShardId, Time
 from actors.protocol.compute import (
     DataflowDescription,
@@ -77,10 +79,11 @@ async def load(persist: PersistClient) -> BootState:
     return BootState(catalog, seqno, states, tables_upper, leftovers, roles, roles_seqno)
 
 
-def shard_import(entry: CatalogObject) -> ShardImport:
-    """Return a table or view as an import of a dataflow."""
+def shard_import(entry: CatalogObject, plan: DeltaPlan | None = None) -> ShardImport:
+    """Return a table or view as an import of a dataflow, which may be that of a view's plan."""
     assert entry.shard is not None, entry.name
-    return ShardImport(entry.shard, entry.schema, entry.kind == TABLE)
+    schema = columns_read(plan, entry.name, entry.schema)
+    return ShardImport(entry.shard, schema, entry.kind == TABLE)
 
 
 def describe_dataflow(
@@ -89,7 +92,7 @@ def describe_dataflow(
     """Return the dataflow that maintains a view or an index."""
     below = (catalog.by_id(id_) for id_ in entry.depends)
     # A plain view is in the text already, with the objects that it reads.
-    imports = tuple(shard_import(each) for each in below if each.kind != PLAIN_VIEW)
+    imports = tuple(shard_import(each, entry.plan) for each in below if each.kind != PLAIN_VIEW)
     export: Export
     if entry.kind == INDEX:
         export = IndexExport(entry.key, entry.schema)

@@ -262,6 +262,11 @@ class CatalogSnapshot:
         found = self._by_id.values()
         return {e.name: e.schema for e in found if e.kind in kinds and not e.replaces}
 
+    def readable_by(self, plan: DeltaPlan | None) -> dict[str, TableSchema]:
+        """Return the schemas of `readable` as a view of this plan reads them: without the columns
+        that its inputs were given since, so that ``*`` means the same."""
+        return {name: columns_read(plan, name, each) for name, each in self.readable().items()}
+
     def of_kind(self, kind: str) -> tuple[CatalogObject, ...]:
         """Return all objects of a kind, oldest first."""
         return tuple(entry for entry in self._by_id.values() if entry.kind == kind)
@@ -366,6 +371,16 @@ class CatalogSnapshot:
         except msgspec.MsgspecError as error:
             raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
         return CatalogSnapshot(document.objects, document.next_id)
+
+
+def columns_read(plan: DeltaPlan | None, name: str, schema: TableSchema) -> TableSchema:
+    """Return the schema with which a view of this plan reads an input, which may have been given
+    further columns since."""
+    inputs = () if plan is None else zip(plan.inputs, plan.input_schemas, strict=True)
+    for known, read in inputs:
+        if fold(known) == fold(name) and schema.columns[: len(read.columns)] == read.columns:
+            return read
+    return schema
 
 
 def _in_order(objects: Sequence[CatalogObject]) -> tuple[CatalogObject, ...]:

@@ -217,17 +217,24 @@ class CatalogStore:
         return name
 
     async def compile(
-        self, catalog: CatalogSnapshot, sql: str, conf: Mapping[str, str], policy: str
+        self,
+        catalog: CatalogSnapshot,
+        sql: str,
+        conf: Mapping[str, str],
+        policy: str,
+        former: DeltaPlan | None = None,
     ) -> DeltaPlan:
-        """Return the plan of a view of this query; nothing is changed. Raises `QueryRejected`,
-        `UnknownObject`, `InvalidUsage` and engine errors."""
+        """Return the plan of a view of this query, or another plan in place of a former one;
+        nothing is changed. Raises `QueryRejected`, `UnknownObject`, `InvalidUsage` and engine
+        errors."""
         sql, _ = catalog.inlined(sql)
         limits = PlanLimits(
             self._settings.engine_plan_nodes_max, self._settings.view_plan_nodes_max
         )
         choose = partial(self._eager_choice, catalog)
         settings = tuple(sorted(conf.items()))
-        plan = await compile_view(sql, catalog.readable(), self._analyze, settings, limits, choose)
+        readable = catalog.readable_by(former)
+        plan = await compile_view(sql, readable, self._analyze, settings, limits, choose)
         return with_policy(plan, policy)
 
     async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
@@ -264,6 +271,20 @@ class CatalogStore:
             as_of=as_of,
         )
         return await self._create_on(catalog, seqno, entry, [])
+
+    async def indexes_anew(
+        self, catalog: CatalogSnapshot, entry: CatalogObject, schema: TableSchema, first_id: int
+    ) -> list[CatalogObject]:
+        """Return an object's indexes with these columns, by dataflows of their own, whose ids are
+        from that number on; the object is held for them. Raises `ReadBelowSince`,
+        `StorageError`."""
+        found = []
+        for number, index in enumerate(catalog.indexes(entry.id), first_id):
+            # The one that runs keeps the columns that it was made for.
+            made = msgspec.structs.replace(index, schema=schema, dataflow=f"u{number}")
+            as_of = await self.hold_inputs(dataflow_holder(made.dataflow_id), [entry])
+            found.append(msgspec.structs.replace(made, as_of=as_of))
+        return found
 
     async def _create_on(
         self,

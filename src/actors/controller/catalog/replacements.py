@@ -229,15 +229,21 @@ async def swap_view(
         },
     )
     await hold_from(persist, catalog, made, reached)
-    grown = catalog.remove(coming).put(made, used=1)
+    indexes: list[CatalogObject] = []
+    if made.schema != entry.schema:
+        ids_from = catalog.next_id + 1
+        indexes = await store.indexes_anew(catalog, entry, made.schema, ids_from)
+    grown = catalog.remove(coming).put(made, *indexes, used=1 + len(indexes))
     expected = {entry.shard: upper}
     expected |= {shard: await persist.upper(shard) for shard in coming.shards}
     schemas = {entry.shard: made.schema} if made.schema != entry.schema else {}
     former = [entry.dataflow_id, coming.dataflow_id]
     if not await _handed_over(store, seqno, grown, dataflow, former, expected, schemas=schemas):
+        for index in indexes:
+            await store.drop_holds(catalog, index)
         return None
     await _drop_quietly(persist, set(entry.hidden_shards))
-    return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made,))
+    return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made, *indexes))
 
 
 async def rename_view(

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from actors.controller.catalog.added_columns import add_columns, grown_schema
 from actors.controller.catalog.alterations import (
     alter_object,
     check_circle,
@@ -44,8 +45,9 @@ from actors.controller.catalog.replacements import (
 )
 from actors.controller.catalog.subscribed_views import SubscribedViews
 from actors.controller.holds import RETAIN, dataflow_holder
-from actors.controller.messages import CloseTable, ShardsDropped, TickTables
+from actors.controller.messages import AlterTable, CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.controller.tables.groups import TableTarget
 from actors.errors import (
     DeadlineExceeded,
     ObjectInUse,
@@ -260,7 +262,7 @@ class StatementQueue:
             case CreateView():
                 return store.create_view(catalog, seqno, statement)
             case AlterObject():
-                return alter_object(store, catalog, seqno, statement)
+                return self._alter(statement)
             case SwapView():
                 return self._swap(statement)
             case ForgetTaken(id=id_):
@@ -283,6 +285,23 @@ class StatementQueue:
                 return connectors.create_sink(catalog, seqno, statement)
             case DropSink():
                 return connectors.drop_sink(catalog, seqno, statement.name)
+
+    async def _alter(self, statement: AlterObject) -> CatalogChanged:
+        """Change an object's definition; a table is given columns between two of its writes."""
+        state = self._state
+        if not statement.add_columns:
+            return await alter_object(state.store, state.catalog, state.seqno, statement)
+        entry = state.catalog.find(statement.name)
+        schema = grown_schema(entry, statement.add_columns)
+        assert state.writer is not None, "statements are carried out by it"
+        target = TableTarget(entry.id, entry.name, entry.shard or "", schema)
+
+        async def work() -> CatalogChanged:
+            comments = statement.column_comments
+            found = state.store, state.catalog, state.seqno
+            return await add_columns(*found, entry, schema, comments)
+
+        return await state.writer.ask(lambda reply: AlterTable(target, work, reply))
 
     async def _create_table(self, statement: CreateTable) -> CatalogChanged:
         """Create a table; the first one is given a first time, so that views on it can start."""
@@ -355,7 +374,8 @@ class StatementQueue:
             # Only for its check: with other columns nothing may depend on it.
             catalog.remove(entry)
         elif plan.output != entry.schema:
-            await check_dependents(store, catalog, entry, plan.output)
+            users = catalog.dependents(entry.id)
+            await check_dependents(store, catalog, entry, plan.output, users)
         name = coming_name(entry.name)
         return await store.add_view(catalog, seqno, name, statement, plan, entry.id)
 
@@ -647,6 +667,10 @@ class StatementQueue:
         if running is not None:
             # It maintained the view that was computed beside this one, and goes on.
             state.frontiers.track(entry, state.frontiers.upper(running))
+            return
+        if entry.kind == INDEX:
+            # In memory: it is readable when it is built.
+            self.build(entry, entry.as_of, traceparent=traceparent)
             return
         upper = state.frontiers.upper(before)
         as_of = max(last_sealed_time(upper), entry.as_of)

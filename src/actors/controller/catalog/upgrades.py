@@ -115,7 +115,7 @@ async def _again(
             return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
         plan = await compile_view(
-            entry.sql, found.catalog.readable(), analyze, conf, limits, chosen
+            entry.sql, found.catalog.readable_by(entry.plan), analyze, conf, limits, chosen
         )
         policy = AUTO if entry.plan is None else entry.plan.policy
         plan = with_policy(plan, policy)

@@ -108,7 +108,7 @@ class PointReads:
         for index, places in found.indexes:
             if state.frontiers.readable_from(index.id) > time:
                 continue
-            arrangements = partitions.readable(index.id)
+            arrangements = partitions.readable(index.dataflow_id)
             if arrangements is None or any(each.upper <= time for each in arrangements):
                 continue
             try:

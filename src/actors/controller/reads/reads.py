@@ -507,7 +507,7 @@ class PendingReads:
             and state.frontiers.upper(index) > state.frontiers.readable_from(index.id)
         ]
         best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
-        return IndexTarget(best[0].id) if best else peek.target
+        return IndexTarget(best[0].dataflow_id) if best else peek.target
 
     # -- ending --------------------------------------------------------------------------------
 

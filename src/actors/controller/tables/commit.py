@@ -12,7 +12,7 @@ are durable already: only the append is left (`commit_copy`).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, TypeVar
 
 import anyio
@@ -213,6 +213,8 @@ class WriteGroupCommit:
         self._settings = settings
         self._oracle = DurableOracle(persist, clock, settings)
         self._upper: Frontier | None = None
+        self._altered: dict[ObjectId, TableTarget] = {}
+        """Tables that were given columns: what was queued before is fitted to these."""
 
     async def commit(self, writes: Sequence[PlannedWrite], at: Time | None = None) -> CommitOutcome:
         """Commit a group. Each write's own error is in the outcome; an error that fails the whole
@@ -251,7 +253,7 @@ class WriteGroupCommit:
     ) -> list[tuple[FittedChange, ...] | PenstockError]:
         """Feed the arrangements what was written if that is due, and fit the rows of this group."""
         self._contents.feed_due()
-        return [_fit(write) for write in writes]
+        return [_fit(write, self._altered) for write in writes]
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
@@ -266,7 +268,7 @@ class WriteGroupCommit:
             raise
 
     async def _commit_copy(self, copy: StagedCopy) -> CommitOutcome:
-        target = copy.target
+        target = self._altered.get(copy.target.id, copy.target)
         upper = await self._known_upper()
         await self._clock.run_blocking(self._contents.feed_written)
         state = await self._persist.state(target.shard)
@@ -300,7 +302,7 @@ class WriteGroupCommit:
     ) -> None:
         """Feed a copy to the table's arrangement, or drop the arrangement if the copy is too
         large."""
-        target = copy.target
+        target = self._altered.get(copy.target.id, copy.target)
         written = []
         if parts and self._contents.keeps(target.id):
             try:
@@ -389,10 +391,20 @@ class WriteGroupCommit:
 
     async def forget(self, id_: ObjectId) -> None:
         """Drop a table's arrangement."""
+        self._altered.pop(id_, None)
         await self._clock.run_blocking(lambda: self._contents.forget(id_))
+
+    async def alter(self, target: TableTarget, work: Callable[[], Awaitable[T]]) -> T:
+        """Carry out the work that gives a table other columns, and take those from then on."""
+        # Whatever comes of it: one that is dropped is built again.
+        await self.forget(target.id)
+        done = await work()
+        self._altered[target.id] = target
+        return done
 
     async def arrange(self, target: TableTarget) -> None:
         """Build a table's arrangement, and feed it all that was written."""
+        target = self._altered.get(target.id, target)
         upper = await self._known_upper()
         await self._clock.run_blocking(self._contents.feed_written)
         await self._contents.ensure(target, upper)
@@ -417,9 +429,13 @@ def _bytes_of(writes: Sequence[PlannedWrite]) -> int:
     return sum(len(part) for part in parts if part is not None)
 
 
-def _fit(write: PlannedWrite) -> tuple[FittedChange, ...] | PenstockError:
+def _fit(
+    write: PlannedWrite, altered: Mapping[ObjectId, TableTarget]
+) -> tuple[FittedChange, ...] | PenstockError:
     try:
-        return tuple(fit_change(target, change) for target, change in write.changes)
+        return tuple(
+            fit_change(altered.get(target.id, target), change) for target, change in write.changes
+        )
     except PenstockError as error:
         return error
     except (pa.ArrowException, ValueError, OverflowError) as error:

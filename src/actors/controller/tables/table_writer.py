@@ -17,6 +17,7 @@ import msgspec
 
 from actors.controller.catalog.catalog import CatalogSnapshot
 from actors.controller.messages import (
+    AlterTable,
     AppendCopy,
     ArrangeTable,
     CloseTable,
@@ -36,7 +37,7 @@ from actors.controller.tables.commit import (
 from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.table_arrangements import TableArrangements
 from actors.errors import PenstockError, ResourceBusy, to_wire
-from actors.kernel import Actor, ActorAddress, RunningEffect
+from actors.kernel import Actor, ActorAddress, ReplySlot, RunningEffect
 from actors.persist import PersistClient
 from actors.progress import Frontier, ObjectId, is_empty
 from actors.protocol.api import RequestFailed, WriteCommitted
@@ -159,12 +160,19 @@ class _Closed(msgspec.Struct, frozen=True, gc=False):
     request: CloseTable
 
 
+class _Altered(msgspec.Struct, frozen=True, gc=False):
+    reply: ReplySlot[Any]
+    error: PenstockError | None = None
+
+
 class _Arranged(msgspec.Struct, frozen=True, gc=False):
     id: ObjectId
     error: PenstockError | None = None
 
 
-_Message: TypeAlias = TableWriterMessage | _Due | _Committed | _Failed | _Closed | _Arranged
+_Message: TypeAlias = (
+    TableWriterMessage | _Due | _Committed | _Failed | _Closed | _Altered | _Arranged
+)
 
 
 class TableWriter(Actor[_Message]):
@@ -201,6 +209,8 @@ class TableWriter(Actor[_Message]):
         match message:
             case EnqueueWrite() | TickTables() | CloseTable() | ArrangeTable() | AppendCopy():
                 self._enqueue(message)
+            case AlterTable():
+                self._enqueue(message)
             case _Due():
                 self._timer = None
                 self._next()
@@ -214,6 +224,10 @@ class TableWriter(Actor[_Message]):
                 self._go_on()
             case _Arranged():
                 self._arranged(message)
+            case _Altered(reply, error):
+                if error is not None:
+                    reply.fail(error)
+                self._go_on()
             case _:
                 assert_never(message)
 
@@ -246,6 +260,10 @@ class TableWriter(Actor[_Message]):
             self._queue.popleft()
             self._arrange(first.target)
             return
+        if isinstance(first, AlterTable):
+            self._queue.popleft()
+            self._alter(first)
+            return
         if isinstance(first, AppendCopy):
             self._queue.popleft()
             copy = first.copy
@@ -265,6 +283,16 @@ class TableWriter(Actor[_Message]):
                 return outcome
 
         self._begin(group, commit)
+
+    def _alter(self, request: AlterTable) -> None:
+        async def work() -> None:
+            request.reply.set(await self._commit.alter(request.target, request.work))
+
+        self.ctx.effect(
+            work,
+            done=lambda _: _Altered(request.reply),
+            failed=lambda error: _Altered(request.reply, _named(error)),
+        )
 
     def _arrange(self, target: TableTarget) -> None:
         self.ctx.effect(
@@ -294,7 +322,7 @@ class TableWriter(Actor[_Message]):
         group: list[EnqueueWrite | TickTables] = []
         while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
             message = self._queue[0]
-            if isinstance(message, CloseTable | ArrangeTable | AppendCopy):
+            if isinstance(message, CloseTable | ArrangeTable | AlterTable | AppendCopy):
                 break
             driven = isinstance(message, EnqueueWrite) and message.at is not None
             if driven and group:
