@@ -130,6 +130,19 @@ def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
     doors.spark.sql("DROP TABLE parts CASCADE").collect()
 
 
+def test_a_query_may_have_columns_of_one_name(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE sides (id BIGINT, a INT, b INT)")
+    doors.run("INSERT INTO sides VALUES (1, 2, 3), (4, 5, 6)")
+    assert doors.rows("SELECT a, b AS a, a AS A FROM sides") == [(2, 3, 2), (5, 6, 5)]
+    joined = "SELECT * FROM sides s JOIN sides t ON s.id = t.id ORDER BY s.id DESC -- both"
+    assert doors.rows(joined) == [(1, 2, 3, 1, 2, 3), (4, 5, 6, 4, 5, 6)]
+    found = doors.pg.execute(joined.encode(), prepare=True)
+    assert [column.name for column in found.description or ()] == ["id", "a", "b"] * 2
+    assert [row[0] for row in found] == [4, 1], "the order is the query's own"
+    doors.refused("CREATE TABLE twice AS SELECT a, a FROM sides", match="given twice")
+    doors.run("DROP TABLE sides")
+
+
 def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE boxes (id BIGINT, size INT, PRIMARY KEY (id))")
     doors.run("INSERT INTO boxes SELECT id, id % 7 FROM range(20000) AS r (id)")

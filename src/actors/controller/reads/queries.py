@@ -55,7 +55,7 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress, RunningEffect
 from actors.plan.jobs import ExecutorMessage, SelectContents
-from actors.plan.schema import DIFF, TableSchema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
@@ -434,7 +434,9 @@ class _Run:
         if as_of is None and request.latest and self._inputs:
             as_of = max(state.latest_with_contents(entry) for entry in self._inputs)
         running.time = readable_time(state, self._inputs) if as_of is None else as_of
-        _check_columns(analyzed.schema)
+        for name in analyzed.schema.names:
+            if name.startswith("__"):
+                raise QueryRejected(f"column name {name!r} is reserved: give it an alias")
         return analyzed.schema
 
     @contextlib.asynccontextmanager
@@ -475,12 +477,13 @@ class _Run:
             raise ViewInError(str(error)) from None
         self._running.state = "run by Spark"
         names = [entry.name for entry in self._inputs]
+        sql, output = with_unique_columns(request.sql, schema)
         return await engine.run_into_files(
             SelectContents(
                 job_id=engine.job_id(0, 0, "select"),
-                sql=request.sql,
+                sql=sql,
                 tables=tuple(zip(names, contents, strict=True)),
-                output=schema,
+                output=output,
                 into_files=True,
             )
         )
@@ -531,12 +534,21 @@ def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _check_columns(schema: TableSchema) -> None:
-    """Raise `QueryRejected` for duplicate or reserved column names."""
-    seen: set[str] = set()
-    for name in schema.names:
-        if name.lower() in seen:
-            raise QueryRejected(f"the query has two columns named {name!r}: give one an alias")
-        seen.add(name.lower())
-        if name.startswith("__"):
-            raise QueryRejected(f"column name {name!r} is reserved: give it an alias")
+def with_unique_columns(sql: str, schema: TableSchema) -> tuple[str, TableSchema]:
+    """Return a query whose columns have names of their own, as files need them, and its columns;
+    the query itself if no two have the same name.
+
+    >>> one = TableColumn("a", "int")
+    >>> sql, schema = with_unique_columns("select a, a from t", TableSchema((one, one)))
+    >>> sql.splitlines()
+    ['SELECT * FROM (', 'select a, a from t', ') AS q (c0, c1)']
+    >>> schema.names
+    ('c0', 'c1')
+    """
+    if len({name.lower() for name in schema.names}) == len(schema.columns):
+        return sql, schema
+    names = [f"c{number}" for number in range(len(schema.columns))]
+    # On lines of their own: the query may end with a comment.
+    text = f"SELECT * FROM (\n{sql}\n) AS q ({', '.join(names)})"
+    columns = zip(schema.columns, names, strict=True)
+    return text, TableSchema(tuple(TableColumn(n, c.type, c.nullable) for c, n in columns))
