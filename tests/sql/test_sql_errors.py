@@ -16,7 +16,8 @@ from actors.sql.tokens import SqlDialect, line_and_column
 ERRORS: list[tuple[SqlDialect, str, str]] = [
     (SPARK, "¦", "expected a statement, found the end of the statement"),
     (SPARK, "¦; ;", "expected a statement, found the end of the statement"),
-    (SPARK, "¦TRUNCATE TABLE t", "expected a statement, found 'TRUNCATE'"),
+    (SPARK, "¦VACUUM t", "expected a statement, found 'VACUUM'"),
+    (SPARK, "TRUNCATE TABLE t¦, u", "TRUNCATE takes one table here"),
     (SPARK, "¦'SELECT'", "expected a statement, found 'SELECT'"),
     (SPARK, "SELECT 1¦; SELECT 2", "one statement is wanted, and another one is behind a"),
     (SPARK, "SELECT ¦(1", "'(' is not closed"),
@@ -199,7 +200,7 @@ def test_errors_say_where(dialect: SqlDialect, marked: str, problem: str) -> Non
 
 
 HINTS: list[tuple[SqlDialect, str, str]] = [
-    (SPARK, "TRUNCATE t", "understood are ALTER, COMMENT, CREATE, DELETE, DESC, DESCRIBE, DROP"),
+    (SPARK, "VACUUM t", "understood are ALTER, COMMENT, CREATE, DELETE, DESC, DESCRIBE, DROP"),
     (POSTGRES, "VACUUM", "understood are ABORT, ALTER, BEGIN, CLOSE, COMMENT, COMMIT, COPY"),
     (SPARK, 'DROP TABLE "t"', "a name is quoted with backticks: `name`"),
     (SPARK, "DROP TABLE 't'", "a name stands without quotes"),

@@ -143,6 +143,29 @@ def test_a_query_may_have_columns_of_one_name(doors: TwoDoors) -> None:
     doors.run("DROP TABLE sides")
 
 
+def test_a_query_is_inserted_as_spark_assigns_its_values(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE priced (id INT, price DECIMAL(6, 2), name TEXT, day DATE)")
+    doors.run(
+        "INSERT INTO priced SELECT id, CAST(id AS DECIMAL(6, 2)) / 8, 'n', NULL FROM range(4)"
+    )
+    assert doors.rows("SELECT id, CAST(price AS DOUBLE) FROM priced") == [
+        (0, 0.0),
+        (1, 0.13),
+        (2, 0.25),
+        (3, 0.38),
+    ]
+    doors.run("TRUNCATE priced")
+    doors.run("INSERT INTO priced SELECT 7.9, 2.675e0, 15, TIMESTAMP '2024-02-03 04:05:06'")
+    doors.spark.sql("INSERT INTO priced SELECT 8, 9.995, 'x', DATE '2024-02-04'").collect()
+    shown = doors.rows("SELECT id, CAST(price AS STRING), name, CAST(day AS STRING) FROM priced")
+    assert shown == [(7, "2.68", "15", "2024-02-03"), (8, "10.00", "x", "2024-02-04")]
+    doors.refused("INSERT INTO priced SELECT 1, 99999.999, 'x', NULL", match="price")
+    doors.refused("INSERT INTO priced SELECT 1, 1e9, 'x', NULL", match="(?i)overflow|represented")
+    doors.spark.sql("TRUNCATE TABLE priced").collect()
+    assert doors.rows("SELECT count(*) FROM priced") == [(0,)]
+    doors.run("DROP TABLE priced")
+
+
 def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE boxes (id BIGINT, size INT, PRIMARY KEY (id))")
     doors.run("INSERT INTO boxes SELECT id, id % 7 FROM range(20000) AS r (id)")

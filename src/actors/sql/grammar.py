@@ -23,7 +23,14 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 from actors.sql.grammar_ddl import read_alter, read_comment_on, read_create, read_drop
-from actors.sql.grammar_dml import read_copy, read_delete, read_insert, read_merge, read_update
+from actors.sql.grammar_dml import (
+    read_copy,
+    read_delete,
+    read_insert,
+    read_merge,
+    read_truncate,
+    read_update,
+)
 from actors.sql.grammar_query import QUERY_WORDS, begins_query, read_query, read_subscribe
 from actors.sql.grammar_roles import read_grant, read_revoke
 from actors.sql.grammar_session import (
@@ -97,6 +104,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "SET": read_set,
     "SHOW": read_show,
     "SUBSCRIBE": read_subscribe,
+    "TRUNCATE": read_truncate,
     "UPDATE": read_update,
     "USE": read_use,
 }

@@ -167,6 +167,21 @@ def read_delete(reader: StatementReader) -> DeleteStatement:
     return DeleteStatement(position=position, table=table, alias=alias, where=_where(reader))
 
 
+def read_truncate(reader: StatementReader) -> DeleteStatement:
+    """Take a TRUNCATE, which is a DELETE of all rows."""
+    position = reader.position
+    reader.need("TRUNCATE")
+    reader.take("TABLE")
+    table = reader.object_name("a table's name")
+    reader.refuse(",", problem="TRUNCATE takes one table here", hint="use a transaction for more")
+    reader.refuse("PARTITION", problem="tables have no partitions here", hint="use DELETE")
+    # Columns have no sequences, and no table refers to another.
+    reader.take("RESTART", "IDENTITY")
+    reader.take("CONTINUE", "IDENTITY")
+    reader.take("RESTRICT")
+    return DeleteStatement(position=position, table=table, truncates=True)
+
+
 # -- MERGE ---------------------------------------------------------------------------------------
 
 

@@ -353,11 +353,12 @@ class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DELETE FROM table WHERE condition``."""
+    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``."""
 
     table: QualifiedName
     alias: str | None = None
     where: TextSpan | None = None
+    truncates: bool = False
 
 
 MergeMatch: TypeAlias = Literal["matched", "not matched", "not matched by source"]

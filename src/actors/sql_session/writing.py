@@ -42,6 +42,7 @@ from actors.sql_session.row_values import (
     column_array,
     literal_value,
 )
+from actors.sql_session.store_assignment import cast_query, needs_cast, rounded_decimals
 from actors.sql_session.transaction import PendingChange, count_rows, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
@@ -81,8 +82,7 @@ async def insert(
         rows = await _values(context, table, columns, statement.rows, parameters)
     else:
         assert statement.query is not None
-        rows = await queried_rows(context, statement.query, parameters)
-        rows = _renamed(table, rows, columns)
+        rows = await _assigned_rows(context, table, columns, statement.query, parameters)
     await put_rows(context, table, schema, rows)
     return StatementResult(f"INSERT 0 {rows.num_rows}")
 
@@ -195,6 +195,22 @@ def _cast_values(
     return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
 
 
+async def _assigned_rows(
+    context: SessionContext,
+    table: str,
+    columns: Sequence[TableColumn],
+    query: QueryStatement,
+    parameters: Parameters,
+) -> pa.Table:
+    """Return a query's rows with the columns' types."""
+    text, as_of = await query_text(context, query, parameters)
+    rows = _renamed(table, await context.collect(text, as_of), columns)
+    if needs_cast(rows.schema, columns):
+        # Only the rows tell the types: a query that is fit already is run once.
+        rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
+    return rounded_decimals(table, rows, columns)
+
+
 def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
     """Return a query's rows under the names of the columns that they are for."""
     if rows.num_columns != len(columns):
@@ -243,7 +259,8 @@ async def delete(
         old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
-    return StatementResult(f"DELETE {await _changed(context, table, schema, compute)}")
+    count = await _changed(context, table, schema, compute)
+    return StatementResult("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}")
 
 
 def _from(

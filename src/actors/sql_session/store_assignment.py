@@ -1,0 +1,99 @@
+"""Rows of a query made fit for the columns that they are inserted into, as Spark assigns them.
+
+Types that hold every value are left to the service. A decimal is rounded to its column's scale
+here. What Spark casts in another way than Arrow does (doubles to decimals, numbers to texts, dates
+to timestamps) is cast by Spark, in a second run of the query. Source of the rules: Spark's ANSI
+store assignment (`Cast.canANSIStoreAssign`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.errors import TypeMismatch
+from actors.plan.schema import TableColumn, arrow_type
+
+_NUMBERS: Final = ("integer", "decimal", "float")
+_CAST_BY_SPARK: Final = frozenset(
+    {
+        ("float", "decimal"),
+        ("float", "integer"),
+        ("decimal", "integer"),
+        ("decimal", "float"),
+        ("date", "timestamp"),
+        ("timestamp", "date"),
+        *((kind, "string") for kind in (*_NUMBERS, "boolean", "date", "timestamp")),
+    }
+)
+
+
+def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
+    """Return whether Spark has to cast rows of these types for the columns.
+
+    >>> needs_cast(pa.schema([("a", pa.float64())]), [TableColumn("a", "decimal(9,2)")])
+    True
+    >>> needs_cast(pa.schema([("a", pa.int32())]), [TableColumn("a", "decimal(9,2)")])
+    False
+    """
+    wanted = (arrow_type(column.type) for column in columns)
+    return any(
+        (_kind(given), _kind(kind)) in _CAST_BY_SPARK
+        for given, kind in zip(rows.types, wanted, strict=True)
+    )
+
+
+def cast_query(sql: str, columns: Sequence[TableColumn]) -> str:
+    """Return the query with each column cast to the type of the one that it is for.
+
+    >>> print(cast_query("select 1.5e0", [TableColumn("a", "decimal(9,2)")]))
+    SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
+    select 1.5e0
+    ) AS q (c0)
+    """
+    names = [f"c{number}" for number in range(len(columns))]
+    casts = ", ".join(
+        f"CAST({name} AS {column.type}) AS {name}"
+        for name, column in zip(names, columns, strict=True)
+    )
+    # On lines of their own: the query may end with a comment.
+    return f"SELECT {casts} FROM (\n{sql}\n) AS q ({', '.join(names)})"
+
+
+def rounded_decimals(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
+    """Return the rows with decimals rounded half up to the columns' scales. Raises `TypeMismatch`
+    for one that has more digits before its point than the column."""
+    for place, column in enumerate(columns):
+        wanted, values = arrow_type(column.type), rows.column(place)
+        given = values.type
+        if not (pa.types.is_decimal(wanted) and pa.types.is_decimal(given)) or given == wanted:
+            continue
+        if wanted.scale < given.scale:
+            # 9.995 has one digit more when it is rounded.
+            values = values.cast(pa.decimal256(given.precision + 1, given.scale))
+            values = pc.round(values, wanted.scale, round_mode="half_towards_infinity")
+        try:
+            fitted = values.cast(wanted)
+        except pa.ArrowInvalid:
+            raise TypeMismatch(
+                f"table {table}, column {column.name}: a value of {given} does not fit "
+                f"{column.type}"
+            ) from None
+        rows = rows.set_column(place, column.name, fitted)
+    return rows
+
+
+def _kind(type_: pa.DataType) -> str:
+    tests = {
+        "integer": pa.types.is_integer,
+        "decimal": pa.types.is_decimal,
+        "float": pa.types.is_floating,
+        "boolean": pa.types.is_boolean,
+        "date": pa.types.is_date,
+        "timestamp": pa.types.is_timestamp,
+        "string": pa.types.is_string,
+    }
+    return next((kind for kind, test in tests.items() if test(type_)), "")
