@@ -511,6 +511,11 @@ TABLE_BATCH: Final = KernelLimit(
     "rows go to the JVM as one batch",
     "they go as several partitions",
 )  # fmt: skip
+RETRACTING_BYTES: Final = KernelLimit(
+    "retracting_bytes", 64 << 20,
+    "the rows that retractions touch are told by their keys, and summed up alone",
+    "all rows are summed up",
+)  # fmt: skip
 REPEATED_ROWS: Final = KernelLimit(
     "engine_repeated_rows", 2_000_000,
     "rows are repeated by their weights in the child",

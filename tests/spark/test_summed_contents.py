@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +31,7 @@ from actors.plan.delta import (
     WeighRows,
 )
 from actors.plan.jobs import (
+    NO_UPPER,
     ComputeDifference,
     JobFailed,
     JobRows,
@@ -38,6 +42,10 @@ from actors.plan.jobs import (
 from actors.plan.jobs import SelectContents as SelectRows
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import TableColumn, TableSchema
+from actors.plan.updates import to_ipc
+from actors.settings import Settings
+from actors.spark.java import JavaHome
+from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -157,3 +165,95 @@ def test_a_query_over_contents_sees_no_row_that_is_gone(
     answer = child.ask(SelectRows(job_id(), wrong, given, WORDS))
     assert isinstance(answer, JobFailed)
     assert "CAST_INVALID_INPUT" in answer.text
+
+
+KEYED = TableSchema(
+    (TableColumn("k", "int", False), TableColumn("s", "string"), TableColumn("x", "double")), ("k",)
+)
+BAG = TableSchema((TableColumn("s", "string"), TableColumn("x", "double"), TableColumn("n", "int")))
+NESTED = TableSchema((TableColumn("m", "map<string,int>"), TableColumn("n", "int")))
+VALUES: dict[str, list[Any]] = {
+    "string": [None, "", "a", "b "],
+    "double": [None, 0.0, -0.0, float("nan"), 1.5],
+    "int": [None, 1, 2],
+    "map<string,int>": [None, {}, {"a": 1}, {"a": None}],
+}
+
+
+def drawn_history(schema: TableSchema, dice: random.Random) -> list[list[tuple[Any, ...]]]:
+    """Parts of updates whose sums are never negative: a keyed table has a row of each key."""
+    held: Counter[str] = Counter()
+    rows: dict[str, tuple[Any, ...]] = {}
+    by_key: dict[Any, str] = {}
+    parts: list[list[tuple[Any, ...]]] = []
+    time = 0
+    for _ in range(dice.choice([1, 3, 5])):
+        part: list[tuple[Any, ...]] = []
+        for _ in range(dice.choice([1, 8, 25])):
+            time += dice.choice([0, 1])
+            present = [name for name, count in held.items() if count > 0]
+            if present and dice.random() < 0.35:
+                name = dice.choice(present)
+                held[name] -= 1
+                part.append((*rows[name], time, -1))
+                by_key.pop(rows[name][0] if schema.key else None, None)
+                continue
+            row = tuple(
+                dice.randrange(12) if not c.nullable else dice.choice(VALUES[c.type])
+                for c in schema.columns
+            )
+            if schema.key and row[0] in by_key:
+                continue
+            name = repr(row)
+            rows[name] = row
+            by_key[row[0] if schema.key else None] = name
+            weight = 1 if schema.key else dice.choice([1, 1, 3])
+            held[name] += weight
+            part.append((*row, time, weight))
+        parts.append(part)
+    return parts
+
+
+@pytest.fixture(scope="module", params=[1 << 26, 1], ids=["touched keys", "all rows"])
+def scanning(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, java: JavaHome
+) -> Iterator[ChildProcess]:
+    """A child that leaves the smallest file to Spark."""
+    limits = {"engine_local_bytes": 1, "retracting_bytes": request.param}
+    settings = for_short_lives(Settings(spark_master="local[2]", kernel_limits=limits))
+    made = ChildProcess(tmp_path_factory.mktemp("scanning"), settings, java)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("schema", [KEYED, BAG, NESTED], ids=["keyed", "bag", "map"])
+def test_contents_are_the_sums_of_all_updates(
+    scanning: ChildProcess, tmp_path: Path, schema: TableSchema
+) -> None:
+    for seed in range(6):
+        dice = random.Random(seed)
+        parts = drawn_history(schema, dice)
+        as_of = dice.choice([1, 10, 1_000])
+        files, inline = [], updates(schema, [])
+        for number, part in enumerate(parts):
+            if number == 2:
+                inline = updates(schema, [row for row in part if row[-2] <= as_of])
+                continue
+            files.append(str(tmp_path / f"{seed}-{number}.parquet"))
+            pq.write_table(updates(schema, part), files[-1])
+        upper = as_of + 1 if as_of < 1_000 else NO_UPPER
+        given = JobRows(schema, to_ipc(inline), files=tuple(files), upper=upper, advance_to=as_of)
+        wanted: Counter[str] = Counter()
+        for row in (row for part in parts for row in part):
+            if row[-2] <= as_of:
+                wanted[repr(as_read(row[:-2]))] += row[-1]
+        answer = scanning.ask(SelectRows(job_id(), "select * from t", (("t", given),), schema))
+        assert not isinstance(answer, JobFailed), answer.text
+        rows = table_of(answer).to_pylist()
+        found = Counter(repr(as_read(tuple(row[name] for name in schema.names))) for row in rows)
+        assert found == +wanted, seed
+
+
+def as_read(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """A row with its map as Arrow reads it."""
+    return tuple(sorted(each.items()) if isinstance(each, dict) else each for each in row)

@@ -20,7 +20,7 @@ from actors.persist import PersistClient
 from actors.persist.schemas import schema_of
 from actors.persist.shard import BatchPart, ShardState
 from actors.plan.jobs import NO_UPPER, JobRows
-from actors.plan.schema import DIFF, ERROR, TableSchema
+from actors.plan.schema import DIFF, ERROR, TableSchema, arrow_type
 from actors.plan.updates import advance, between, consolidate
 from actors.plan.updates import split_errors as split_errors
 from actors.progress import ShardId, Time
@@ -121,10 +121,15 @@ def _remove(paths: Iterable[Path]) -> None:
 
 
 def _is_plain(part: BatchPart, state: ShardState, schema: TableSchema) -> bool:
-    """Return whether the part's file holds exactly these rows, columns and types included."""
+    """Return whether the part's file holds exactly these rows: the same columns and types, but that
+    it may lack the last ones, which are NULL then, or have further ones."""
     if part.has_errors or part.inline is not None:
         return False
-    return bool(schema_of(state, part.schema_id).arrow().equals(schema.arrow()))
+    written, wanted = schema_of(state, part.schema_id).columns, schema.columns
+    count = min(len(written), len(wanted))
+    return [(each.name, arrow_type(each.type)) for each in written[:count]] == [
+        (each.name, arrow_type(each.type)) for each in wanted[:count]
+    ]
 
 
 async def scanned(

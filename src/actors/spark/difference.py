@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ from actors.spark.fragments import CHAR_LENGTH
 from actors.spark.groups import exact_keys, types_of
 from actors.spark.rows import LoadedRows, done, frame, load
 from actors.spark.steps import ThreadSlot, is_small
+from actors.spark.stored_contents import contents_frame
 from actors.spark.translate import consolidated, quote
 from actors.threshold_probes import REPEATED_ROWS
 
@@ -115,22 +116,18 @@ def open_contents(
     read = sum(rows.bytes for rows in all_rows)
     small = is_small(all_rows)
     bridge = slot.sessions.get(conf, small=small)
-    ready = {name: None if rows.files else _contents_here(rows.table)
-             for name, rows in loaded.items()}  # fmt: skip
-    raw = {name: f"__raw{index}" for index, name in enumerate(loaded) if ready[name] is None}
-    with bridge.views({view: frame(bridge, loaded[name]) for name, view in raw.items()}):
+    with ExitStack() as stack:
         contents = {}
-        for name, rows in loaded.items():
-            table = ready[name]
-            schema = rows.rows.schema
+        for number, (name, rows) in enumerate(loaded.items()):
+            table = None if rows.files else _contents_here(rows.table)
             if table is None:
-                made = _contents_in_spark(bridge, schema, raw[name], apart=apart)
+                made = contents_frame(stack, bridge, rows, f"__raw{number}", apart=apart)
             else:
                 made = bridge.table(table)
-            contents[name] = _with_char_lengths(made, schema)
-        with bridge.views(contents):
-            slot.check()
-            yield OpenedSession(bridge, small, read)
+            contents[name] = _with_char_lengths(made, rows.rows.schema)
+        stack.enter_context(bridge.views(contents))
+        slot.check()
+        yield OpenedSession(bridge, small, read)
 
 
 def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:
@@ -172,15 +169,6 @@ def run_query(slot: ThreadSlot, job: QueryFiles) -> RowsDone:
         table = bridge.collect(found, lambda: output_schema(found.schema).arrow())
     elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
-
-
-def _contents_in_spark(
-    bridge: SessionBridge, schema: TableSchema, view: str, *, apart: bool
-) -> DataFrame:
-    rows, exact = f"SELECT * FROM {quote(view)}", exact_keys(types_of(schema))
-    text = consolidated(rows, schema.names, exact, by_time=False, keep="> 0", apart=apart)
-    repeated = f"explode(sequence(1L, {DIFF})) AS {DIFF}"
-    return bridge.sql(text).selectExpr(*map(quote, schema.names), repeated).drop(DIFF)
 
 
 def _contents_here(updates: pa.Table) -> pa.Table | None:

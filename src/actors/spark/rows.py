@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import os
 import uuid
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,7 @@ from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 if TYPE_CHECKING:
     from actors.spark.bridge import SessionBridge
 
+T = TypeVar("T")
 _BATCH_ROWS: Final = 8_192
 """Rows decoded at a time while it is not known whether a file is small."""
 _UNKNOWN_BYTES: Final = 1 << 62
@@ -98,29 +100,54 @@ def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
             LOCAL_FILES.crossed(False)
             return tables, 0
     LOCAL_FILES.crossed(True)
-    return [], sum(_read(path, _decoded_bytes) for path in paths)
+    return [], sum(_read(path, decoded_bytes) for path in paths)
+
+
+class DiffBounds(NamedTuple):
+    """The least and the greatest diff of some updates."""
+
+    low: int
+    high: int
+
+
+ONES: Final = DiffBounds(1, 1)
+"""Also of no updates at all."""
 
 
 def all_ones(loaded: LoadedRows) -> bool:
     """Return whether every diff is 1, as the statistics in the files say."""
-    diffs = pc.min_max(loaded.table[DIFF])
-    if loaded.table.num_rows and (diffs["min"].as_py(), diffs["max"].as_py()) != (1, 1):
+    if table_bounds(loaded.table) != ONES:
         return False
-    if any(_local_size(path) is None for path in loaded.files):
-        return False
-    return all(_read(path.removeprefix("file://"), _ones_in_file) for path in loaded.files)
+    return all(diff_bounds(path) == ONES for path in loaded.files)
 
 
-def _ones_in_file(path: str) -> bool:
+def table_bounds(table: pa.Table) -> DiffBounds:
+    """Return the bounds of the diffs of these updates."""
+    found = pc.min_max(table[DIFF])
+    return DiffBounds(found["min"].as_py(), found["max"].as_py()) if table.num_rows else ONES
+
+
+def diff_bounds(path: str) -> DiffBounds | None:
+    """Return the bounds of the diffs in a file; None if only Spark can reach it, or it does not
+    tell."""
+    if _local_size(path) is None:
+        return None
+    return _read(path.removeprefix("file://"), _bounds_in_file)
+
+
+def _bounds_in_file(path: str) -> DiffBounds | None:
     found = pq.read_metadata(path)
+    bounds = []
     for number in range(found.num_row_groups):
         group = found.row_group(number)
         for column in map(group.column, range(group.num_columns)):
             if column.path_in_schema == DIFF:
-                bounds = column.statistics
-                if bounds is None or not bounds.has_min_max or (bounds.min, bounds.max) != (1, 1):
-                    return False
-    return True
+                told = column.statistics
+                if told is None or not told.has_min_max:
+                    return None
+                bounds.append((told.min, told.max))
+    lows, highs = zip(*bounds, strict=True) if bounds else ((1,), (1,))
+    return DiffBounds(min(lows), max(highs))
 
 
 def _local_size(path: str) -> int | None:
@@ -134,7 +161,7 @@ def _local_size(path: str) -> int | None:
         raise StorageError(f"part {plain} cannot be read: {error}", determinate=True) from None
 
 
-def _read(path: str, read: Any) -> pa.Table:
+def _read(path: str, read: Callable[[str], T]) -> T:
     try:
         return read(path)
     except (OSError, pa.ArrowException) as error:
@@ -163,7 +190,7 @@ def _read_parquet(path: str, bytes_max: int) -> pa.Table | None:
         return pa.Table.from_batches(batches, file.schema_arrow)
 
 
-def _decoded_bytes(path: str) -> int:
+def decoded_bytes(path: str) -> int:
     """Estimate the decoded size of a file's rows by its first rows (at least 1)."""
     with pq.ParquetFile(path) as file:
         # The footer does not tell: it counts a repeated value once.
@@ -178,9 +205,13 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Return the table without updates of errors, in the wanted columns and types."""
     if ERROR in table.column_names:
         table = table.filter(pc.is_null(table[ERROR]))
-    missing = [name for name in wanted.names if name not in table.column_names]
-    if missing:
-        raise InvalidUsage(f"rows lack column {missing[0]!r}; they have {table.column_names}")
+    for field in wanted:
+        if field.name in table.column_names:
+            continue
+        if not field.nullable:
+            raise InvalidUsage(f"rows lack column {field.name!r}; they have {table.column_names}")
+        # A part of before the column was added.
+        table = table.append_column(field, pa.nulls(table.num_rows, field.type))
     return table.select(wanted.names).cast(wanted)
 
 
