@@ -166,6 +166,23 @@ def test_a_query_is_inserted_as_spark_assigns_its_values(doors: TwoDoors) -> Non
     doors.run("DROP TABLE priced")
 
 
+def test_relations_about_the_service_are_grouped_and_joined(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE watched (id BIGINT, note STRING)")
+    doors.run("CREATE TABLE watcher (id BIGINT)")
+    doors.run("INSERT INTO watched VALUES (1, 'watched'), (2, 'watcher'), (3, 'nobody')")
+    grouped = "SELECT kind, count(*) FROM penstock.objects WHERE name LIKE 'watch%' GROUP BY kind"
+    assert doors.rows(grouped) == [("table", 2)]
+    joined = (
+        "WITH o AS (SELECT name, kind FROM penstock.objects) "
+        "SELECT w.id, o.kind FROM watched w LEFT JOIN o ON o.name = w.note"
+    )
+    assert doors.rows(f"SELECT id FROM ({joined}) WHERE kind IS NULL") == [(3,)]
+    doors.refused("SELECT nothing FROM penstock.objects", match="nothing")
+    assert doors.rows("SELECT count(*) FROM penstock.steps s WHERE s.name = 'watched'") == [(0,)]
+    doors.run("DROP TABLE watched")
+    doors.run("DROP TABLE watcher")
+
+
 def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE boxes (id BIGINT, size INT, PRIMARY KEY (id))")
     doors.run("INSERT INTO boxes SELECT id, id % 7 FROM range(20000) AS r (id)")

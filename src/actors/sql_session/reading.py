@@ -19,6 +19,7 @@ from actors.sql_session.context import (
 )
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
+from actors.sql_session.system_rows import with_system_rows
 from actors.views.plain_views import find_relations, inline_views
 from actors.views.query_analysis import find_mentioned_tables
 from actors.views.simple import simple_read
@@ -49,7 +50,7 @@ async def query_text(
             # Before the changes are laid over, so that a view's query sees them, too.
             text = inline_views(text, await context.catalog.plain_views())
         text = context.transaction.overlaid(text)
-    return text, as_of
+    return await with_system_rows(context, text), as_of
 
 
 def _without_pins(statement: QueryStatement) -> str:
