@@ -183,6 +183,44 @@ def test_relations_about_the_service_are_grouped_and_joined(doors: TwoDoors) -> 
     doors.run("DROP TABLE watcher")
 
 
+def test_upserts_of_every_form(doors: TwoDoors) -> None:
+    doors.run("CREATE TABLE stock (shop STRING, id BIGINT, n INT, at DATE, PRIMARY KEY (shop, id))")
+    given = "INSERT INTO stock (shop, id, n) VALUES ('a', 1, 5), ('b', 1, 7)"
+    doors.run(given)
+    doors.refused(given, match="present already")
+    doors.run(f"{given} ON CONFLICT DO NOTHING")
+    made = doors.pg.execute(f"{given} ON CONFLICT (id, shop) DO UPDATE SET n = EXCLUDED.n".encode())
+    assert made.statusmessage == "INSERT 0 2"
+    add = "ON CONFLICT (shop, id) DO UPDATE SET n = stock.n + excluded.n, at = DATE '2024-01-02'"
+    doors.run(f"INSERT INTO stock VALUES ('a', 1, 10, NULL), ('c', 2, 3, DEFAULT) {add}")
+    of_query = "INSERT INTO stock AS s SELECT shop, id + 1, 1, at FROM stock WHERE shop <> 'c'"
+    doors.run(f"{of_query} {add.replace('stock.n', 's.n')}")
+    doors.run(f"INSERT INTO stock VALUES ('c', 2, 100, NULL) {add} WHERE stock.n > 50")
+    text = "INSERT INTO stock (shop, id, n) VALUES (%s, %s, %s) ON CONFLICT (shop, id)"
+    text += " DO UPDATE SET n = EXCLUDED.n"
+    doors.pg.execute(text.encode(), ("d", 4, 8), prepare=True)
+    doors.pg.execute(text.encode(), ("d", 4, 9), prepare=True)
+    assert doors.rows("SELECT shop, id, n, CAST(at AS STRING) FROM stock") == [
+        ("a", 1, 15, "2024-01-02"),
+        ("a", 2, 1, "2024-01-02"),
+        ("b", 1, 7, None),
+        ("b", 2, 1, None),
+        ("c", 2, 3, None),
+        ("d", 4, 9, None),
+    ]
+    doors.refused(
+        "INSERT INTO stock VALUES ('a', 1, 1, NULL) ON CONFLICT (id) DO NOTHING", match="KEY"
+    )
+    doors.run(
+        "CREATE MATERIALIZED VIEW stocked AS SELECT shop, sum(n) AS n FROM stock GROUP BY shop"
+    )
+    doors.run("REFRESH MATERIALIZED VIEW CONCURRENTLY stocked")
+    doors.refused("REFRESH MATERIALIZED VIEW stock", match="only materialized views")
+    doors.run("CREATE INDEX CONCURRENTLY IF NOT EXISTS stocked_shop ON stocked USING btree (shop)")
+    doors.run("VACUUM (ANALYZE) stock")
+    doors.run("DROP TABLE stock CASCADE")
+
+
 def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE boxes (id BIGINT, size INT, PRIMARY KEY (id))")
     doors.run("INSERT INTO boxes SELECT id, id % 7 FROM range(20000) AS r (id)")

@@ -102,7 +102,7 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
         case sql.CommentOnStatement():
             name = statement.name[:-1] if statement.kind == "column" else statement.name
             return await _is_known(session, name)
-        case sql.AlterObjectStatement() | sql.ShowCreateStatement():
+        case sql.AlterObjectStatement() | sql.ShowCreateStatement() | sql.RefreshViewStatement():
             return await _is_known(session, statement.name)
         case sql.DescribeStatement() if statement.name is not None:
             return await _is_known(session, statement.name)

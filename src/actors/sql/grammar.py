@@ -22,7 +22,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
-from actors.sql.grammar_ddl import read_alter, read_comment_on, read_create, read_drop
+from actors.sql.grammar_ddl import (
+    read_alter,
+    read_comment_on,
+    read_create,
+    read_drop,
+    read_maintain,
+    read_refresh,
+)
 from actors.sql.grammar_dml import (
     read_copy,
     read_delete,
@@ -99,6 +106,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
     "GRANT": read_grant,
     "INSERT": read_insert,
     "MERGE": read_merge,
+    "REFRESH": read_refresh,
     "RESET": read_reset,
     "REVOKE": read_revoke,
     "SET": read_set,
@@ -111,6 +119,7 @@ _RULES: Final[Mapping[str, _Rule]] = {
 """Rule of each first word, in both dialects."""
 _POSTGRES_RULES: Final[Mapping[str, _Rule]] = {
     "ABORT": read_rollback,
+    "ANALYZE": read_maintain,
     "BEGIN": read_begin,
     "CLOSE": read_close,
     "COMMIT": read_commit,
@@ -129,6 +138,7 @@ _POSTGRES_RULES: Final[Mapping[str, _Rule]] = {
     "SAVEPOINT": read_savepoint,
     "START": read_begin,
     "UNLISTEN": read_listen,
+    "VACUUM": read_maintain,
 }
 """Rules of what needs a connection of PostgreSQL's protocol."""
 

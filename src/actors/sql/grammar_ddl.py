@@ -31,9 +31,11 @@ from actors.sql.statements import (
     CreateTableStatement,
     CreateViewStatement,
     DropObjectsStatement,
+    MaintainStatement,
     ObjectKind,
     QualifiedName,
     RefreshPolicy,
+    RefreshViewStatement,
     RenameAction,
     SetPolicyAction,
     SetPropertiesAction,
@@ -81,6 +83,26 @@ def read_kind(reader: StatementReader) -> ObjectKind:
     raise reader.unexpected(list_words(_KIND_WORDS))
 
 
+def read_refresh(reader: StatementReader) -> RefreshViewStatement:
+    """Take a REFRESH."""
+    position = reader.position
+    reader.need("REFRESH", "MATERIALIZED", "VIEW")
+    reader.take("CONCURRENTLY")
+    name = reader.object_name("a view's name")
+    reader.refuse("WITH", "NO", problem="a view is never without data", hint="DROP it instead")
+    reader.take("WITH", "DATA")
+    reader.need_end()
+    return RefreshViewStatement(position=position, name=name)
+
+
+def read_maintain(reader: StatementReader) -> MaintainStatement:
+    """Take a VACUUM or an ANALYZE, whatever its options are."""
+    position = reader.position
+    verb = reader.need_any("VACUUM", "ANALYZE")
+    reader.place = reader.last
+    return MaintainStatement(position=position, verb=verb)
+
+
 # -- CREATE --------------------------------------------------------------------------------------
 
 
@@ -108,6 +130,9 @@ def read_create(reader: StatementReader) -> SqlStatement:
             raise reader.error(
                 f"a {kind} cannot be replaced", hint=f"drop it, or write CREATE {kind}"
             )
+        # PostgreSQL's word: an index is always built beside the writers here.
+        if words == ("INDEX",):
+            reader.take("CONCURRENTLY")
         if_not_exists = reader.take("IF", "NOT", "EXISTS")
         if or_replace and if_not_exists:
             raise reader.error("OR REPLACE and IF NOT EXISTS exclude each other")
@@ -217,6 +242,9 @@ def _create_index(reader: StatementReader, begun: _Created) -> SqlStatement:
         name = reader.object_name("an index's name or ON")
     reader.need("ON")
     on = reader.object_name("a table's or view's name")
+    # The one kind of PostgreSQL's that looks keys up as ours does.
+    if reader.take("USING"):
+        reader.need_any("BTREE", "HASH")
     columns = reader.column_names()
     reader.need_end()
     return CreateIndexStatement(

@@ -9,6 +9,7 @@ from actors.sql.grammar_query import begins_query, read_flag, read_query, read_r
 from actors.sql.reader import StatementReader, list_words
 from actors.sql.statements import (
     ColumnAssignment,
+    ConflictClause,
     CopyFormat,
     CopyOptions,
     CopyStatement,
@@ -52,6 +53,7 @@ def read_insert(reader: StatementReader) -> InsertStatement:
     if reader.follows("TABLE") and not reader.peek(1).word.startswith((".", "(")):
         reader.take("TABLE")
     table = reader.object_name("a table's name")
+    alias = reader.name("an alias") if reader.take("AS") else None
     columns = None
     if reader.follows("(") and not _is_query_in_brackets(reader):
         columns = reader.column_names()
@@ -62,7 +64,39 @@ def read_insert(reader: StatementReader) -> InsertStatement:
     rows = query = None
     if not reader.follows("VALUES") or (rows := _rows(reader)) is None:
         query = _inserted_query(reader)
-    return InsertStatement(position=position, table=table, columns=columns, rows=rows, query=query)
+    conflict = _conflict(reader)
+    _refuse_returning(reader)
+    reader.need_end()
+    return InsertStatement(
+        position=position,
+        table=table,
+        alias=alias,
+        columns=columns,
+        rows=rows,
+        query=query,
+        conflict=conflict,
+    )
+
+
+def _conflict(reader: StatementReader) -> ConflictClause | None:
+    position = reader.position
+    if not reader.take("ON", "CONFLICT"):
+        return None
+    columns: tuple[str, ...] = ()
+    reader.refuse(
+        "ON", problem="constraints have no names here", hint="name the PRIMARY KEY's columns"
+    )
+    if reader.follows("("):
+        columns = reader.column_names()
+    reader.need("DO")
+    if reader.take("NOTHING"):
+        return ConflictClause(position=position, columns=columns)
+    reader.need("UPDATE", "SET")
+    found = _assignments(reader, "WHERE", "RETURNING")
+    condition = reader.extent("a condition", "RETURNING") if reader.take("WHERE") else None
+    return ConflictClause(
+        position=position, columns=columns, assignments=found, condition=condition
+    )
 
 
 def _is_query_in_brackets(reader: StatementReader) -> bool:
@@ -88,29 +122,25 @@ def _rows(reader: StatementReader) -> tuple[tuple[TextSpan, ...], ...] | None:
         if reader.ends():
             raise reader.unexpected("'(' and values")
     _refuse_returning(reader)
-    _refuse_conflict(reader)
+    ends = reader.ends() or reader.follows("ON", "CONFLICT")
     # Spark knows rows without brackets, and VALUES as one side of a UNION.
-    if reader.ends() and rows and reader.tokens[reader.place - 1].word != ",":
+    if ends and rows and reader.tokens[reader.place - 1].word != ",":
         return tuple(rows)
     reader.place = begin
     return None
 
 
-def _refuse_conflict(reader: StatementReader) -> None:
-    reader.refuse("ON", "CONFLICT", problem="ON CONFLICT is not known here", hint=_MERGE_HINT)
-
-
 def _inserted_query(reader: StatementReader) -> QueryStatement:
     if not begins_query(reader):
         raise reader.unexpected("VALUES or a query")
-    if reader.dialect is SqlDialect.POSTGRES:
-        begin = reader.place
-        # Keywords of PostgreSQL's: no name of its dialect without quotes.
-        while not reader.ends():
-            _refuse_returning(reader)
-            _refuse_conflict(reader)
-            reader.place = reader.partners.get(reader.place, reader.place) + 1
-        reader.place = begin
+    begin = reader.place
+    # Keywords of PostgreSQL's: no name of its dialect without quotes.
+    while reader.dialect is SqlDialect.POSTGRES and not reader.ends():
+        _refuse_returning(reader)
+        if reader.follows("ON", "CONFLICT"):
+            return read_query(reader.part(begin, reader.place))
+        reader.place = reader.partners.get(reader.place, reader.place) + 1
+    reader.place = begin
     return read_query(reader)
 
 

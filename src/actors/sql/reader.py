@@ -307,6 +307,10 @@ class StatementReader:
         """Take all tokens that are left; there must be one."""
         return self.extent(expected)
 
+    def part(self, first: int, last: int) -> StatementReader:
+        """Return a reader of the tokens `[first, last)`."""
+        return StatementReader(self._lexed, first, last)
+
     def bracketed(self, expected: str = "'('") -> StatementReader:
         """Take a part in round brackets and return a reader of what is inside."""
         if not self.follows("("):

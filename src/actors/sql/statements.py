@@ -327,20 +327,31 @@ class ExplainStatement(SqlStatement, frozen=True, kw_only=True):
 # -- changes of rows -----------------------------------------------------------------------------
 
 
-class InsertStatement(SqlStatement, frozen=True, kw_only=True):
-    """``INSERT INTO table``: either rows of expressions, or a query."""
-
-    table: QualifiedName
-    columns: tuple[str, ...] | None = None
-    rows: tuple[tuple[TextSpan, ...], ...] | None = None
-    query: QueryStatement | None = None
-
-
 class ColumnAssignment(msgspec.Struct, frozen=True):
     """``column = value``; the column may be qualified by an alias."""
 
     column: QualifiedName
     value: TextSpan
+
+
+class ConflictClause(msgspec.Struct, frozen=True, kw_only=True):
+    """``ON CONFLICT (columns) DO UPDATE SET … WHERE condition``; without assignments DO NOTHING."""
+
+    position: int
+    columns: tuple[str, ...] = ()
+    assignments: tuple[ColumnAssignment, ...] = ()
+    condition: TextSpan | None = None
+
+
+class InsertStatement(SqlStatement, frozen=True, kw_only=True):
+    """``INSERT INTO table``: either rows of expressions, or a query."""
+
+    table: QualifiedName
+    alias: str | None = None
+    columns: tuple[str, ...] | None = None
+    rows: tuple[tuple[TextSpan, ...], ...] | None = None
+    query: QueryStatement | None = None
+    conflict: ConflictClause | None = None
 
 
 class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
@@ -350,6 +361,18 @@ class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
     assignments: tuple[ColumnAssignment, ...]
     alias: str | None = None
     where: TextSpan | None = None
+
+
+class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
+    """``REFRESH MATERIALIZED VIEW``."""
+
+    name: QualifiedName
+
+
+class MaintainStatement(SqlStatement, frozen=True, kw_only=True):
+    """``VACUUM`` or ``ANALYZE``, which the service does by itself."""
+
+    verb: str
 
 
 class DeleteStatement(SqlStatement, frozen=True, kw_only=True):

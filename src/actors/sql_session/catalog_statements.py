@@ -28,6 +28,8 @@ from actors.sql.statements import (
     DescribeStatement,
     DropObjectsStatement,
     ExplainStatement,
+    MaintainStatement,
+    RefreshViewStatement,
     RenameAction,
     SetPolicyAction,
     SetPropertiesAction,
@@ -275,6 +277,21 @@ async def _set_properties(context: SessionContext, name: str, given: dict[str, i
         target_lag_ms=given.get("target_lag_ms"),
         retain_history_ms=given.get("retain_history_ms"),
     )
+
+
+async def refresh_view(context: SessionContext, statement: RefreshViewStatement) -> StatementResult:
+    """Wait until a view has caught up with all that was written: it is maintained by itself."""
+    found = await context.catalog.find(statement.name)
+    if found.kind != "view":
+        raise InvalidUsage(f"{found.name} is a {found.kind}: only materialized views are refreshed")
+    # A read at the latest written time waits for the view.
+    await context.client.peek(found.name, limit=0, deadline_ms=context.deadline_ms)
+    return StatementResult("REFRESH MATERIALIZED VIEW")
+
+
+async def maintain(_: SessionContext, statement: MaintainStatement) -> StatementResult:
+    """Do nothing: shards are compacted, and plans chosen by measures, by the service itself."""
+    return StatementResult(statement.verb)
 
 
 async def comment_on(context: SessionContext, statement: CommentOnStatement) -> StatementResult:

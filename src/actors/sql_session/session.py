@@ -382,6 +382,8 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
     sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),
     sql.CreateViewStatement: _with_parameters(catalog.create_view),
+    sql.RefreshViewStatement: _without_parameters(catalog.refresh_view),
+    sql.MaintainStatement: _without_parameters(catalog.maintain),
     sql.CommentOnStatement: _without_parameters(catalog.comment_on),
     sql.CreateIndexStatement: _without_parameters(catalog.create_index),
     sql.CreateSourceStatement: _without_parameters(catalog.create_source),

@@ -28,6 +28,7 @@ from actors.sql.statements import (
     TextSpan,
     UpdateStatement,
 )
+from actors.sql_session.conflicts import as_merge
 from actors.sql_session.context import SessionContext, object_name
 from actors.sql_session.keyed_merge import (
     compute_keyed_merge,
@@ -78,6 +79,9 @@ async def insert(
     `Client.insert` do."""
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
+    if statement.conflict is not None:
+        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect)
+        return StatementResult(f"INSERT 0 {await _merge(context, upsert, parameters)}")
     if statement.rows is not None:
         rows = await _values(context, table, columns, statement.rows, parameters)
     else:
@@ -400,6 +404,10 @@ async def merge(
     Raises:
         InvalidUsage: Two rows of the source would change the same row.
     """
+    return StatementResult(f"MERGE {await _merge(context, statement, parameters)}")
+
+
+async def _merge(context: SessionContext, statement: MergeStatement, parameters: Parameters) -> int:
     table, schema = await context.catalog.find_table(statement.table)
     keyed = read_keyed_merge(context, schema, table, statement, parameters)
     text = ""
@@ -411,7 +419,7 @@ async def merge(
             return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
-    return StatementResult(f"MERGE {await _changed(context, table, schema, compute)}")
+    return await _changed(context, table, schema, compute)
 
 
 def _merge_query(

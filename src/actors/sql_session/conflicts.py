@@ -1,0 +1,124 @@
+"""INSERT … ON CONFLICT as the MERGE that it is. Pure.
+
+The rows that would be inserted are the MERGE's source, named ``excluded``; the PRIMARY KEY is its
+condition. So an upsert of literal rows is carried out by keys (`keyed_merge`), and any other one by
+Spark.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from actors.errors import InvalidUsage
+from actors.plan.schema import TableColumn, TableSchema
+from actors.protocol.relations import fold
+from actors.sql.statements import (
+    ConflictClause,
+    InsertStatement,
+    MergeClause,
+    MergeStatement,
+    QueryStatement,
+    TextSpan,
+)
+from actors.sql.tokens import SqlDialect
+
+EXCLUDED: Final = "excluded"
+
+
+def as_merge(
+    statement: InsertStatement,
+    conflict: ConflictClause,
+    schema: TableSchema,
+    columns: Sequence[TableColumn],
+    dialect: SqlDialect,
+) -> MergeStatement:
+    """Return the MERGE that does what an INSERT with this clause does.
+
+    Args:
+        statement: The INSERT.
+        conflict: Its ON CONFLICT.
+        schema: The table's columns.
+        columns: Those that are inserted, in the order of the values.
+        dialect: That of the statement's texts.
+
+    Raises:
+        InvalidUsage: The clause names other columns than the PRIMARY KEY.
+    """
+    _check_target(statement, conflict, schema)
+    target = statement.alias or statement.table[-1]
+
+    def quoted(name: str) -> str:
+        mark = '"' if dialect is SqlDialect.POSTGRES else "`"
+        return f"{mark}{name.replace(mark, mark * 2)}{mark}"
+
+    names = ", ".join(quoted(column.name) for column in columns)
+    if statement.query is None:
+        rows = ", ".join(f"({', '.join(map(_value, row))})" for row in statement.rows or ())
+        source = f"SELECT * FROM (VALUES {rows}) AS v({names})"
+    else:
+        source = f"SELECT * FROM ({statement.query.query.text}\n) AS v({names})"
+    keys = " AND ".join(
+        f"{quoted(target)}.{quoted(k)} = {EXCLUDED}.{quoted(k)}" for k in schema.key
+    )
+    clauses = []
+    if conflict.assignments:
+        clauses.append(
+            MergeClause(
+                position=conflict.position,
+                match="matched",
+                action="update",
+                condition=conflict.condition,
+                assignments=conflict.assignments,
+            )
+        )
+    clauses.append(
+        MergeClause(
+            position=statement.position,
+            match="not matched",
+            action="insert",
+            columns=tuple(column.name for column in columns),
+            values=tuple(_span(f"{EXCLUDED}.{quoted(column.name)}") for column in columns),
+        )
+    )
+    return MergeStatement(
+        position=statement.position,
+        table=statement.table,
+        alias=statement.alias,
+        on=_span(keys),
+        clauses=tuple(clauses),
+        source_query=QueryStatement(position=statement.position, query=_span(source)),
+        source_alias=EXCLUDED,
+    )
+
+
+def _check_target(
+    statement: InsertStatement, conflict: ConflictClause, schema: TableSchema
+) -> None:
+    table = statement.table[-1]
+    if not schema.key:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT: the table has no PRIMARY KEY, so no row is in "
+            f"conflict with another"
+        )
+    named = {fold(name) for name in conflict.columns}
+    if conflict.columns and named != {fold(name) for name in schema.key}:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT ({', '.join(conflict.columns)}): rows are unique "
+            f"by the PRIMARY KEY alone ({', '.join(schema.key)})"
+        )
+    if conflict.assignments and not conflict.columns:
+        raise InvalidUsage(
+            f"INSERT INTO {table} … ON CONFLICT DO UPDATE: name the PRIMARY KEY's columns "
+            f"({', '.join(schema.key)})"
+        )
+
+
+def _value(span: TextSpan) -> str:
+    # Columns have no other default than NULL.
+    return "NULL" if span.text.strip().upper() == "DEFAULT" else span.text
+
+
+def _span(text: str) -> TextSpan:
+    """Return a text that stands nowhere in the statement."""
+    return TextSpan(0, len(text), text)
