@@ -1,4 +1,4 @@
-"""The cluster: one sequencer, N workers, N channel adapters and the acceptor.
+"""The cluster: N workers, N channel adapters and the acceptor.
 
 `WorkerCluster.start` only spawns; everything runs on the given system, or below the given actor,
 and stops with it.
@@ -171,13 +171,13 @@ class WorkerCluster:
         storage_adapters: list[ActorAddress[Any]] = []
         lanes: list[FlowWindow[Any]] = []  # flow control of commands to the workers, for each half
         storage_lanes: list[FlowWindow[Any]] = []
-        sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
+        sequencer = Sequencer(workers)
 
         def worker(index: int) -> Worker:
             return Worker(
                 index,
                 count,
-                sequencer,
+                sequencer.propose,
                 workers,
                 adapters,
                 below,
