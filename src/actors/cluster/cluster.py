@@ -7,7 +7,7 @@ and stops with it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +23,17 @@ from actors.channel_adapter import (
     StorageAdapter,
 )
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
-from actors.cluster.connection import AcceptorMessage, ConnectionAcceptor, RunListener
+from actors.cluster.connection import (
+    AcceptorMessage,
+    ClientConversation,
+    ComputeConversation,
+    ConnectionAcceptor,
+    Converse,
+    RunListener,
+)
 from actors.cluster.partitioned import ConnectionLimits
 from actors.cluster.serving import ConversationServer
-from actors.cluster.shortcut import PeekShortcut
-from actors.cluster.storage_connection import StorageConnection, listen_storage
+from actors.cluster.storage_connection import StorageConversation, listen_storage
 from actors.compute.index import ClusterPartitions
 from actors.compute.live import ActorFactory
 from actors.dataflow.copying import CopyTask
@@ -39,7 +45,14 @@ from actors.kernel import Actor, ActorAddress, ActorClock, FlowWindow
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.compute import Command, CopyToExport, DataflowDescription, Response
+from actors.protocol.compute import (
+    Command,
+    CopyToExport,
+    CreateInstance,
+    DataflowDescription,
+    Hello,
+    Response,
+)
 from actors.sequencer import Sequencer
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors
@@ -132,16 +145,21 @@ class WorkerCluster:
         workers: tuple[ActorAddress[Any], ...],
         adapters: tuple[ActorAddress[Any], ...],
         partitions: ClusterPartitions,
-        limits: ConnectionLimits,
+        reached: Sequence[ActorAddress[Any]],
+        converse: Converse,
         storage_acceptor: ActorAddress[AcceptorMessage] | None = None,
+        storage_adapters: Sequence[ActorAddress[Any]] = (),
     ) -> None:
         self._settings = settings
         self._partitions = partitions
-        self._limits = limits
         self._acceptor = acceptor
         self._storage_acceptor = storage_acceptor
         self._workers = workers
         self._adapters = adapters
+        self._reached = reached
+        """Addresses of the adapters for connections."""
+        self._storage_reached = storage_adapters
+        self._converse = converse
 
     @classmethod
     async def start(
@@ -164,7 +182,6 @@ class WorkerCluster:
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
         partitions = ClusterPartitions(count)
-        limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[ActorAddress[Any]] = []
         adapters: list[ActorAddress[Any]] = []
@@ -205,8 +222,9 @@ class WorkerCluster:
             for index in range(count)
         ]
         adapters.extend(map(reach, near))
+        converse = _compute_conversations(settings, partitions)
         acceptor = system.spawn(
-            lambda: ConnectionAcceptor(adapters, settings, None, partitions, limits), "acceptor"
+            lambda: ConnectionAcceptor(adapters, settings, converse), "acceptor"
         )
         storage: ActorAddress[AcceptorMessage] | None = None
         if connectors is not None:
@@ -216,7 +234,17 @@ class WorkerCluster:
                 for index in range(count)
             )
             storage = _storage_acceptor(system, storage_adapters, settings)
-        return cls(settings, acceptor, tuple(workers), tuple(near), partitions, limits, storage)
+        return cls(
+            settings,
+            acceptor,
+            tuple(workers),
+            tuple(near),
+            partitions,
+            adapters,
+            converse,
+            storage,
+            storage_adapters,
+        )
 
     @property
     def partitions(self) -> ClusterPartitions:
@@ -225,13 +253,14 @@ class WorkerCluster:
 
     async def connect(self) -> LocalClient:
         """Return a client in this process; its Hello displaces the active client."""
-        return LocalClient(self._acceptor, PeekShortcut(self._partitions, self._limits))
+        return LocalClient(self._acceptor, self._reached, self._converse)
 
     async def connect_storage(self) -> LocalClient:
         """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
         if self._storage_acceptor is None:
             raise InvalidUsage("this cluster has no storage half")
-        return LocalClient(self._storage_acceptor, half="storage")
+        converse = _storage_conversations(self._settings)
+        return LocalClient(self._storage_acceptor, self._storage_reached, converse, "storage")
 
     async def listen(self, address: Place | str) -> TransportListener:
         """Serve the replica protocol on that address (port 0: a free one, see
@@ -285,13 +314,26 @@ def _storage_acceptor(
 ) -> ActorAddress[AcceptorMessage]:
     return system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: ConnectionAcceptor(
-            adapters,
-            settings,
-            lambda hello, outlet: StorageConnection(hello, adapters, outlet, settings),
-        ),
+        lambda: ConnectionAcceptor(adapters, settings, _storage_conversations(settings)),
         "storage-acceptor",
     )
+
+
+def _compute_conversations(settings: Settings, partitions: ClusterPartitions) -> Converse:
+    """Return a function that makes conversations with the compute half."""
+    # One for all connections: a configuration outlives the connection that brought it.
+    limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
+
+    def converse(hello: Hello, instance: CreateInstance | None) -> ClientConversation:
+        assert instance is not None, "compute's clients say CreateInstance"
+        return ComputeConversation(hello, instance, settings.workers, limits, partitions, settings)
+
+    return converse
+
+
+def _storage_conversations(settings: Settings) -> Converse:
+    """Return a function that makes conversations with the storage half."""
+    return lambda hello, _: StorageConversation(hello, settings.workers, settings)
 
 
 def _remove_caches(state_dir: Path) -> None:
