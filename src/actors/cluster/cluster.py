@@ -53,6 +53,7 @@ from actors.protocol.compute import (
     Hello,
     Response,
 )
+from actors.protocol.internal import Half
 from actors.sequencer import Sequencer
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors
@@ -135,31 +136,38 @@ def cast_of(
     )
 
 
+class HalfEntrance(msgspec.Struct, frozen=True):
+    """The way into one half: its acceptor, and what a client in this process needs."""
+
+    acceptor: ActorAddress[AcceptorMessage]
+    adapters: Sequence[ActorAddress[Any]]
+    """Addresses of the adapters for connections."""
+    converse: Converse
+    half: Half
+
+    def connect(self) -> LocalClient:
+        """Return a client in this process; its Hello displaces the active client."""
+        return LocalClient(self.acceptor, self.adapters, self.converse, self.half)
+
+
 class WorkerCluster:
     """A running cluster; `start` makes it."""
 
     def __init__(
         self,
         settings: Settings,
-        acceptor: ActorAddress[AcceptorMessage],
         workers: tuple[ActorAddress[Any], ...],
         adapters: tuple[ActorAddress[Any], ...],
         partitions: ClusterPartitions,
-        reached: Sequence[ActorAddress[Any]],
-        converse: Converse,
-        storage_acceptor: ActorAddress[AcceptorMessage] | None = None,
-        storage_adapters: Sequence[ActorAddress[Any]] = (),
+        compute: HalfEntrance,
+        storage: HalfEntrance | None = None,
     ) -> None:
         self._settings = settings
-        self._partitions = partitions
-        self._acceptor = acceptor
-        self._storage_acceptor = storage_acceptor
         self._workers = workers
         self._adapters = adapters
-        self._reached = reached
-        """Addresses of the adapters for connections."""
-        self._storage_reached = storage_adapters
-        self._converse = converse
+        self._partitions = partitions
+        self._compute = compute
+        self._storage = storage
 
     @classmethod
     async def start(
@@ -223,28 +231,17 @@ class WorkerCluster:
         ]
         adapters.extend(map(reach, near))
         converse = _compute_conversations(settings, partitions)
-        acceptor = system.spawn(
-            lambda: ConnectionAcceptor(adapters, settings, converse), "acceptor"
-        )
-        storage: ActorAddress[AcceptorMessage] | None = None
+        compute = _entrance(system, adapters, settings, converse, "compute")
+        storage: HalfEntrance | None = None
         if connectors is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
             storage_adapters.extend(
                 reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))
                 for index in range(count)
             )
-            storage = _storage_acceptor(system, storage_adapters, settings)
-        return cls(
-            settings,
-            acceptor,
-            tuple(workers),
-            tuple(near),
-            partitions,
-            adapters,
-            converse,
-            storage,
-            storage_adapters,
-        )
+            converse = _storage_conversations(settings)
+            storage = _entrance(system, storage_adapters, settings, converse, "storage")
+        return cls(settings, tuple(workers), tuple(near), partitions, compute, storage)
 
     @property
     def partitions(self) -> ClusterPartitions:
@@ -253,14 +250,13 @@ class WorkerCluster:
 
     async def connect(self) -> LocalClient:
         """Return a client in this process; its Hello displaces the active client."""
-        return LocalClient(self._acceptor, self._reached, self._converse)
+        return self._compute.connect()
 
     async def connect_storage(self) -> LocalClient:
         """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
-        if self._storage_acceptor is None:
+        if self._storage is None:
             raise InvalidUsage("this cluster has no storage half")
-        converse = _storage_conversations(self._settings)
-        return LocalClient(self._storage_acceptor, self._storage_reached, converse, "storage")
+        return self._storage.connect()
 
     async def listen(self, address: Place | str) -> TransportListener:
         """Serve the replica protocol on that address (port 0: a free one, see
@@ -278,15 +274,15 @@ class WorkerCluster:
             identity=settings.identity,
             security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
         )
-        server = ConversationServer(self._acceptor, self._settings)
-        await self._acceptor.send(RunListener(lambda: listener.serve(server.converse)))
+        server = ConversationServer(self._compute.acceptor, self._settings)
+        await self._compute.acceptor.send(RunListener(lambda: listener.serve(server.converse)))
         return listener
 
     async def listen_storage(self, address: Place | str) -> TransportListener:
         """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
-        if self._storage_acceptor is None:
+        if self._storage is None:
             raise InvalidUsage("this cluster has no storage half")
-        return await listen_storage(address, self._storage_acceptor, self._settings)
+        return await listen_storage(address, self._storage.acceptor, self._settings)
 
     async def statistics(self) -> ClusterStatistics:
         """Return the statistics of every worker and adapter."""
@@ -309,14 +305,19 @@ class WorkerCluster:
         )
 
 
-def _storage_acceptor(
-    system: ActorSpawner, adapters: list[ActorAddress[Any]], settings: Settings
-) -> ActorAddress[AcceptorMessage]:
-    return system.spawn(
+def _entrance(
+    system: ActorSpawner,
+    adapters: Sequence[ActorAddress[Any]],
+    settings: Settings,
+    converse: Converse,
+    half: Half,
+) -> HalfEntrance:
+    acceptor = system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: ConnectionAcceptor(adapters, settings, _storage_conversations(settings)),
-        "storage-acceptor",
+        lambda: ConnectionAcceptor(adapters, settings, converse),
+        "acceptor" if half == "compute" else "storage-acceptor",
     )
+    return HalfEntrance(acceptor, adapters, converse, half)
 
 
 def _compute_conversations(settings: Settings, partitions: ClusterPartitions) -> Converse:

@@ -29,6 +29,7 @@ import pyarrow as pa
 
 from actors.cluster.connection import LocalInbox
 from actors.cluster.serving import WireOutlet
+from actors.controller.replicas.replica import ReplicaLink
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.kernel import (
     Actor,
@@ -56,6 +57,7 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     FramedConnection,
     MemoryConnection,
     LocalInbox,
+    ReplicaLink,
     WireOutlet,
 ]
 """Types that pass by reference, subclasses included; so do types, functions and other callables."""
