@@ -16,7 +16,7 @@ import anyio
 import pytest
 
 from actors.client.client import ChangeBatch, Client
-from actors.controller.replicas.replica import ConnectionLost
+from actors.controller.replicas.replica import ConnectionLost, LinkTurn
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF
@@ -169,13 +169,14 @@ async def test_a_replica_that_breaks_in_the_midst_repeats_and_loses_nothing(
     async with running(tmp_path) as (client, service):
         await client.create_table("t", COLUMNS, ["id"])
         time = await fill(client, 2_000)
-        replica: Any = service._system.cells["/controller/replica-1"].actor  # type: ignore[union-attr]
+        controller: Any = service._system.cells["/controller"].actor  # type: ignore[union-attr]
+        link = controller._instance._links["r1"]
         stream = client.subscribe("t")
         changes = [await anext(stream)]
         while changes[-1].upper <= time:
             if len(changes) in (3, 10):
-                lost = ConnectionLost(replica.incarnation, ConnectionError("cut"))
-                replica.ctx.self.reply(lost)
+                lost = ConnectionLost(link.incarnation, ConnectionError("cut"))
+                controller.ctx.self.reply(LinkTurn(link, lost))
             changes.append(await anext(stream))
         later = await client.insert("t", rows(9_000, 3))
         while changes[-1].upper <= later:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from actors.kernel import ActorAddress
+from actors.kernel import Actor, ActorAddress
 from actors.protocol.compute import AllowWrites, Hello, ScheduleDataflow
 from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage_internal import DropObjects, ForStorage
@@ -35,14 +36,24 @@ def test_displacement_on_one_half_drops_nothing_of_the_other() -> None:
     assert order.dropped == 2
 
 
+class Owner(Actor[ProposeCommand]):
+    """Stands for worker 0: it proposes what it is sent."""
+
+    def __init__(self, workers: Sequence[ActorAddress[Any]]) -> None:
+        self._sequencer = Sequencer(workers)
+
+    async def receive(self, message: ProposeCommand) -> None:
+        await self._sequencer.propose(message)
+
+
 @pytest.mark.parametrize("count", [1, 2, 5])
 async def test_every_worker_sees_the_same_order(stage: ActorIsolation, count: int) -> None:
     workers: list[ActorAddress[Any]] = []
-    sequencer = stage.start(lambda: Sequencer(workers), "sequencer")
+    owner = stage.start(lambda: Owner(workers), "owner")
     probes = [stage.probe(f"worker-{index}") for index in range(count)]
     workers.extend(probe.address for probe in probes)
     for number in range(20):
-        await sequencer.send(ProposeCommand(1, ScheduleDataflow(f"u{number}")))
+        await owner.send(ProposeCommand(1, ScheduleDataflow(f"u{number}")))
     for probe in probes:
         for number in range(20):
             await probe.expect(
@@ -54,11 +65,9 @@ async def test_every_worker_sees_the_same_order(stage: ActorIsolation, count: in
 @pytest.mark.parametrize("how", ["stop", "crash"])
 async def test_a_worker_that_is_gone_harms_no_other(stage: ActorIsolation, how: str) -> None:
     first, second, third = (stage.probe(name) for name in ("first", "second", "third"))
-    sequencer = stage.start(
-        lambda: Sequencer([first.address, second.address, third.address]), "sequencer"
-    )
+    owner = stage.start(lambda: Owner([first.address, second.address, third.address]), "owner")
     await (second.stop() if how == "stop" else second.crash())
-    await sequencer.send(ProposeCommand(1, AllowWrites()))
+    await owner.send(ProposeCommand(1, AllowWrites()))
     await first.expect(SequencedCommand, index=0)
     await third.expect(SequencedCommand, index=0)
 
@@ -68,13 +77,13 @@ async def test_a_slow_worker_holds_up_the_order_and_loses_nothing(stage: ActorIs
     own, slow = stage.probe("own"), stage.probe("slow")
     own.stall()
     slow.stall()
-    sequencer = stage.start(lambda: Sequencer([own.address, slow.address]), "sequencer")
+    owner = stage.start(lambda: Owner([own.address, slow.address]), "owner")
     for _ in range(3):
-        await sequencer.send(ProposeCommand(1, AllowWrites()))
+        await owner.send(ProposeCommand(1, AllowWrites()))
     await own.expect(SequencedCommand, index=0)
     await own.expect_nothing()
     await slow.expect_nothing()
-    assert sequencer.statistics().state == "handles ProposeCommand"
+    assert owner.statistics().state == "handles ProposeCommand"
     slow.resume()
     for index in range(3):
         await slow.expect(SequencedCommand, index=index)

@@ -18,7 +18,8 @@ import pytest
 
 import actors
 from actors.client.client import ChangeBatch, Client, TableWrite
-from actors.controller.replicas.replica import ConnectionLost, ReplicaTask
+from actors.controller.controller import Controller
+from actors.controller.replicas.replica import ConnectionLost, LinkTurn
 from actors.errors import (
     AbsentRow,
     AddressInUse,
@@ -323,11 +324,11 @@ async def test_the_controller_reconnects_without_work_and_without_repeats(tmp_pa
 def _lose_the_replica(service: Service) -> None:
     """The controller's connection to its replica breaks."""
     assert service._system is not None
-    cell = service._system.cells["/controller/replica-1"]
-    assert isinstance(cell.actor, ReplicaTask)
-    cell.address.reply(
-        ConnectionLost(cell.actor.incarnation, ConnectionBroken("the test broke it"))
-    )
+    cell = service._system.cells["/controller"]
+    assert isinstance(cell.actor, Controller)
+    link = cell.actor._instance._links["r1"]
+    broken = ConnectionBroken("the test broke it")
+    cell.address.reply(LinkTurn(link, ConnectionLost(link.incarnation, broken)))
 
 
 async def test_what_no_frame_holds_goes_in_pieces(tmp_path: Path) -> None:

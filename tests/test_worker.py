@@ -164,7 +164,7 @@ async def house(
         lambda: Worker(
             own,
             count,
-            made.sequencer.address,
+            made.sequencer.address.send,
             made.workers,
             adapters,
             cast,

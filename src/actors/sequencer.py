@@ -1,14 +1,14 @@
 """The sequencer: gives all commands that change dataflows one total order.
 
-Theory of operation. Worker 0 sends `ProposeCommand` for each command of a client; the sequencer
-gives it the next index and sends it to every worker. All workers see the same indices in the same
-order, so they render the same dataflows in the same order.
+Theory of operation. Worker 0 is the only proposer: it calls `propose` for each command of a client,
+which gives the command the next index and sends it to every worker. All workers see the same
+indices in the same order, so they render the same dataflows in the same order.
 
 Both halves share the order, whose indices start at 0 and have no gap. Each half has connections of
 its own, so a new connection of one drops no proposals of the other.
 
-Flow: ``worker 0 → sequencer → other workers`` waits for room. Worker 0 itself is answered in the
-room that its proposal reserved, so the two cannot deadlock.
+Flow: ``worker 0 → other workers`` waits for room. Worker 0 itself gets its command through its own
+mailbox, in reserved room: it applies the command after those that came before, and cannot deadlock.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from actors.errors import ConnectionBroken, ResourceClosed
-from actors.kernel import Actor, ActorAddress
+from actors.kernel import ActorAddress
 from actors.protocol.internal import Half, ProposeCommand, SequencedCommand
 
 
@@ -43,8 +43,8 @@ class CommandOrder:
         return ordered
 
 
-class Sequencer(Actor[ProposeCommand]):
-    """Sends every ordered command to every worker.
+class Sequencer:
+    """Sends every ordered command to every worker. Worker 0 owns it: no other actor may call it.
 
     `workers` may be filled after construction, before the first proposal.
     """
@@ -53,18 +53,14 @@ class Sequencer(Actor[ProposeCommand]):
         self._workers = workers
         self._order = CommandOrder()
 
-    async def receive(self, message: ProposeCommand) -> None:
+    async def propose(self, proposal: ProposeCommand) -> None:
         """Order one command, and send it to all workers."""
-        ordered = self._order.propose(message)
+        ordered = self._order.propose(proposal)
         if ordered is None:
             return
-        for index, worker in enumerate(self._workers):
-            if index == 0:
-                worker.reply(ordered)
-                continue
+        own, *others = self._workers
+        # Never applied within the handler that proposes: its other effects come first.
+        own.reply(ordered)
+        for worker in others:
             with suppress(ResourceClosed, ConnectionBroken):
                 await worker.send(ordered)
-
-    def describe(self) -> str:
-        """Return the number of commands ordered and dropped, as text for people."""
-        return f"{self._order.next_index} ordered, {self._order.dropped} dropped"

@@ -284,7 +284,7 @@ class Service:
         return await PersistClient.open(directory, self.settings, self._clock)
 
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
-        return CheckedClient(client, self.settings)
+        return CheckedClient(client.trust(), self.settings)
 
     def _reach_out(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
@@ -296,7 +296,7 @@ class Service:
         return self._connectors.half(persist)
 
     def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        return CheckedClient(client, self.settings, "storage")
+        return CheckedClient(client.trust(), self.settings, "storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""

@@ -1,17 +1,17 @@
 """The worker: performs the effects of its state machine (`compute.state`).
 
 Each of N workers owns a partition of every index, its fetch tasks, and some of the listen tasks.
-Worker 0 also proposes the client's commands to the sequencer, and owns the dataflow actors.
+Worker 0 also puts the client's commands into the one order (`sequencer`), and owns the dataflow
+actors.
 
 Sends that wait for room form an acyclic graph, so no cycle of actors can deadlock::
 
     connection → adapter i → worker i
-    worker 0 → sequencer → worker i (i > 0)
     worker 0 → worker i (i > 0);  worker 0 → dataflow → listen and fetch tasks, executor
 
 All other messages use `ActorAddress.reply`, in reserved room that is bounded:
 
-- sequencer → worker 0: one for each proposal of worker 0;
+- worker 0 → worker 0: an ordered command, one for each proposal;
 - dataflow → worker: one `StartInputs` for each incarnation; one `InstallUpdates` or `EmitBatch`
   until `Installed` or `BatchEmitted`; progress and status once a step;
 - task → dataflow: bounded by grants and requested fetches;
@@ -25,8 +25,7 @@ each stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -63,7 +62,6 @@ from actors.compute.logs import WorkerLogs
 from actors.compute.outbox import ResponseOutbox
 from actors.compute.peeking import PeekRunner
 from actors.compute.state import ComputeState
-from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.persist import PersistClient
 from actors.protocol.compute import (
@@ -150,15 +148,16 @@ class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
     `workers`, `adapters` and `lanes` (of commands, for each half) hold those of all workers by
-    index; they may be filled after construction, before the first message. `replica` names the
-    worker's cluster among several in one process.
+    index; they may be filled after construction, before the first message. `propose` puts a command
+    into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
+    among several in one process.
     """
 
     def __init__(
         self,
         index: int,
         count: int,
-        sequencer: ActorAddress[ProposeCommand],
+        propose: Callable[[ProposeCommand], Awaitable[None]],
         workers: Sequence[ActorAddress[Any]],
         adapters: Sequence[ActorAddress[Any]],
         cast: ActorFactory,
@@ -175,7 +174,7 @@ class Worker(Actor[WorkerMessage]):
         self._index = index
         self._replica = replica
         self._count = count
-        self._sequencer = sequencer
+        self._propose = propose
         self._workers = workers
         self._adapters = adapters
         self._cast = cast
@@ -234,7 +233,7 @@ class Worker(Actor[WorkerMessage]):
                 self.ctx,
                 self._index,
                 self._workers,
-                self._sequencer,
+                self._propose,
                 self._storage_adapters,
                 self._persist,
                 self._settings,
@@ -331,8 +330,7 @@ class Worker(Actor[WorkerMessage]):
     async def _perform(self, effect: e.Effect) -> None:
         match effect:
             case e.OfferCommand():
-                with suppress(ResourceClosed, ConnectionBroken):
-                    await self._sequencer.send(effect.propose)
+                await self._propose(effect.propose)
             case e.SendComputeResponse(response=response, number=number, receipt=receipt):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():

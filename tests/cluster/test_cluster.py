@@ -12,7 +12,7 @@ import pytest
 
 from actors.arrangement import partition
 from actors.cluster import ClusterClient, WorkerCluster, connect
-from actors.cluster.client import LOCAL_QUEUE_MAX, REPLICA_MAGIC, REPLICA_VERSION
+from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION
 from actors.errors import (
     AddressInUse,
     ConnectionBroken,
@@ -242,7 +242,7 @@ async def test_a_slow_client_holds_back_its_subscribe_alone(tmp_path: Path) -> N
                 sent += 1
             dataflow.tell_workers(DataflowProgress("i1", time, time, time))
             await settle()
-        assert sent < 40  # the outlet's queue and the window, then no further
+        assert sent < 40  # the window, then no further
         seen = 0
         while seen < 199:
             response = await client.receive()
@@ -267,12 +267,11 @@ async def test_the_window_of_bytes_holds_with_any_number_of_workers(
         for number, stream in enumerate(streams):  # each has one batch of 4 kB
             batch = SubscribeBatch(0, 5, bytes(4000))
             stream.args[1][0].reply(EmitBatch(f"t{number}", 1, batch))
-            # Taken at once, because it completes nothing while the others say nothing.
             index.args[1][0].reply(DataflowProgress("i1", number + 1, number + 1, number + 1))
             await settle()
         waiting = (await w.cluster.statistics()).workers[0].responses_waiting
-        # The window's 5 batches, and what the client's queue of 16 has taken.
-        assert waiting >= 60 - 5 - LOCAL_QUEUE_MAX - 1
+        # The window's 5 batches.
+        assert waiting >= 60 - 5 - 1
         for _ in range(60):
             await next_of(client, SubscribeResponse)
         await client.close()

@@ -263,10 +263,8 @@ async def test_sends_that_wait_form_an_acyclic_graph(
         ("acceptor", "adapter"),
         ("adapter", "worker 0"),
         ("adapter", "worker"),
-        ("worker 0", "sequencer"),
         ("worker 0", "worker"),
         ("worker 0", "dataflow"),
-        ("sequencer", "worker"),
         ("dataflow", "listen"),
         ("dataflow", "fetch"),
     }

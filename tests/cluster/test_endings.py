@@ -9,9 +9,13 @@ from actors.channel_adapter import DisconnectClient, ManyFromWorker
 from actors.cluster.connection import (
     AcceptConnection,
     ClientCommands,
+    ClientConversation,
     ClusterConnection,
+    ComputeConversation,
     ConnectionAcceptor,
 )
+from actors.cluster.partitioned import ConnectionLimits
+from actors.compute.index import ClusterPartitions
 from actors.errors import ConnectionBroken, PenstockError
 from actors.protocol.compute import CreateInstance, Frontiers, Hello, InitializationComplete
 from actors.settings import Settings
@@ -41,7 +45,15 @@ carry_by_reference(Failing)
 
 async def test_a_connection_that_failed_while_it_sent_is_freed(stage: ActorIsolation) -> None:
     adapter, settings = stage.probe("adapter"), Settings(workers=1)
-    acceptor = stage.start(lambda: ConnectionAcceptor([adapter.address], settings), "acceptor")
+
+    def converse(hello: Hello, instance: CreateInstance | None) -> ClientConversation:
+        assert instance is not None
+        limits, partitions = ConnectionLimits(1 << 20), ClusterPartitions(1)
+        return ComputeConversation(hello, instance, 1, limits, partitions, settings)
+
+    acceptor = stage.start(
+        lambda: ConnectionAcceptor([adapter.address], settings, converse), "acceptor"
+    )
     for number in range(3):
         nonce, outlet = f"n{number}", Failing()
         connection = await acceptor.ask(

@@ -19,7 +19,12 @@ from actors.channel_adapter import (
     ResponsesAcked,
     ResponsesForwarded,
 )
-from actors.cluster.connection import AcknowledgementWindow, ClientCommands, ClusterConnection
+from actors.cluster.connection import (
+    AcknowledgementWindow,
+    ClientCommands,
+    ClusterConnection,
+    ComputeConversation,
+)
 from actors.cluster.partitioned import ConnectionLimits
 from actors.compute.index import ClusterPartitions
 from actors.errors import LocalProtocolError, MalformedFrame
@@ -247,18 +252,19 @@ class Talk:
     def __init__(self, stage: ActorIsolation, workers: int = 1, room: int = 100) -> None:
         self.adapters = [stage.probe(f"adapter-{number}") for number in range(workers)]
         self.outlet = Taken(room)
-        instance = CreateInstance(workers)
         settings = Settings(workers=workers, responses_in_flight_max=8)
         self.connection = stage.start(
             lambda: ClusterConnection(
-                Hello("a"),
-                instance,
+                ComputeConversation(
+                    Hello("a"),
+                    CreateInstance(workers),
+                    workers,
+                    ConnectionLimits(settings.result_bytes_max),
+                    ClusterPartitions(workers),
+                    settings,
+                ),
                 [adapter.address for adapter in self.adapters],
                 self.outlet,
-                instance,
-                ConnectionLimits(settings.result_bytes_max),
-                ClusterPartitions(workers),
-                settings,
             ),
             "connection",
         )

@@ -14,8 +14,8 @@ from actors.channel_adapter import (
     StorageFromClient,
     StorageFromWorker,
 )
-from actors.cluster.connection import ClientCommands
-from actors.cluster.storage_connection import StorageConnection
+from actors.cluster.connection import ClientCommands, ClusterConnection
+from actors.cluster.storage_connection import StorageConversation
 from actors.errors import PenstockError, RemoteProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import AllowCompaction, Hello, InitializationComplete
@@ -62,7 +62,10 @@ async def house(
     adapters = [stage.probe(f"adapter-{index}") for index in range(2)]
     addresses = [adapter.address for adapter in adapters]
     connection = stage.start(
-        lambda: StorageConnection(Hello("a"), addresses, outlet, Settings()), "connection"
+        lambda: ClusterConnection(
+            StorageConversation(Hello("a"), 2, Settings()), addresses, outlet
+        ),
+        "connection",
     )
     await connection.send(ClientCommands((RUN, InitializationComplete())))
     for adapter in adapters:

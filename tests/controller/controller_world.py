@@ -41,7 +41,7 @@ SETTINGS = Settings(
 
 
 class FakeReplica:
-    """The other end of the replica task's connection, with the commands that it was sent."""
+    """The other end of the replica link's connection, with the commands that it was sent."""
 
     def __init__(self) -> None:
         self.commands: deque[Command] = deque()

@@ -1,4 +1,4 @@
-"""The replica task: replay, reconnection, and responses told apart by connection."""
+"""The link to a replica: replay, reconnection, and responses told apart by connection."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
-from actors.controller.messages import (
-    PushCommand,
-    ReplayHistory,
+from actors.controller.replicas.replica import (
+    LinkTurn,
     ReplicaConnected,
+    ReplicaLink,
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.controller.replicas.replica import ReplicaTask
 from actors.errors import ConnectionBroken
-from actors.kernel import ActorAddress, ActorSystem
+from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.compute import (
     AllowWrites,
@@ -111,19 +111,48 @@ class FakeClient:
         return [self.sent.popleft() for _ in range(count)]
 
 
+class PushCommand(msgspec.Struct, frozen=True):
+    command: Command
+
+
+class ReplayHistory(msgspec.Struct, frozen=True):
+    incarnation: int
+    commands: tuple[Command, ...]
+
+
+class LinkOwner(Actor[PushCommand | ReplayHistory | LinkTurn]):
+    """Stands for the controller: it owns the link, and passes its news on."""
+
+    def __init__(self, connect: Any, controller: ActorAddress[Any]) -> None:
+        self._connect = connect
+        self._controller = controller
+
+    async def on_start(self) -> None:
+        settings = Settings(retry_delay_ms_min=1, retry_delay_ms_max=2)
+        self._link = ReplicaLink(self.ctx, "r1", self._connect, settings)
+        self._link.connect()
+
+    async def on_stop(self) -> None:
+        await self._link.aclose()
+
+    async def receive(self, message: PushCommand | ReplayHistory | LinkTurn) -> None:
+        match message:
+            case PushCommand(command):
+                self._link.push(command)
+            case ReplayHistory(incarnation, commands):
+                self._link.replay(incarnation, commands)
+            case LinkTurn():
+                for news in self._link.turn(message):
+                    await self._controller.send(news)
+
+
 class World:
     def __init__(self, system: ActorSystem) -> None:
         self.clients: list[FakeClient] = []
         self.refusals = 0
         self.controller = MessageProbe.start(system, "controller")
         self.replica: ActorAddress[Any] = system.spawn(
-            lambda: ReplicaTask(
-                "r1",
-                self.connect,
-                self.controller.address,
-                Settings(retry_delay_ms_min=1, retry_delay_ms_max=2),
-            ),
-            "replica",
+            lambda: LinkOwner(self.connect, self.controller.address), "owner"
         )
 
     async def connected(self, commands: list[Command] = COMMANDS) -> ReplicaConnected:

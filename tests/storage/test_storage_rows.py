@@ -50,12 +50,14 @@ class Half:
             after=lambda *_: None,
             self=None,
         )
-        nobody: Any = SimpleNamespace(reply=lambda message: True, send=self._send)
+        nobody: Any = SimpleNamespace(reply=lambda message: True)
         connectors = StorageConnectors(lambda *_: None, lambda *_: Silent(), Path(), lambda _: None)  # type: ignore[arg-type, return-value]
         persist: Any = None
-        self.half = StorageHalf(ctx, 0, [nobody], nobody, [nobody], persist, Settings(), connectors)
+        self.half = StorageHalf(
+            ctx, 0, [nobody], self._propose, [nobody], persist, Settings(), connectors
+        )
 
-    async def _send(self, propose: ProposeCommand) -> None:
+    async def _propose(self, propose: ProposeCommand) -> None:
         self.proposed.append(propose)
 
     async def do(self, *commands: Command) -> None:

@@ -8,9 +8,7 @@ a retry needs another.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -18,27 +16,29 @@ from actors.cluster.connection import (
     LOT_MAX,
     AcceptConnection,
     AcceptorMessage,
-    ClientCommands,
-    ConnectionMessage,
+    AwaitAttached,
+    ClientConversation,
+    ComputeConversation,
+    Converse,
+    EndConnection,
+    LocalInbox,
     ReleaseConnection,
+    RoutedCommand,
 )
-from actors.cluster.shortcut import PeekShortcut
 from actors.errors import (
     ConnectionBroken,
     LocalProtocolError,
     PenstockError,
     RemoteProtocolError,
     ResourceClosed,
-    WouldBlock,
     from_wire,
 )
-from actors.kernel import ActorAddress
+from actors.kernel import ActorAddress, TracedMessage
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
     ConnectionRefused,
     CreateInstance,
-    Frontiers,
     Hello,
     Peek,
     PeekRows,
@@ -46,14 +46,13 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Half
 from actors.settings import Settings
+from actors.spans import use_context
 from actors.transport.address import NetworkAddress as Place
 from actors.transport.connection import FramedConnection, dial
 from actors.transport.security import for_dialler
 
 REPLICA_MAGIC: Final = b"PENSREPL"
 REPLICA_VERSION: Final = 2
-LOCAL_QUEUE_MAX: Final = 16
-"""Unread responses of an in-process client at which its connection waits."""
 
 
 class ClusterClient(Protocol):
@@ -89,67 +88,9 @@ class ClusterClient(Protocol):
         ...
 
 
-class _LocalOutlet:
-    """End of an in-process connection: a bounded queue, and the error with which it ended."""
-
-    def __init__(self) -> None:
-        self._queue: deque[Response] = deque()
-        self._error: PenstockError | None = None
-        self._changed = asyncio.Event()
-        """Waiters clear it first, and check the queue again when it is set."""
-
-    @property
-    def error(self) -> PenstockError | None:
-        """Return the error with which the connection ended."""
-        return self._error
-
-    async def send(self, response: Response) -> None:
-        while self._error is None and len(self._queue) >= LOCAL_QUEUE_MAX:
-            self._changed.clear()
-            await self._changed.wait()
-        if self._error is not None:
-            raise self._error
-        self._queue.append(response)
-        self._changed.set()
-
-    def offer(self, responses: Sequence[Response]) -> int:
-        """Take the first responses for which there is room, without waiting; return their
-        number."""
-        if self._error is not None:
-            raise self._error
-        taken = responses[: max(0, LOCAL_QUEUE_MAX - len(self._queue))]
-        if taken:
-            self._queue.extend(taken)
-            self._changed.set()
-        return len(taken)
-
-    async def take(self) -> Response:
-        """Return the next response; those before the end are still delivered."""
-        while not self._queue:
-            if self._error is not None:
-                raise self._error
-            self._changed.clear()
-            await self._changed.wait()
-        response = self._queue.popleft()
-        self._changed.set()
-        return response
-
-    def at_hand(self, count_max: int) -> list[Response]:
-        """Return the first `count_max` of the responses that have arrived."""
-        queue = self._queue
-        found = [queue.popleft() for _ in range(min(count_max, len(queue)))]
-        if found:
-            self._changed.set()
-        return found
-
-    def end(self, error: PenstockError) -> None:
-        if self._error is None:
-            self._error = error
-            self._changed.set()
-
-
 class LocalClient:
-    """A client in the same process: messages pass by reference.
+    """A client in the same process, which speaks to the adapters itself: messages pass by
+    reference, and the rules of the conversation run here, in the client's own calls.
 
     The compute half is told of a client only with its CreateInstance, so Hello waits here for it;
     the storage half has no such command. As over a wire, a refusal is raised by `receive`.
@@ -158,28 +99,35 @@ class LocalClient:
     def __init__(
         self,
         acceptor: ActorAddress[AcceptorMessage],
-        shortcut: PeekShortcut | None = None,
+        adapters: Sequence[ActorAddress[Any]],
+        converse: Converse,
         half: Half = "compute",
     ) -> None:
         self._acceptor = acceptor
-        self._shortcut = shortcut
-        """None for a half without peeks."""
+        self._adapters = adapters
+        self._converse = converse
         self._half = half
-        self._outlet = _LocalOutlet()
-        self._connection: ActorAddress[ConnectionMessage] | None = None
+        self._checked = False
+        self._inbox = LocalInbox()
+        self._connection: ActorAddress[Any] | None = None
+        """None until the cluster has accepted this client, and has its first commands."""
+        self._conversation: ClientConversation | None = None
+        """None before Hello."""
         self._hello: Hello | None = None
         self._nonce: Nonce | None = None
 
+    def trust(self) -> LocalClient:
+        """Check no commands here: the caller has checked them by the same rules."""
+        self._checked = True
+        return self
+
     async def send(self, command: Command) -> None:
         """See `ClusterClient`."""
-        if self._outlet.error is not None:
-            raise self._outlet.error
-        if self._connection is not None:
-            try:
-                await self._connection.send(ClientCommands((command,)))
-            except (ResourceClosed, ConnectionBroken):
-                raise self._outlet.error or ConnectionBroken("the cluster is gone") from None
-            self._heard(command)
+        if self._inbox.error is not None:
+            raise self._inbox.error
+        if self._conversation is not None and self._connection is not None:
+            await self._route(self._conversation.route((command,)))
+            self._end_if_failed()
             return
         if self._hello is None:
             if not isinstance(command, Hello):
@@ -190,72 +138,110 @@ class LocalClient:
             return
         if not isinstance(command, CreateInstance):
             name = type(command).__name__
-            self._outlet.end(RemoteProtocolError(f"{name} came before CreateInstance"))
+            self._inbox.end(RemoteProtocolError(f"{name} came before CreateInstance"))
             return
         await self._introduce(self._hello, command)
 
     def offer(self, commands: Sequence[Command]) -> int:
         """See `ClusterClient`. Returns 0 until the cluster has accepted this client: `send` then
         waits."""
-        if self._outlet.error is not None:
-            raise self._outlet.error
-        if self._connection is None:
+        if self._inbox.error is not None:
+            raise self._inbox.error
+        if self._conversation is None or self._connection is None:
             return 0
-        lot = tuple(commands)[:LOT_MAX]
-        try:
-            self._connection.send_nowait(ClientCommands(lot))
-        except WouldBlock:
-            return 0
-        except (ResourceClosed, ConnectionBroken):
-            raise self._outlet.error or ConnectionBroken("the cluster is gone") from None
-        for command in lot:
-            self._heard(command)
+        # An adapter gets one message for each command at most, and one for commands that were
+        # collected before.
+        room = min(adapter.room for adapter in self._adapters) - 1
+        lot = tuple(commands)[: max(0, min(LOT_MAX, room))]
+        for part, message, traceparent in self._conversation.route(lot):
+            try:
+                with use_context(traceparent):
+                    self._adapters[part].send_nowait(message)
+            except (ResourceClosed, ConnectionBroken):
+                raise self._inbox.error or ConnectionBroken("the cluster is gone") from None
+        self._end_if_failed()
         return len(lot)
 
-    def _heard(self, command: Command) -> None:
-        if self._shortcut is not None:
-            self._shortcut.heard(command)
+    async def _route(self, routed: Sequence[RoutedCommand]) -> None:
+        for part, message, traceparent in routed:
+            try:
+                with use_context(traceparent):
+                    await self._adapters[part].send(message)
+            except (ResourceClosed, ConnectionBroken):
+                raise self._inbox.error or ConnectionBroken("the cluster is gone") from None
+
+    def _end_if_failed(self) -> None:
+        if self._conversation is not None and self._conversation.failed is not None:
+            self._inbox.end(self._conversation.failed)
+            if self._connection is not None:
+                self._connection.reply(EndConnection())
 
     def answer(self, peek: Peek) -> PeekRows | None:
         """See `ClusterClient`."""
-        # The outlet ends before the workers are told of another client, so the index is still this
-        # one's.
-        if self._shortcut is None or self._outlet.error is not None:
+        # The connection ends before the workers are told of another client, so the index is still
+        # this one's.
+        if not isinstance(self._conversation, ComputeConversation) or self._inbox.error is not None:
             return None
-        return self._shortcut.answer(peek)
+        return self._conversation.shortcut.answer(peek)
 
     async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
+        # Before the cluster knows this client: an adapter sends its stash at once.
+        conversation = self._conversation = self._converse(hello, instance)
+        if self._checked:
+            conversation.trust()
         try:
-            accepted: ActorAddress[ConnectionMessage] = await self._acceptor.ask(
-                lambda reply: AcceptConnection(hello, instance, self._outlet, reply)
+            accepted: ActorAddress[Any] = await self._acceptor.ask(
+                lambda reply: AcceptConnection(hello, instance, self._inbox, reply)
             )
+            # All adapters before Hello: each must know this client when its worker answers.
+            await accepted.ask(AwaitAttached)
         except PenstockError as error:
             self._nonce = None  # another client may have it: `close` must not release that one
-            self._outlet.end(error)
+            self._inbox.end(error)
             return
+        await self._route(conversation.open())
         self._connection = accepted
+        self._end_if_failed()
 
     async def receive(self) -> Response:
         """See `ClusterClient`. Waits before Hello, too."""
-        response = await self._outlet.take()
-        self._note_frontiers(response)
-        return response
+        while not (found := self.at_hand(1)):
+            if self._inbox.error is not None:
+                raise self._inbox.error
+            if self._conversation is not None:
+                await self._route(self._conversation.acknowledgements())
+            self._absorb(await self._inbox.receive())
+        return found[0]
 
     def at_hand(self, count_max: int) -> list[Response]:
         """See `ClusterClient`."""
-        found = self._outlet.at_hand(count_max)
-        for response in found:
-            self._note_frontiers(response)
-        return found
+        self._absorb(self._inbox.take())
+        conversation = self._conversation
+        if conversation is None:
+            return []
+        taken = conversation.take(count_max)
+        conversation.left(taken)
+        # The rest are sent by `receive`, which can wait for room.
+        if all(adapter.room for adapter in self._adapters):
+            for part, message, _ in conversation.acknowledgements():
+                with contextlib.suppress(ResourceClosed, ConnectionBroken):
+                    self._adapters[part].send_nowait(message)
+        return [response for response, _, _ in taken]
 
-    def _note_frontiers(self, response: Response) -> None:
-        if isinstance(response, Frontiers) and self._shortcut is not None:
-            self._shortcut.note(response)
+    def _absorb(self, messages: Sequence[Any]) -> None:
+        if self._conversation is None:
+            return
+        for each in messages:
+            # Nothing counts that comes after a response which breaks a rule.
+            if self._conversation.failed is None:
+                message = each.message if isinstance(each, TracedMessage) else each
+                self._conversation.absorb(message)
+        self._end_if_failed()
 
     async def close(self) -> None:
         """See `ClusterClient`."""
-        self._outlet.end(ResourceClosed("this client was closed"))
+        self._inbox.end(ResourceClosed("this client was closed"))
         # Cleared first: a second call has nothing left to release.
         nonce, self._nonce = self._nonce, None
         if nonce is not None:

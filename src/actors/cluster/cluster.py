@@ -1,4 +1,4 @@
-"""The cluster: one sequencer, N workers, N channel adapters and the acceptor.
+"""The cluster: N workers, N channel adapters and the acceptor.
 
 `WorkerCluster.start` only spawns; everything runs on the given system, or below the given actor,
 and stops with it.
@@ -7,7 +7,7 @@ and stops with it.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,11 +23,17 @@ from actors.channel_adapter import (
     StorageAdapter,
 )
 from actors.cluster.client import REPLICA_MAGIC, REPLICA_VERSION, LocalClient
-from actors.cluster.connection import AcceptorMessage, ConnectionAcceptor, RunListener
+from actors.cluster.connection import (
+    AcceptorMessage,
+    ClientConversation,
+    ComputeConversation,
+    ConnectionAcceptor,
+    Converse,
+    RunListener,
+)
 from actors.cluster.partitioned import ConnectionLimits
 from actors.cluster.serving import ConversationServer
-from actors.cluster.shortcut import PeekShortcut
-from actors.cluster.storage_connection import StorageConnection, listen_storage
+from actors.cluster.storage_connection import StorageConversation, listen_storage
 from actors.compute.index import ClusterPartitions
 from actors.compute.live import ActorFactory
 from actors.dataflow.copying import CopyTask
@@ -39,7 +45,15 @@ from actors.kernel import Actor, ActorAddress, ActorClock, FlowWindow
 from actors.listen_task import ListenTask
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.protocol.compute import Command, CopyToExport, DataflowDescription, Response
+from actors.protocol.compute import (
+    Command,
+    CopyToExport,
+    CreateInstance,
+    DataflowDescription,
+    Hello,
+    Response,
+)
+from actors.protocol.internal import Half
 from actors.sequencer import Sequencer
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors
@@ -122,26 +136,38 @@ def cast_of(
     )
 
 
+class HalfEntrance(msgspec.Struct, frozen=True):
+    """The way into one half: its acceptor, and what a client in this process needs."""
+
+    acceptor: ActorAddress[AcceptorMessage]
+    adapters: Sequence[ActorAddress[Any]]
+    """Addresses of the adapters for connections."""
+    converse: Converse
+    half: Half
+
+    def connect(self) -> LocalClient:
+        """Return a client in this process; its Hello displaces the active client."""
+        return LocalClient(self.acceptor, self.adapters, self.converse, self.half)
+
+
 class WorkerCluster:
     """A running cluster; `start` makes it."""
 
     def __init__(
         self,
         settings: Settings,
-        acceptor: ActorAddress[AcceptorMessage],
         workers: tuple[ActorAddress[Any], ...],
         adapters: tuple[ActorAddress[Any], ...],
         partitions: ClusterPartitions,
-        limits: ConnectionLimits,
-        storage_acceptor: ActorAddress[AcceptorMessage] | None = None,
+        compute: HalfEntrance,
+        storage: HalfEntrance | None = None,
     ) -> None:
         self._settings = settings
-        self._partitions = partitions
-        self._limits = limits
-        self._acceptor = acceptor
-        self._storage_acceptor = storage_acceptor
         self._workers = workers
         self._adapters = adapters
+        self._partitions = partitions
+        self._compute = compute
+        self._storage = storage
 
     @classmethod
     async def start(
@@ -164,20 +190,19 @@ class WorkerCluster:
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
         partitions = ClusterPartitions(count)
-        limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
         # The lists are complete before any of these actors runs: spawning does not yield.
         workers: list[ActorAddress[Any]] = []
         adapters: list[ActorAddress[Any]] = []
         storage_adapters: list[ActorAddress[Any]] = []
         lanes: list[FlowWindow[Any]] = []  # flow control of commands to the workers, for each half
         storage_lanes: list[FlowWindow[Any]] = []
-        sequencer = system.spawn(lambda: Sequencer(workers), "sequencer")
+        sequencer = Sequencer(workers)
 
         def worker(index: int) -> Worker:
             return Worker(
                 index,
                 count,
-                sequencer,
+                sequencer.propose,
                 workers,
                 adapters,
                 below,
@@ -205,18 +230,18 @@ class WorkerCluster:
             for index in range(count)
         ]
         adapters.extend(map(reach, near))
-        acceptor = system.spawn(
-            lambda: ConnectionAcceptor(adapters, settings, None, partitions, limits), "acceptor"
-        )
-        storage: ActorAddress[AcceptorMessage] | None = None
+        converse = _compute_conversations(settings, partitions)
+        compute = _entrance(system, adapters, settings, converse, "compute")
+        storage: HalfEntrance | None = None
         if connectors is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
             storage_adapters.extend(
                 reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))
                 for index in range(count)
             )
-            storage = _storage_acceptor(system, storage_adapters, settings)
-        return cls(settings, acceptor, tuple(workers), tuple(near), partitions, limits, storage)
+            converse = _storage_conversations(settings)
+            storage = _entrance(system, storage_adapters, settings, converse, "storage")
+        return cls(settings, tuple(workers), tuple(near), partitions, compute, storage)
 
     @property
     def partitions(self) -> ClusterPartitions:
@@ -225,13 +250,13 @@ class WorkerCluster:
 
     async def connect(self) -> LocalClient:
         """Return a client in this process; its Hello displaces the active client."""
-        return LocalClient(self._acceptor, PeekShortcut(self._partitions, self._limits))
+        return self._compute.connect()
 
     async def connect_storage(self) -> LocalClient:
         """Return a client of the storage half. Raises `InvalidUsage` if there is none."""
-        if self._storage_acceptor is None:
+        if self._storage is None:
             raise InvalidUsage("this cluster has no storage half")
-        return LocalClient(self._storage_acceptor, half="storage")
+        return self._storage.connect()
 
     async def listen(self, address: Place | str) -> TransportListener:
         """Serve the replica protocol on that address (port 0: a free one, see
@@ -249,15 +274,15 @@ class WorkerCluster:
             identity=settings.identity,
             security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
         )
-        server = ConversationServer(self._acceptor, self._settings)
-        await self._acceptor.send(RunListener(lambda: listener.serve(server.converse)))
+        server = ConversationServer(self._compute.acceptor, self._settings)
+        await self._compute.acceptor.send(RunListener(lambda: listener.serve(server.converse)))
         return listener
 
     async def listen_storage(self, address: Place | str) -> TransportListener:
         """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
-        if self._storage_acceptor is None:
+        if self._storage is None:
             raise InvalidUsage("this cluster has no storage half")
-        return await listen_storage(address, self._storage_acceptor, self._settings)
+        return await listen_storage(address, self._storage.acceptor, self._settings)
 
     async def statistics(self) -> ClusterStatistics:
         """Return the statistics of every worker and adapter."""
@@ -280,18 +305,36 @@ class WorkerCluster:
         )
 
 
-def _storage_acceptor(
-    system: ActorSpawner, adapters: list[ActorAddress[Any]], settings: Settings
-) -> ActorAddress[AcceptorMessage]:
-    return system.spawn(
+def _entrance(
+    system: ActorSpawner,
+    adapters: Sequence[ActorAddress[Any]],
+    settings: Settings,
+    converse: Converse,
+    half: Half,
+) -> HalfEntrance:
+    acceptor = system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: ConnectionAcceptor(
-            adapters,
-            settings,
-            lambda hello, outlet: StorageConnection(hello, adapters, outlet, settings),
-        ),
-        "storage-acceptor",
+        lambda: ConnectionAcceptor(adapters, settings, converse),
+        "acceptor" if half == "compute" else "storage-acceptor",
     )
+    return HalfEntrance(acceptor, adapters, converse, half)
+
+
+def _compute_conversations(settings: Settings, partitions: ClusterPartitions) -> Converse:
+    """Return a function that makes conversations with the compute half."""
+    # One for all connections: a configuration outlives the connection that brought it.
+    limits = ConnectionLimits(settings.result_bytes_max, settings.inline_bytes_max)
+
+    def converse(hello: Hello, instance: CreateInstance | None) -> ClientConversation:
+        assert instance is not None, "compute's clients say CreateInstance"
+        return ComputeConversation(hello, instance, settings.workers, limits, partitions, settings)
+
+    return converse
+
+
+def _storage_conversations(settings: Settings) -> Converse:
+    """Return a function that makes conversations with the storage half."""
+    return lambda hello, _: StorageConversation(hello, settings.workers, settings)
 
 
 def _remove_caches(state_dir: Path) -> None:

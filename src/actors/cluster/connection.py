@@ -2,8 +2,13 @@
 
 A cluster serves one client at a time. A newer client displaces the active one when it has proved
 itself: a valid opening, a Hello with a fresh nonce, and a CreateInstance that the running instance
-can serve. Its `ClusterConnection` splits commands, merges responses (`PartitionedState`) and hands
-them to its `ResponseSink`, one batch at a time.
+can serve.
+
+The rules of one client's conversation are pure (`ClientConversation`): commands are checked and
+split, responses are merged (`PartitionedState`). For a client over a socket they run in a
+`ClusterConnection`, which hands responses to its `ResponseSink`, one batch at a time. A client in
+this process (`client.LocalClient`) runs them itself, and speaks to the adapters without an actor in
+between; the cluster's end is a `LocalConnection` then.
 
 Flow control: ``client → connection → adapters`` waits for room. Responses are bounded by each
 worker's window, which acknowledgements (`ResponsesAcked`) reopen.
@@ -18,7 +23,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Final, Protocol, TypeAlias, assert_never
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, assert_never
 
 import msgspec
 
@@ -29,6 +34,7 @@ from actors.channel_adapter import (
     FromWorker,
     ManyFromWorker,
     ResponsesAcked,
+    StorageFromWorker,
 )
 from actors.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.cluster.rules import CommandRules, check_instance, check_name
@@ -43,7 +49,7 @@ from actors.errors import (
     ResourceClosed,
     to_wire,
 )
-from actors.kernel import STOP, Actor, ActorAddress, ReplySlot
+from actors.kernel import STOP, Actor, ActorAddress, BoundedMailbox, ReplySlot
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
@@ -53,6 +59,7 @@ from actors.protocol.compute import (
     CreateInstance,
     Frontiers,
     Hello,
+    InitializationComplete,
     Peek,
     PeekResponse,
     Response,
@@ -60,7 +67,7 @@ from actors.protocol.compute import (
     SubscribeResponse,
 )
 from actors.settings import TOKEN_BYTES_MAX, Settings
-from actors.spans import accept, span_below
+from actors.spans import accept, span_below, use_context
 from actors.telemetry import CONNECTION_COMMAND
 
 # -- Batched acknowledgements of responses to the workers. Pure ------------------------------------
@@ -150,6 +157,10 @@ class ClientCommands(msgspec.Struct, frozen=True, gc=False):
     commands: tuple[Any, ...]
 
 
+PendingResponse: TypeAlias = tuple[Any, int, int]
+"""A merged response, with the worker and the serial of the response that completed it."""
+
+
 class _Sent(msgspec.Struct, frozen=True, gc=False):
     """All responses of `_sending` were sent."""
 
@@ -158,187 +169,282 @@ class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
+ConnectionMessage: TypeAlias = (
+    ClientCommands | FromWorker | ManyFromWorker | StorageFromWorker | _Sent | _OutletFailed
+)
 
 
-class ClusterConnection(Actor[ConnectionMessage]):
-    """One client's conversation with all workers."""
+class RoutedCommand(NamedTuple):
+    """A message for the adapter of worker `part`, and the trace context that it travels in."""
+
+    part: int
+    message: Any
+    traceparent: str | None = None
+
+
+class ClientConversation:
+    """One client's conversation with all workers of a half: checks and splits its commands, merges
+    the responses, and says which are to be acknowledged. Pure.
+
+    `failed` is the reason for which the conversation must end; nothing is routed after it.
+    """
+
+    def __init__(self, nonce: Nonce, acks: AcknowledgementWindow) -> None:
+        self.nonce = nonce
+        self.failed: PenstockError | None = None
+        self._acks = acks
+        self._queue: deque[PendingResponse] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of complete responses that were not taken."""
+        return len(self._queue)
+
+    def open(self) -> list[RoutedCommand]:
+        """Return the client's first commands, which it has given already."""
+        raise NotImplementedError
+
+    def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
+        """Return the messages for the adapters. `answer`: answer peeks here if that is possible.
+        Commands before one that breaks a rule are routed, and `failed` is set."""
+        raise NotImplementedError
+
+    def trust(self) -> None:
+        """Check no more commands: the client is in this process and checks them itself."""
+        raise NotImplementedError
+
+    def _merge(self, worker: int, response: Any) -> Any:
+        """Return the merged response that this one completes, or None."""
+        raise NotImplementedError
+
+    def absorb(self, message: FromWorker | ManyFromWorker | StorageFromWorker) -> None:
+        """Merge responses of a worker; those that are complete can be taken."""
+        worker = message.worker
+        # A late response to a displaced client.
+        if message.nonce != self.nonce:
+            return
+        if isinstance(message, ManyFromWorker):
+            responses: Sequence[tuple[int, Any]] = message.responses
+        else:
+            responses = ((message.serial, message.response),)
+        for serial, response in responses:
+            try:
+                merged = self._merge(worker, response)
+            except PenstockError as error:
+                log.error("client %s: %s", self.nonce, error)
+                self.failed = error
+                return
+            # Acknowledged at once; a response that completes a merged one only when that was sent.
+            if merged is None:
+                self._acks.left(worker, serial, response)
+            else:
+                self._queue.append((merged, worker, serial))
+
+    def take(self, count_max: int) -> list[PendingResponse]:
+        """Return and remove the first complete responses."""
+        return [self._queue.popleft() for _ in range(min(count_max, len(self._queue)))]
+
+    def left(self, sent: Sequence[PendingResponse]) -> None:
+        """Note responses that the client has got."""
+        for response, worker, serial in sent:
+            self._acks.left(worker, serial, response)
+
+    def acknowledgements(self) -> list[RoutedCommand]:
+        """Return the acknowledgements that are due now."""
+        return [
+            RoutedCommand(worker, ResponsesAcked(self.nonce, serials))
+            for worker, serials in self._acks.due()
+        ]
+
+
+class ComputeConversation(ClientConversation):
+    """A conversation with the compute half. Commands ready together travel as one."""
 
     def __init__(
         self,
         hello: Hello,
         instance: CreateInstance,
-        adapters: Sequence[ActorAddress[Any]],
-        outlet: ResponseSink,
-        running: CreateInstance,
+        workers: int,
         limits: ConnectionLimits,
         partitions: ClusterPartitions,
         settings: Settings,
     ) -> None:
-        self._hello = hello
-        self._instance = instance
-        self._adapters = adapters
-        self._outlet = outlet
-        self._rules = CommandRules(running, settings)
-        self._parts = PartitionedState(len(adapters), limits)
-        self._shortcut = PeekShortcut(partitions, limits)
-        self._queue: deque[tuple[Response, int, int]] = deque()
-        """Merged responses, with the worker and the serial of the response that completed them."""
-        self._sending: list[tuple[Response, int, int]] = []
-        self._acks = AcknowledgementWindow(
-            len(adapters), settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
+        acks = AcknowledgementWindow(
+            workers, settings.responses_in_flight_max, settings.subscribe_inflight_bytes_max
         )
+        super().__init__(hello.nonce, acks)
+        self.shortcut = PeekShortcut(partitions, limits)
+        self._opening = (hello, instance)
+        self._rules: CommandRules | None = CommandRules(running_instance(settings), settings)
+        self._parts = PartitionedState(workers, limits)
+        self._complete = False
         self._lot: list[Command] = []
         """Commands to be passed on together. Before InitializationComplete nothing takes effect, so
         they may collect; afterwards each call passes them on."""
 
-    async def on_start(self) -> None:
-        """Attach to all adapters, then send Hello and CreateInstance to them."""
-        # All adapters before Hello: each must know this connection when its worker answers.
-        for adapter in self._adapters:
-            await _send(adapter, ConnectClient(self._hello.nonce, self.ctx.self))
-        await self._commands((self._hello, self._instance))
+    def open(self) -> list[RoutedCommand]:
+        """See `ClientConversation`."""
+        return self.route(self._opening)
 
-    async def receive(self, message: ConnectionMessage) -> None:
-        """Handle commands of the client or responses of a worker."""
-        match message:
-            case ClientCommands(commands=commands):
-                await self._commands(commands)
-            case FromWorker(worker, nonce, response, serial):
-                await self._responses(worker, nonce, ((serial, response),))
-            case ManyFromWorker(worker, nonce, responses):
-                await self._responses(worker, nonce, responses)
-            case _Sent():
-                sent, self._sending = self._sending, []
-                self._have_left(sent)
-                self._send_next()
-                await self._acknowledge()
-            case _OutletFailed(error=error):
-                named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
-                self._end(named)
-            case _:
-                assert_never(message)
+    def trust(self) -> None:
+        """See `ClientConversation`."""
+        self._rules = None
 
-    # -- downwards -----------------------------------------------------------------------------
-
-    async def _commands(self, commands: tuple[Command, ...]) -> None:
+    def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
+        """See `ClientConversation`."""
+        routed: list[RoutedCommand] = []
         for command in commands:
             try:
-                self._rules.check(command)
+                if self._rules is not None:
+                    self._rules.check(command)
             except PenstockError as error:
-                await self._pass_on()
-                # Ordered after `_pass_on`: the commands before the wrong one count.
-                self._end(error)
-                return
-            if isinstance(command, Peek) and self._answers(command):
+                self._pass_on(routed)
+                self.failed = error
+                return routed
+            if isinstance(command, InitializationComplete):
+                self._complete = True
+            if answer and isinstance(command, Peek) and self._answers(command):
                 continue
-            self._shortcut.heard(command)
+            self.shortcut.heard(command)
             if isinstance(command, Peek | ScheduleDataflow) and command.traceparent is not None:
-                await self._traced(command)
+                self._traced(command, routed)
             else:
-                await self._command(command)
-        if self._rules.complete:
-            await self._pass_on()
-        self._send_next()
+                self._command(command, routed)
+        if self._complete:
+            self._pass_on(routed)
+        return routed
 
     def _answers(self, peek: Peek) -> bool:
-        """Answer a peek here, if its rows are there and can leave soon; return whether it was
-        answered."""
+        """Answer a peek here, if its rows are there; return whether it was answered."""
         # No worker's window bounds these answers, so the queue must.
-        if self._sending or len(self._queue) >= AT_ONCE_MAX or not self._rules.complete:
+        if len(self._queue) >= AT_ONCE_MAX or not self._complete:
             return False
-        rows = self._shortcut.answer(peek)
+        rows = self.shortcut.answer(peek)
         if rows is None:
             return False
-        self._rules.answered(peek.uuid)
+        if self._rules is not None:
+            self._rules.answered(peek.uuid)
         self._queue.append((PeekResponse(peek.uuid, rows), 0, 0))
         return True
 
-    async def _command(self, command: Command) -> None:
+    def _command(
+        self, command: Command, routed: list[RoutedCommand], traceparent: str | None = None
+    ) -> None:
         for part, split in self._parts.split(command):
             # Hello goes to every worker, so it is not batched with part 0's commands.
             if part == 0 and not isinstance(split, Hello):
                 self._lot.append(split)
             else:
-                await _send(self._adapters[part], FromClient(self._hello.nonce, split))
+                routed.append(RoutedCommand(part, FromClient(self.nonce, split), traceparent))
         if len(self._lot) >= LOT_MAX:
-            await self._pass_on()
+            self._pass_on(routed, traceparent)
 
-    async def _traced(self, command: Peek | ScheduleDataflow) -> None:
+    def _traced(self, command: Peek | ScheduleDataflow, routed: list[RoutedCommand]) -> None:
         """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
         its own way."""
         parent = accept(command.traceparent)
         if parent is None:
-            await self._command(msgspec.structs.replace(command, traceparent=None))
+            self._command(msgspec.structs.replace(command, traceparent=None), routed)
             return
-        if self._rules.complete:
-            await self._pass_on()
+        if self._complete:
+            self._pass_on(routed)
         with span_below(parent, CONNECTION_COMMAND) as opened:
             if opened is not None:
                 if isinstance(command, Peek):
-                    opened.describe(self._hello.nonce, command.uuid, command.target.id)
+                    opened.describe(self.nonce, command.uuid, command.target.id)
                 else:
-                    opened.describe(self._hello.nonce, "", command.id)
+                    opened.describe(self.nonce, "", command.id)
                 command = msgspec.structs.replace(command, traceparent=opened.traceparent)
-            await self._command(command)
-            if self._rules.complete:
-                await self._pass_on()
+        self._command(command, routed, command.traceparent)
+        if self._complete:
+            self._pass_on(routed, command.traceparent)
 
-    async def _pass_on(self) -> None:
+    def _pass_on(self, routed: list[RoutedCommand], traceparent: str | None = None) -> None:
         if not self._lot:
             return
         lot, self._lot = self._lot, []
         command = lot[0] if len(lot) == 1 else CommandBatch(tuple(lot))
-        await _send(self._adapters[0], FromClient(self._hello.nonce, command))
+        routed.append(RoutedCommand(0, FromClient(self.nonce, command), traceparent))
 
-    # -- upwards -------------------------------------------------------------------------------
-
-    async def _responses(
-        self, worker: int, nonce: Nonce, responses: tuple[tuple[int, Response], ...]
-    ) -> None:
-        # A late response to a displaced client.
-        if nonce != self._hello.nonce:
-            return
-        for serial, response in responses:
-            try:
-                merged = self._parts.absorb(worker, response)
-            except PenstockError as error:
-                log.error("%s: %s", self.ctx.path, error)
-                self._end(error)
-                return
-            # Ordered before the response leaves: the client may reuse the ids at once.
-            for id in self._parts.ended:
+    def _merge(self, worker: int, response: Response) -> Response | None:
+        merged = self._parts.absorb(worker, response)
+        # Ordered before the response leaves: the client may reuse the ids at once.
+        for id in self._parts.ended:
+            if self._rules is not None:
                 self._rules.ended(id)
-            self._parts.ended.clear()
-            # Acknowledged at once; a response that completes a merged one only when that was sent.
-            if merged is None:
-                self._acks.left(worker, serial, response)
-                continue
-            if isinstance(merged, PeekResponse):
-                self._rules.answered(merged.uuid)
-            elif isinstance(merged, Frontiers):
-                self._shortcut.note(merged)
-            self._queue.append((merged, worker, serial))
-        self._send_next()
-        await self._acknowledge()
+        self._parts.ended.clear()
+        if isinstance(merged, PeekResponse) and self._rules is not None:
+            self._rules.answered(merged.uuid)
+        elif isinstance(merged, Frontiers):
+            self.shortcut.note(merged)
+        return merged
 
-    async def _acknowledge(self) -> None:
-        for worker, serials in self._acks.due():
-            await _send(self._adapters[worker], ResponsesAcked(self._hello.nonce, serials))
+
+def running_instance(settings: Settings) -> CreateInstance:
+    """Return the instance that a cluster with these settings runs."""
+    return CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
+
+
+class ClusterConnection(Actor[ConnectionMessage]):
+    """One client's conversation with all workers, for a client over a socket."""
+
+    def __init__(
+        self,
+        conversation: ClientConversation,
+        adapters: Sequence[ActorAddress[Any]],
+        outlet: ResponseSink,
+    ) -> None:
+        self._conversation = conversation
+        self._adapters = adapters
+        self._outlet = outlet
+        self._sending: list[PendingResponse] = []
+
+    async def on_start(self) -> None:
+        """Attach to all adapters, then send the client's first commands to them."""
+        # All adapters before Hello: each must know this connection when its worker answers.
+        for adapter in self._adapters:
+            await _send(adapter, ConnectClient(self._conversation.nonce, self.ctx.self))
+        await self._route(self._conversation.open())
+
+    async def receive(self, message: ConnectionMessage) -> None:
+        """Handle commands of the client or responses of a worker."""
+        match message:
+            case ClientCommands(commands=commands):
+                # A peek is not answered while earlier answers wait for a slow client.
+                await self._route(self._conversation.route(commands, answer=not self._sending))
+            case FromWorker() | ManyFromWorker() | StorageFromWorker():
+                self._conversation.absorb(message)
+            case _Sent():
+                sent, self._sending = self._sending, []
+                self._conversation.left(sent)
+            case _OutletFailed(error=error):
+                named = error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
+                self._end(named)
+                return
+            case _:
+                assert_never(message)
+        self._send_next()
+        await self._route(self._conversation.acknowledgements())
+        if self._conversation.failed is not None:
+            self._end(self._conversation.failed)
+
+    async def _route(self, routed: Sequence[RoutedCommand]) -> None:
+        for part, message, traceparent in routed:
+            with use_context(traceparent):
+                await _send(self._adapters[part], message)
 
     def _send_next(self) -> None:
         """Send the responses that can leave without waiting in one write; the rest in an effect."""
         # One batch at a time keeps the order.
-        if self._sending or not self._queue:
+        if self._sending or not self._conversation.waiting:
             return
-        batch = list(self._queue)
-        self._queue.clear()
+        batch = self._conversation.take(self._conversation.waiting)
         try:
             count = self._outlet.offer([response for response, _, _ in batch])
         except PenstockError as error:
             self._end(error)
             return
-        self._have_left(batch[:count])
+        self._conversation.left(batch[:count])
         self._sending = batch[count:]
         if not self._sending:
             return
@@ -353,10 +459,6 @@ class ClusterConnection(Actor[ConnectionMessage]):
 
         self.ctx.effect(run, done=lambda _: _Sent(), failed=_OutletFailed)
 
-    def _have_left(self, sent: list[tuple[Response, int, int]]) -> None:
-        for response, worker, serial in sent:
-            self._acks.left(worker, serial, response)
-
     def _end(self, error: PenstockError) -> None:
         self._outlet.end(error)
         self.ctx.stop()
@@ -367,7 +469,78 @@ class ClusterConnection(Actor[ConnectionMessage]):
 
     def describe(self) -> str:
         """Return the client's nonce and the number of responses to send."""
-        return f"client {self._hello.nonce}, {len(self._queue) + len(self._sending)} to send"
+        waiting = self._conversation.waiting + len(self._sending)
+        return f"client {self._conversation.nonce}, {waiting} to send"
+
+
+# -- a client in this process ----------------------------------------------------------------------
+
+
+class LocalInbox:
+    """The responses that the adapters send to a client in this process, and the error with which
+    its connection ended. The workers' windows bound it."""
+
+    def __init__(self) -> None:
+        self._mailbox: BoundedMailbox[Any] = BoundedMailbox("/local-client", 1)
+        self.address: ActorAddress[Any] = ActorAddress(self._mailbox)
+        self.error: PenstockError | None = None
+
+    def end(self, error: PenstockError) -> None:
+        """End the connection with a reason. The first reason counts."""
+        if self.error is None:
+            self.error = error
+            # Overtakes the responses, and wakes their reader.
+            self._mailbox.control(error)
+
+    def take(self) -> list[Any]:
+        """Return the messages that have arrived."""
+        return self._mailbox.take()
+
+    async def receive(self) -> list[Any]:
+        """Return the messages that have arrived; wait for one, or for the end."""
+        return await self._mailbox.receive()
+
+
+class AwaitAttached(msgspec.Struct, frozen=True, gc=False):
+    """Answered when all adapters know the client."""
+
+    reply: ReplySlot[None]
+
+
+class EndConnection(msgspec.Struct, frozen=True, gc=False):
+    """The client has broken a rule: its connection ends."""
+
+
+class LocalConnection(Actor[AwaitAttached | EndConnection]):
+    """The cluster's end of a connection in this process: attaches the client to the adapters, and
+    tells it of the end. Commands and responses do not pass here."""
+
+    def __init__(
+        self, nonce: Nonce, adapters: Sequence[ActorAddress[Any]], inbox: LocalInbox
+    ) -> None:
+        self._nonce = nonce
+        self._adapters = adapters
+        self._inbox = inbox
+
+    async def on_start(self) -> None:
+        """Attach the client to all adapters."""
+        for adapter in self._adapters:
+            await _send(adapter, ConnectClient(self._nonce, self._inbox.address))
+
+    def receive(self, message: AwaitAttached | EndConnection) -> None:
+        """Answer a client that is attached, or end its connection."""
+        if isinstance(message, AwaitAttached):
+            message.reply.set(None)
+        else:
+            self.ctx.stop()
+
+    async def on_stop(self) -> None:
+        """Tell the client."""
+        self._inbox.end(ResourceClosed("the connection was closed"))
+
+    def describe(self) -> str:
+        """Return the client's nonce."""
+        return f"client {self._nonce}, in this process"
 
 
 async def _send(address: ActorAddress[Any], message: Any) -> None:
@@ -387,8 +560,8 @@ class AcceptConnection(msgspec.Struct, frozen=True, gc=False):
     hello: Hello
     instance: CreateInstance | None
     """None for a client of the storage half."""
-    outlet: ResponseSink
-    reply: ReplySlot[ActorAddress[ConnectionMessage]]
+    outlet: ResponseSink | LocalInbox
+    reply: ReplySlot[ActorAddress[Any]]
 
 
 class ReleaseConnection(msgspec.Struct, frozen=True, gc=False):
@@ -415,29 +588,22 @@ class RunListener(msgspec.Struct, frozen=True, gc=False):
 AcceptorMessage: TypeAlias = AcceptConnection | ReleaseConnection | RunListener | _Ended
 
 
+Converse: TypeAlias = Callable[[Hello, CreateInstance | None], ClientConversation]
+"""Makes the conversation of a client; without an instance for the storage half."""
+
+
 class ConnectionAcceptor(Actor[AcceptorMessage]):
     """Decides which connection is served. `adapters` may be filled after construction."""
 
     def __init__(
-        self,
-        adapters: Sequence[ActorAddress[Any]],
-        settings: Settings,
-        make: Callable[[Hello, ResponseSink], Actor[Any]] | None = None,
-        partitions: ClusterPartitions | None = None,
-        limits: ConnectionLimits | None = None,
+        self, adapters: Sequence[ActorAddress[Any]], settings: Settings, converse: Converse
     ) -> None:
-        """`make`: makes the connections of another half than compute's. `partitions`, `limits`: the
-        partitions that compute's connections may read themselves, and their limits."""
+        """`converse` makes the conversations of this half."""
         self._adapters = adapters
-        self._partitions = partitions or ClusterPartitions(len(adapters))
-        self._settings = settings
-        self._make = make
-        self._running = CreateInstance(settings.workers, expiration_ms=settings.expiration_ms)
-        self._limits = limits or ConnectionLimits(
-            settings.result_bytes_max, settings.inline_bytes_max
-        )
+        self._converse = converse
+        self._running = running_instance(settings)
         self._nonces: OrderedDict[Nonce, None] = OrderedDict()
-        self._current: tuple[Nonce, ActorAddress[Any], ResponseSink] | None = None
+        self._current: tuple[Nonce, ActorAddress[Any], ResponseSink | LocalInbox] | None = None
         self._count = 0
         self._displaced = 0
 
@@ -492,21 +658,11 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
         message.reply.set(address)
 
     def _connection(
-        self, hello: Hello, instance: CreateInstance | None, outlet: ResponseSink
+        self, hello: Hello, instance: CreateInstance | None, outlet: ResponseSink | LocalInbox
     ) -> Actor[Any]:
-        if instance is None:
-            assert self._make is not None, "compute's clients say CreateInstance"
-            return self._make(hello, outlet)
-        return ClusterConnection(
-            hello,
-            instance,
-            self._adapters,
-            outlet,
-            self._running,
-            self._limits,
-            self._partitions,
-            self._settings,
-        )
+        if isinstance(outlet, LocalInbox):
+            return LocalConnection(hello.nonce, self._adapters, outlet)
+        return ClusterConnection(self._converse(hello, instance), self._adapters, outlet)
 
     async def _release(self, error: PenstockError) -> None:
         """End the active connection and tell the adapters that it is gone."""

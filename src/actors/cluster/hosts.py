@@ -1,6 +1,6 @@
 """Several replicas in one process: whole clusters, each below an actor of its own.
 
-A *host* is the actor at the top of one replica: sequencer, workers, adapters and acceptor are its
+A *host* is the actor at the top of one replica: workers, adapters and acceptor are its
 children. A crash that their policies do not repair crashes the host, which stops the whole replica
 and restarts it after a delay; other replicas and the controller see only a lost connection.
 Replicas share the stores and the engine of the process; each has its own actors, scratch folder,

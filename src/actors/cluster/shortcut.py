@@ -2,7 +2,7 @@
 
 A peek of one key usually asks for rows that are there already: the index is sealed beyond the
 peek's time in every worker, and each has its partition in this process's memory. The way through
-adapter, sequencer and workers would bring the same rows later. So the end of the connection in this
+adapter, order and workers would bring the same rows later. So the end of the connection in this
 process (its actor for a client over a wire, the client itself for a local one) reads them, if the
 messages of that end show that the workers would answer the same. Otherwise the peek is sent.
 """

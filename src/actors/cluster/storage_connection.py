@@ -1,38 +1,31 @@
-"""A connection to the storage half: one client's conversation with all workers.
+"""The storage half's conversation with a client, and its wire.
 
-As `connection.ClusterConnection`, and simpler: every command goes to every worker, one by one. The
-`Acceptor` decides which connection is served; this half has its own, with its own adapters and
-nonces.
+As `connection.ComputeConversation`, and simpler: every command goes to every worker, one by one.
+The `ConnectionAcceptor` decides which connection is served; this half has its own, with its own
+adapters and nonces.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import Any, Final, TypeAlias, assert_never
+from typing import Any, Final
 
 import anyio
 import msgspec
 
-from actors.channel_adapter import (
-    ConnectClient,
-    ResponsesAcked,
-    StorageFromClient,
-    StorageFromWorker,
-)
+from actors.channel_adapter import StorageFromClient
 from actors.cluster.client import WireClient
-from actors.cluster.connection import AcceptorMessage, ClientCommands, ResponseSink, RunListener
+from actors.cluster.connection import (
+    AcceptorMessage,
+    AcknowledgementWindow,
+    ClientConversation,
+    RoutedCommand,
+    RunListener,
+)
 from actors.cluster.serving import ConversationServer
 from actors.cluster.storage_rules import StorageCommandRules
-from actors.errors import (
-    ConnectionBroken,
-    OperationCanceled,
-    PenstockError,
-    RemoteProtocolError,
-    ResourceClosed,
-)
-from actors.kernel import Actor, ActorAddress
+from actors.errors import OperationCanceled, PenstockError, RemoteProtocolError
+from actors.kernel import ActorAddress
 from actors.progress import Frontier, ObjectId
 from actors.protocol.compute import ConnectionRefused, Hello, InitializationComplete
 from actors.protocol.storage import (
@@ -268,123 +261,44 @@ async def connect_storage(address: Place | str, settings: Settings) -> WireClien
     return WireClient(connection)
 
 
-class _Sent(msgspec.Struct, frozen=True, gc=False):
-    count: int
+class StorageConversation(ClientConversation):
+    """A conversation with the storage half: every command goes to every worker, one by one."""
 
-
-class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
-    error: Exception
-
-
-StorageConnectionMessage: TypeAlias = ClientCommands | StorageFromWorker | _Sent | _OutletFailed
-
-
-class StorageConnection(Actor[StorageConnectionMessage]):
-    """One client's conversation with all workers; see the module."""
-
-    def __init__(
-        self,
-        hello: Hello,
-        adapters: Sequence[ActorAddress[Any]],
-        outlet: ResponseSink,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, hello: Hello, workers: int, settings: Settings) -> None:
+        # A window of one: each response is acknowledged as soon as it has left.
+        super().__init__(hello.nonce, AcknowledgementWindow(workers, 1, 1))
         self._hello = hello
-        self._adapters = adapters
-        self._outlet = outlet
-        self._rules = StorageCommandRules(settings)
-        self._parts = StoragePartitioned(len(adapters))
-        self._queue: deque[tuple[Response, int, int]] = deque()
-        """Merged responses, with the worker and the serial of the response that completed them."""
-        self._sending = False
+        self._rules: StorageCommandRules | None = StorageCommandRules(settings)
+        self._parts = StoragePartitioned(workers)
 
-    async def on_start(self) -> None:
-        """Attach to all adapters, then send Hello to them."""
-        for adapter in self._adapters:
-            await _send(adapter, ConnectClient(self._hello.nonce, self.ctx.self))
-        await self._commands((self._hello,))
+    def open(self) -> list[RoutedCommand]:
+        """See `ClientConversation`."""
+        return self.route((self._hello,))
 
-    async def receive(self, message: StorageConnectionMessage) -> None:
-        """Handle commands of the client or a response of a worker."""
-        match message:
-            case ClientCommands(commands):
-                await self._commands(commands)
-            case StorageFromWorker(worker, nonce, response, serial):
-                if nonce == self._hello.nonce:
-                    await self._response(worker, response, serial)
-            case _Sent(count):
-                left = [self._queue.popleft() for _ in range(count)]
-                self._sending = False
-                self._send_next()
-                for _, worker, serial in left:
-                    # Acknowledged only now: so the workers' windows bound the queue, however slow
-                    # the client is.
-                    await self._took(worker, serial)
-            case _OutletFailed(error):
-                self._end(
-                    error if isinstance(error, PenstockError) else ConnectionBroken(str(error))
-                )
-            case _:
-                assert_never(message)
+    def trust(self) -> None:
+        """See `ClientConversation`."""
+        self._rules = None
 
-    async def _commands(self, commands: Sequence[Any]) -> None:
+    def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
+        """See `ClientConversation`. This half has no peeks."""
+        routed: list[RoutedCommand] = []
         for command in commands:
             try:
-                self._rules.check(command)
+                if self._rules is not None:
+                    self._rules.check(command)
                 split = self._parts.split(command)
             except PenstockError as error:
-                self._end(error)
-                return
-            for part, each in split:
-                message = StorageFromClient(self._hello.nonce, each)
-                await _send(self._adapters[part], message)
+                self.failed = error
+                return routed
+            routed += (
+                RoutedCommand(part, StorageFromClient(self.nonce, each)) for part, each in split
+            )
+        return routed
 
-    async def _response(self, worker: int, response: Response, serial: int) -> None:
-        try:
-            merged = self._parts.absorb(worker, response)
-        except PenstockError as error:
-            self._end(error)
-            return
+    def _merge(self, worker: int, response: Response) -> Response | None:
+        merged = self._parts.absorb(worker, response)
         match merged:
-            case None:
-                await self._took(worker, serial)
-                return
             case DroppedId(id=ended) | StagedBatches(uuid=ended):
-                self._rules.ended(ended)
-        self._queue.append((merged, worker, serial))
-        self._send_next()
-
-    async def _took(self, worker: int, serial: int) -> None:
-        if serial:
-            await _send(self._adapters[worker], ResponsesAcked(self._hello.nonce, (serial,)))
-
-    def _send_next(self) -> None:
-        # One batch at a time keeps the order.
-        if self._sending or not self._queue:
-            return
-        self._sending = True
-        batch = list(self._queue)
-
-        async def send() -> None:
-            for response, _, _ in batch:
-                await self._outlet.send(response)  # type: ignore[arg-type]
-
-        self.ctx.effect(send, done=lambda _: _Sent(len(batch)), failed=_OutletFailed)
-
-    def _end(self, error: PenstockError) -> None:
-        self._outlet.end(error)
-        self.ctx.stop()
-
-    async def on_stop(self) -> None:
-        """End the outlet, so that its waiters wake up."""
-        self._outlet.end(ResourceClosed("the connection was closed"))
-
-    def describe(self) -> str:
-        """Return the client's nonce and the number of responses to send."""
-        return f"storage client {self._hello.nonce}, {len(self._queue)} to send"
-
-
-async def _send(address: ActorAddress[Any], message: Any) -> None:
-    """Send to an adapter; errors are ignored, since a stopping cluster may have none."""
-    with suppress(ResourceClosed, ConnectionBroken):
-        await address.send(message)
+                if self._rules is not None:
+                    self._rules.ended(ended)
+        return merged

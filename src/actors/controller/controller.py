@@ -5,7 +5,7 @@ decide: `StatementQueue` (the catalog), `PendingReads` (reads and waits), `Runni
 `RunningCopies`; writes go to the `TableWriter`. All parts share one `ControllerState` and run in
 this actor's task.
 
-Children: the table writer and one replica task for each replica. A restart builds everything from
+Child: the table writer. The links to the replicas are parts, too. A restart builds everything from
 the durable catalog: each object's dataflow is created again, and resumes where its durable output
 ends.
 """
@@ -43,9 +43,6 @@ from actors.controller.messages import (
     FindLogin,
     FindToken,
     PinObjects,
-    ReplicaConnected,
-    ReplicaLost,
-    ReplicaResponse,
     SessionClosed,
     ShardsAppended,
     SubmitRequest,
@@ -88,6 +85,13 @@ from actors.controller.replicas.instance import (
     ReplicasChanged,
     ReplicasNoted,
     ReplicaSupply,
+)
+from actors.controller.replicas.replica import (
+    LinkNews,
+    LinkTurn,
+    ReplicaConnected,
+    ReplicaLost,
+    ReplicaResponse,
 )
 from actors.controller.replicas.replica_merge import MergedResponses
 from actors.controller.roles.request_rights import check_request
@@ -181,9 +185,7 @@ ControllerMessage: TypeAlias = (
     | BytesDelivered
     | SessionClosed
     | TablesAdvanced
-    | ReplicaConnected
-    | ReplicaResponse
-    | ReplicaLost
+    | LinkTurn
     | ReplicasChanged
     | ReplicasNoted
     | StatementDone
@@ -291,8 +293,10 @@ class Controller(Actor[ControllerMessage]):
             self._initial_commands(),
             lambda names: replica_set.store_names(state.persist, settings, names),
         )
-        link = self._instance.storage()
-        self._sources = ConnectorObjects(state, link, self._copies_from, boot.leftovers)
+        self._storage_link = self._instance.storage()
+        self._sources = ConnectorObjects(
+            state, self._storage_link, self._copies_from, boot.leftovers
+        )
         self._relations = SystemRelations(
             state,
             self._reads,
@@ -307,6 +311,12 @@ class Controller(Actor[ControllerMessage]):
         self._ticks.begin()
         self._holds = HoldMoves(state)
         self._holds.begin()
+
+    async def on_stop(self) -> None:
+        # Each replica learns at once that its client is gone.
+        await self._instance.aclose()
+        if self._storage_link is not None:
+            await self._storage_link.aclose()
 
     def _initial_commands(self) -> list[Command]:
         """Return the history of a fresh replica: all objects, each from where its output ends."""
@@ -347,22 +357,13 @@ class Controller(Actor[ControllerMessage]):
             case TablesAdvanced(upper):
                 if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
-            case ReplicaResponse(half="storage"):
-                self._connectors_responded(message)
+            case LinkTurn(link):
+                for news in link.turn(message):
+                    self._of_replica(news)
             case TablesTicked():
                 self._ticks.tick_ended(message)
             case ClockDue():
                 self._ticks.clock_due()
-            case ReplicaConnected(half="storage"):
-                self._sources.connected(message)
-            case ReplicaLost(half="storage"):
-                self._sources.lost(message)
-            case ReplicaResponse():
-                self._merged(self._instance.responded(message))
-            case ReplicaConnected():
-                self._merged(self._instance.connected(message))
-            case ReplicaLost():
-                self._merged(self._instance.lost(message))
             case ReplicasChanged() | ReplicasNoted():
                 self._replicas_changed(message)
             case StatementDone():
@@ -395,6 +396,23 @@ class Controller(Actor[ControllerMessage]):
                 self._role_turn(message)
             case _:
                 assert_never(message)
+
+    def _of_replica(self, news: LinkNews) -> None:
+        match news:
+            case ReplicaResponse(half="storage"):
+                self._connectors_responded(news)
+            case ReplicaConnected(half="storage"):
+                self._sources.connected(news)
+            case ReplicaLost(half="storage"):
+                self._sources.lost(news)
+            case ReplicaResponse():
+                self._merged(self._instance.responded(news))
+            case ReplicaConnected():
+                self._merged(self._instance.connected(news))
+            case ReplicaLost():
+                self._merged(self._instance.lost(news))
+            case _:
+                assert_never(news)
 
     def _read_turn(self, message: SinceRead | DeadlinePassed | PartRead | KeyedAnswered) -> None:
         match message:
@@ -689,5 +707,5 @@ class Controller(Actor[ControllerMessage]):
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
             f"{len(self._subscribes)} subscribes, "
             f"{len(self._copies) + len(self._copies_from)} copies; "
-            f"{self._roles.describe()}; {self._statements.describe()}"
+            f"{self._roles.describe()}; {self._statements.describe()}; {self._instance.describe()}"
         )

@@ -20,7 +20,6 @@ from actors.errors import PenstockError
 from actors.kernel import ActorAddress, ReplySlot
 from actors.progress import Frontier, ObjectId, ShardId, Time
 from actors.protocol import api
-from actors.protocol.internal import Half
 
 BARE_ANSWER_BYTES: Final = 256
 """Size that an answer without rows counts for."""
@@ -169,50 +168,6 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
     """Table writer → controller: every table is sealed below `upper`."""
 
     upper: Frontier
-
-
-# -- replica ---------------------------------------------------------------------------------------
-
-
-class PushCommand(msgspec.Struct, frozen=True, gc=False):
-    """Controller → replica task: one more command, for the task's half."""
-
-    command: Any
-
-
-class ReplayHistory(msgspec.Struct, frozen=True, gc=False):
-    """Controller → replica task: the history for connection number `incarnation`, with all commands
-    that were pushed before."""
-
-    incarnation: int
-    commands: tuple[Any, ...]
-
-
-class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: connection number `incarnation` is there; answered by
-    `ReplayHistory`."""
-
-    replica: str
-    incarnation: int
-    half: Half = "compute"
-
-
-class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: a response on that connection."""
-
-    replica: str
-    incarnation: int
-    response: Any
-    half: Half = "compute"
-
-
-class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
-    """Replica task → controller: the connection is lost; the task reconnects."""
-
-    replica: str
-    incarnation: int
-    error: PenstockError
-    half: Half = "compute"
 
 
 # -- maintenance -----------------------------------------------------------------------------------

@@ -99,6 +99,11 @@ class ActorAddress(Generic[M]):
         """Send if there is room. Raises `WouldBlock`, `ResourceClosed` or `ConnectionBroken`."""
         self._mailbox.send_nowait(message)
 
+    @property
+    def room(self) -> int:
+        """Return how many messages `send_nowait` takes before the next await."""
+        return self._mailbox.room
+
     def reply(self, message: M) -> bool:
         """Deliver the answer to an earlier request, in the room that it reserved: never waits.
 

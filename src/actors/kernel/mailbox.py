@@ -235,6 +235,12 @@ class BoundedMailbox(Generic[M]):
         if self._wake is not None:
             self._notify()
 
+    @property
+    def room(self) -> int:
+        """Return the number of messages that can be sent without waiting; a closed mailbox has room
+        for an attempt, which raises."""
+        return 1 << 30 if self._closed else max(0, self._bound - len(self._queue))
+
     async def _room(self) -> None:
         """Wait for room, which the caller then owns: no other sender overtakes it."""
         self._check_open()

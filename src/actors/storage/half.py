@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -47,11 +46,11 @@ from actors.connectors.sinks.messages import (
     StopSink,
 )
 from actors.connectors.sources.source import SourceConnector, SourceExport, SourceUnreachable
-from actors.errors import ConnectionBroken, PenstockError, ResourceClosed, UnknownObject
+from actors.errors import PenstockError, UnknownObject
 from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
 from actors.persist import BatchPart, PersistClient
 from actors.progress import Nonce, ObjectId
-from actors.protocol.internal import SequencedCommand
+from actors.protocol.internal import ProposeCommand, SequencedCommand
 from actors.protocol.storage import (
     ConnectorConfiguration,
     DroppedId,
@@ -211,7 +210,7 @@ class StorageHalf:
         ctx: ActorContext[Any],
         index: int,
         workers: Sequence[ActorAddress[Any]],
-        sequencer: ActorAddress[Any],
+        propose: Callable[[ProposeCommand], Awaitable[None]],
         adapters: Sequence[ActorAddress[Any]],
         persist: PersistClient,
         settings: Settings,
@@ -222,7 +221,7 @@ class StorageHalf:
         self._ctx = ctx
         self._index = index
         self._workers = workers
-        self._sequencer = sequencer
+        self._propose = propose
         self._adapters = adapters
         self._persist = persist
         self._settings = settings
@@ -310,8 +309,7 @@ class StorageHalf:
     async def _perform(self, effect: e.Effect) -> None:
         match effect:
             case e.OfferStorageCommand():
-                with suppress(ResourceClosed, ConnectionBroken):
-                    await self._sequencer.send(effect.propose)
+                await self._propose(effect.propose)
             case e.ForwardCommand():
                 self._workers[0].reply(effect.forwarded)
             case e.SwitchStorageClient():

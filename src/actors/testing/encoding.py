@@ -27,8 +27,9 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from actors.cluster.client import _LocalOutlet
+from actors.cluster.connection import LocalInbox
 from actors.cluster.serving import WireOutlet
+from actors.controller.replicas.replica import ReplicaLink
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.kernel import (
     Actor,
@@ -55,7 +56,8 @@ BY_REFERENCE: Final[list[type[Any]]] = [
     EngineProcess,
     FramedConnection,
     MemoryConnection,
-    _LocalOutlet,
+    LocalInbox,
+    ReplicaLink,
     WireOutlet,
 ]
 """Types that pass by reference, subclasses included; so do types, functions and other callables."""

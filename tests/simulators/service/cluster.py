@@ -49,6 +49,7 @@ from actors.storage.half import StorageConnectors
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from actors.transport.connection import TransportListener
+from actors.worker import Worker
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
 from tests.simulators.service.crash import (
     LIFE,
@@ -65,7 +66,6 @@ from tests.simulators.service.outside import SimulatedOutside, SinksChecker
 from tests.simulators.service.rivals import ControllerWatch, RivalLedger
 from tests.simulators.service.schedule import ClusterSchedule, ClusterSetting
 from tests.simulators.service.storage_checkers import (
-    Half,
     RenderingsChecker,
     StorageHoldsChecker,
     StorageToldChecker,
@@ -427,16 +427,16 @@ class SimulatedCluster:
             return None
         return await service.clusters.statistics()
 
-    def worker_halves(self) -> list[Half]:
-        """Return both halves of every cluster that has begun."""
+    def worker_halves(self) -> list[list[Worker]]:
+        """Return the workers of every cluster that has begun."""
         system = None if self._service is None else self._service._system
         return [] if system is None else halves_of(system.cells, self.settings.workers)
 
     def look(self) -> None:
         """Check both halves of all workers in their present states. Raises `CheckerViolation`."""
         if self.schedule.setting.source_rate:
-            for workers, sequencer in self.worker_halves():
-                self.renderings.check(workers, sequencer)
+            for workers in self.worker_halves():
+                self.renderings.check(workers)
 
     def readers(self) -> list[str]:
         """Return the shards that still have readers."""

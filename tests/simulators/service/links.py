@@ -374,6 +374,11 @@ class DelayedAddress(ActorAddress[Any]):
         if not self._from_client.take(message, delay_s):
             await super().send(message)
 
+    def send_nowait(self, message: Any) -> None:
+        """Send, perhaps delayed."""
+        if not self._from_client.take(message, self._delay_s("adapter")):
+            super().send_nowait(message)
+
     def reply(self, message: Any) -> bool:
         """Answer, perhaps delayed."""
         if isinstance(message, StorageTaggedResponse):

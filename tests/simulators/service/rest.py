@@ -55,7 +55,7 @@ async def left_behind(world: SimulatedCluster) -> list[str]:
             left.append(f"engine: {actor.doing}")
         elif path.startswith("/worker-") and path.count("/") > 1:
             left.append(f"{path}: {actor.doing}")
-    for workers, _ in world.worker_halves():
+    for workers in world.worker_halves():
         left += leftovers(each._storage.state for each in workers if each._storage is not None)
     found = await world.statistics()
     for index, worker in enumerate(found.workers if found else ()):

@@ -10,7 +10,7 @@ compares sinks with the truth, `checkers.SourcesChecker` sources.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
@@ -32,7 +32,6 @@ from actors.worker import Worker
 from tests.simulators.service.history import CheckerViolation, ShardHistories
 from tests.simulators.service.outside import SinksChecker
 
-Half: TypeAlias = tuple[list[Worker], Sequencer | None]
 """Workers of one cluster, by index, and its sequencer."""
 DATAFLOWS: Final = f"{PREFIX}dataflows"
 
@@ -154,7 +153,7 @@ class RenderingsChecker:
     def __init__(self) -> None:
         self._orders: dict[int, _Order] = {}
 
-    def check(self, workers: Sequence[Worker], sequencer: Sequencer | None) -> None:
+    def check(self, workers: Sequence[Worker]) -> None:
         """Check one cluster, at any moment at which none of these actors is at work."""
         if not workers:
             return
@@ -171,8 +170,8 @@ class RenderingsChecker:
             except AssertionError as error:
                 raise CheckerViolation(f"renderings: worker {state.index}: {error!r}") from None
         self._check_relations(workers)
-        if sequencer is not None and len(states) == len(workers):
-            self._check_settled(states, sequencer)
+        if len(states) == len(workers):
+            self._check_settled(states, sequencer_of(workers[0]))
 
     def _check_log(self, order: _Order, index: int, state: StorageState) -> None:
         log = state.renderings.log
@@ -279,17 +278,21 @@ def upper_of(id_: ObjectId, sinks: SinksChecker) -> Frontier:
     return EMPTY if written is None else written.upper or 0
 
 
-def halves_of(cells: Mapping[str, ActorCell[Any]], count: int) -> list[Half]:
-    """Return both halves of every cluster all of whose `count` workers have begun."""
-    found: dict[str, tuple[list[Worker], list[Sequencer]]] = {}
+def sequencer_of(worker: Worker) -> Sequencer:
+    """Return the sequencer that worker 0 owns."""
+    sequencer: Sequencer = worker._propose.__self__  # type: ignore[attr-defined]
+    return sequencer
+
+
+def halves_of(cells: Mapping[str, ActorCell[Any]], count: int) -> list[list[Worker]]:
+    """Return the workers of every cluster all of whose `count` workers have begun."""
+    found: dict[str, list[Worker]] = {}
     for path, cell in cells.items():
-        workers, sequencers = found.setdefault(path.rpartition("/")[0], ([], []))
+        workers = found.setdefault(path.rpartition("/")[0], [])
         if isinstance(cell.actor, Worker) and hasattr(cell.actor, "_installs"):
             workers.append(cell.actor)
-        elif isinstance(cell.actor, Sequencer):
-            sequencers.append(cell.actor)
     return [
-        (sorted(workers, key=lambda worker: worker._index), next(iter(sequencers), None))
-        for workers, sequencers in found.values()
+        sorted(workers, key=lambda worker: worker._index)
+        for workers in found.values()
         if len(workers) == count
     ]

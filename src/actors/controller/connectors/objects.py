@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Any
 
 from actors.compute.logs import Row
 from actors.controller.catalog.catalog import (
@@ -23,16 +22,14 @@ from actors.controller.catalog.catalog import (
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.external_cleanup import ExternalCleanup
 from actors.controller.holds import sink_holder
-from actors.controller.messages import (
-    PushCommand,
-    ReplayHistory,
+from actors.controller.replicas.replica import (
     ReplicaConnected,
+    ReplicaLink,
     ReplicaLost,
     ReplicaResponse,
 )
 from actors.controller.state import ControllerState
 from actors.controller.tables.copies_from import CopiesFrom
-from actors.kernel import ActorAddress
 from actors.progress import EMPTY, ObjectId, frontier_or_null
 from actors.protocol.api import (
     ListSources,
@@ -90,12 +87,12 @@ def describe_sink(catalog: CatalogSnapshot, entry: CatalogObject) -> SinkDescrip
 
 
 class ConnectorObjects:
-    """All sources and sinks. `link` is the task that holds the connection."""
+    """All sources and sinks. `link` holds the connection."""
 
     def __init__(
         self,
         state: ControllerState,
-        link: ActorAddress[Any] | None,
+        link: ReplicaLink | None,
         copies: CopiesFrom,
         leftovers: tuple[CleanupRecord, ...] = (),
     ) -> None:
@@ -123,7 +120,7 @@ class ConnectorObjects:
         """Send everything to a new connection."""
         self._incarnation = message.incarnation
         assert self._link is not None, "it is the link that says so"
-        self._link.reply(ReplayHistory(message.incarnation, tuple(self.commands())))
+        self._link.replay(message.incarnation, self.commands())
         for entry in list(self._dropping.values()):
             self._let_go(entry.id)  # this connection was not told to run it
         self.leftovers.connected()
@@ -173,7 +170,7 @@ class ConnectorObjects:
 
     def _push(self, command: Command) -> None:
         if self._link is not None:
-            self._link.reply(PushCommand(command))
+            self._link.push(command)
 
     # -- responses -------------------------------------------------------------------------------
 

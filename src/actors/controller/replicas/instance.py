@@ -1,4 +1,4 @@
-"""The running instance: one replica task for each replica, which do what `ReplicaMerge` decides.
+"""The running instance: one link to each replica, which do what `ReplicaMerge` decides.
 
 It is a part of the controller and runs in its task. Replicas come from a `ReplicaSupply`: clusters
 in this process (`cluster.hosts`), or others that are reached over a wire.
@@ -15,14 +15,14 @@ import msgspec
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import ClusterStatistics
 from actors.cluster.hosts import LocalReplicas
-from actors.controller.messages import (
-    PushCommand,
-    ReplayHistory,
+from actors.controller.replicas.replica import (
+    Connect,
+    ReplicaClient,
     ReplicaConnected,
+    ReplicaLink,
     ReplicaLost,
     ReplicaResponse,
 )
-from actors.controller.replicas.replica import Connect, ReplicaClient, ReplicaTask
 from actors.controller.replicas.replica_merge import MergedResponses, ReplicaMerge
 from actors.errors import (
     CorruptData,
@@ -299,12 +299,11 @@ class ComputeInstance:
         self._supply = supply
         self._settings = settings
         self._core = ReplicaMerge(commands, settings.result_bytes_max)
-        self._tasks: dict[str, ActorAddress[Any]] = {}
+        self._links: dict[str, ReplicaLink] = {}
         self._changing = False
         self._last_error: dict[str, str] = {}
         self._connections: dict[str, int] = {}
         self._serials: dict[str, int] = {}
-        self._count = 0
         for name in supply.names:
             self._add(name)
 
@@ -312,50 +311,50 @@ class ComputeInstance:
         self._core.add(name)
         ctx, supply = self._ctx, self._supply
         serial = self._serials[name] = self._serials.get(name, 0) + 1
-        self._count += 1
-        # A replica that is added again numbers its connections beyond those of its former task, so
-        # that late messages of that task are told apart.
+        # A replica that is added again numbers its connections beyond those of its former link, so
+        # that late responses of that link are told apart.
         first = (serial - 1) << 32
-        self._tasks[name] = ctx.spawn(
-            lambda: ReplicaTask(
-                name, lambda: supply.connect(name), ctx.self, self._settings, first
-            ),
-            f"replica-{self._count}",
-        )
+        link = ReplicaLink(ctx, name, lambda: supply.connect(name), self._settings, first)
+        self._links[name] = link
+        link.connect()
 
-    def storage(self) -> ActorAddress[Any] | None:
-        """Start the task that holds the connection to the storage half, where there is one."""
-        ctx, connect = self._ctx, self._supply.storage
+    def storage(self) -> ReplicaLink | None:
+        """Start the link to the storage half, where there is one."""
+        connect = self._supply.storage
         if connect is None:
             return None
-        return ctx.spawn(
-            lambda: ReplicaTask("storage", connect, ctx.self, self._settings, half="storage"),
-            "storage-link",
-        )
+        link = ReplicaLink(self._ctx, "storage", connect, self._settings, half="storage")
+        link.connect()
+        return link
+
+    async def aclose(self) -> None:
+        """End all links."""
+        for link in self._links.values():
+            await link.aclose()
 
     def command(self, command: Command) -> None:
         """Send a command to the replicas that are connected; the others get it with the history."""
         for name in self._core.command(command):
-            self._tasks[name].reply(PushCommand(command))
+            self._links[name].push(command)
 
     def carry_out(self, merged: MergedResponses) -> None:
         """Send the commands that follow from an event."""
         for name, command in merged.sent:
-            self._tasks[name].reply(PushCommand(command))
+            self._links[name].push(command)
 
-    # -- messages of replica tasks -------------------------------------------------------------
+    # -- news of links -------------------------------------------------------------------------
 
     def connected(self, message: ReplicaConnected) -> MergedResponses:
         """Send the history to a replica that has connected."""
         name, incarnation = message.replica, message.incarnation
-        if name not in self._tasks:
+        if name not in self._links:
             return MergedResponses()
         commands, merged = self._core.connected(name, incarnation)
         if name not in self._connections:
             # The error is of an attempt to connect: no connection has ended.
             self._last_error.pop(name, None)
         self._connections[name] = self._connections.get(name, 0) + 1
-        self._tasks[name].reply(ReplayHistory(incarnation, tuple(commands)))
+        self._links[name].replay(incarnation, commands)
         self.carry_out(merged)
         return merged
 
@@ -389,7 +388,7 @@ class ComputeInstance:
             self._begin(lambda: self._make(add), ReplicasChanged, session, request)
         else:
             self._check_end(drop)
-            left = [name for name in self._tasks if name != drop]
+            left = [name for name in self._links if name != drop]
             # Durable first: after a crash in between, the dropped replica must not come back.
             self._begin(lambda: self._remember(left), ReplicasNoted, session, request)
         self._changing = True
@@ -410,7 +409,7 @@ class ComputeInstance:
 
     async def _make(self, name: str) -> None:
         """Start a replica and make its name durable."""
-        names = [*self._tasks, name]
+        names = [*self._links, name]
         await self._supply.start(name)
         try:
             await self._remember(names)
@@ -433,25 +432,24 @@ class ComputeInstance:
         return merged
 
     def _check_new(self, name: str) -> None:
-        if name in self._tasks:
+        if name in self._links:
             raise InvalidUsage(f"there is a replica {name} already")
         # A replica's name is also the name of its scratch folder.
         if not (name.isascii() and name.isalnum() and len(name) <= 16):
             raise InvalidUsage(f"replica {name!r}: a name is 1 to 16 letters and digits")
-        if len(self._tasks) >= REPLICAS_MAX:
+        if len(self._links) >= REPLICAS_MAX:
             raise InvalidUsage(
-                f"there are {len(self._tasks)} replicas, and at most {REPLICAS_MAX} may be"
+                f"there are {len(self._links)} replicas, and at most {REPLICAS_MAX} may be"
             )
 
     def _check_end(self, name: str) -> None:
-        if name not in self._tasks:
-            raise UnknownObject(f"there is no replica {name}: {', '.join(self._tasks)} are there")
-        if len(self._tasks) == 1:
+        if name not in self._links:
+            raise UnknownObject(f"there is no replica {name}: {', '.join(self._links)} are there")
+        if len(self._links) == 1:
             raise InvalidUsage(f"{name} is the last replica: add another one first")
 
     def _end(self, name: str) -> MergedResponses:
-        task = self._tasks.pop(name)
-        self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
+        self._ctx.effect(self._links.pop(name).aclose, done=lambda _: None)
         self._last_error.pop(name, None)
         self._connections.pop(name, None)
         merged = self._core.drop(name)
@@ -474,7 +472,7 @@ class ComputeInstance:
 
     def report(self, request: int) -> ReplicaReport:
         """Return the status of all replicas."""
-        return ReplicaReport(request, tuple(self._status(name) for name in self._tasks))
+        return ReplicaReport(request, tuple(self._status(name) for name in self._links))
 
     def _status(self, name: str) -> ReplicaStatus:
         core = self._core
@@ -492,9 +490,8 @@ class ComputeInstance:
         )
 
     def describe(self) -> str:
-        """Return how many replicas are connected."""
-        core = self._core
-        return f"{len(core.connected_names)} of {len(core.names)} replicas connected"
+        """Return the state of all links."""
+        return ", ".join(link.describe() for link in self._links.values())
 
 
 def _penstock_error(error: Exception) -> PenstockError:

@@ -1,13 +1,17 @@
-"""The replica task: keeps one replica informed of everything that it should run.
+"""The link to a replica: keeps it informed of everything that it should run.
 
-It connects with a fresh nonce (forever, with backoff), asks the controller for the history, replays
-Hello and the history, sends later commands, and hands responses to the controller with the
-replica's name and the number of their connection, so that late ones can be told apart. A connection
-that fails in any way is given up whole.
+It connects with a fresh nonce (forever, with backoff), is given the history by the controller,
+replays Hello and the history, sends later commands, and returns responses with the replica's name
+and the number of their connection, so that late ones can be told apart. A connection that fails in
+any way is given up whole.
 
 It serves one half. A `CommandGate` withholds compute's Schedules beyond the number of dataflows
 that may hydrate at a time (`HydrationTracker`); the history has them all. The storage half needs no
 gate.
+
+A link is a part of the controller and runs in its task: it never waits. What takes time
+(connecting, a command without room, the next response) runs in effects, whose results come back as
+`LinkTurn`.
 """
 
 from __future__ import annotations
@@ -21,15 +25,8 @@ from typing import Any, Final, Protocol, TypeAlias, assert_never
 
 import msgspec
 
-from actors.controller.messages import (
-    PushCommand,
-    ReplayHistory,
-    ReplicaConnected,
-    ReplicaLost,
-    ReplicaResponse,
-)
-from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
-from actors.kernel import Actor, ActorAddress, RunningEffect
+from actors.errors import ConnectionBroken, PenstockError
+from actors.kernel import ActorContext, RunningEffect
 from actors.progress import ObjectId, ShardId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
@@ -237,6 +234,36 @@ class ReplicaClient(Protocol):
 Connect: TypeAlias = Callable[[], Awaitable[ReplicaClient]]
 
 
+class ReplicaConnected(msgspec.Struct, frozen=True, gc=False):
+    """Connection number `incarnation` is there; answered by `ReplicaLink.replay`."""
+
+    replica: str
+    incarnation: int
+    half: Half = "compute"
+
+
+class ReplicaResponse(msgspec.Struct, frozen=True, gc=False):
+    """A response on that connection."""
+
+    replica: str
+    incarnation: int
+    response: Any
+    half: Half = "compute"
+
+
+class ReplicaLost(msgspec.Struct, frozen=True, gc=False):
+    """The connection is lost; the link reconnects."""
+
+    replica: str
+    incarnation: int
+    error: PenstockError
+    half: Half = "compute"
+
+
+LinkNews: TypeAlias = ReplicaConnected | ReplicaResponse | ReplicaLost
+"""News of a link for the controller."""
+
+
 class _Connected(msgspec.Struct, frozen=True, gc=False):
     client: ReplicaClient
 
@@ -250,6 +277,13 @@ class _Received(msgspec.Struct, frozen=True, gc=False):
     responses: tuple[Any, ...]
 
 
+class _Answered(msgspec.Struct, frozen=True, gc=False):
+    """A peek was answered without the workers."""
+
+    incarnation: int
+    response: PeekResponse
+
+
 class ConnectionLost(msgspec.Struct, frozen=True, gc=False):
     """Connection number `incarnation` failed."""
 
@@ -261,28 +295,30 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
     """The backoff is over."""
 
 
-_Message: TypeAlias = (
-    PushCommand | ReplayHistory | _Connected | _Sent | _Received | ConnectionLost | _Retry
-)
+class LinkTurn(msgspec.Struct, frozen=True, gc=False):
+    """The controller's own message: the result of an effect of a link, for `ReplicaLink.turn`."""
+
+    link: ReplicaLink
+    event: _Connected | _Sent | _Received | _Answered | ConnectionLost | _Retry
 
 
-class ReplicaTask(Actor[_Message]):
-    """Drives the replica `name`. Sends `controller` `ReplicaConnected` (answered by
-    `ReplayHistory`), `ReplicaResponse` and `ReplicaLost`."""
+class ReplicaLink:
+    """Drives the replica `name`. `turn` returns `ReplicaConnected`, which `replay` answers,
+    `ReplicaResponse` and `ReplicaLost`."""
 
     def __init__(
         self,
+        ctx: ActorContext[Any],
         name: str,
         connect: Connect,
-        controller: ActorAddress[Any],
         settings: Settings,
         first: int = 0,
         half: Half = "compute",
     ) -> None:
-        """Number connections beyond `first`; no two tasks of a name and half share numbers."""
+        """Number connections beyond `first`; no two links of a name and half share numbers."""
+        self._ctx = ctx
         self._name = name
         self._connect_once = connect
-        self._controller = controller
         self._settings = settings
         self._client: ReplicaClient | None = None
         self._replayed = False
@@ -299,70 +335,99 @@ class ReplicaTask(Actor[_Message]):
         """Room for lots of the present connection."""
         self._attempts = 0
         self._why = ""
+        self._closed = False
 
-    async def on_start(self) -> None:
-        self._connect()
-
-    async def on_stop(self) -> None:
-        client, self._client = self._client, None
-        if client is not None:
-            with contextlib.suppress(PenstockError):
-                await client.close()
-
-    async def receive(self, message: _Message) -> None:
-        match message:
-            case PushCommand(command):
-                # A command that comes before the replay is in the history: `ReplayHistory` brings
-                # it.
-                if self._replayed and not await self._answers(command):
-                    self._outbox.extend(self._gate.command(command))
-                    self._send()
-            case _Connected(client):
-                self._client = client
-                await self._tell(ReplicaConnected(self._name, self.incarnation, self._half))
-            case ReplayHistory(incarnation, commands):
-                if incarnation == self.incarnation and self._client is not None:
-                    self._start(self._client, commands)
-            case _Sent(incarnation):
-                if incarnation == self.incarnation:
-                    self._sending = None
-                    self._send()
-            case _Received(incarnation, responses):
-                if incarnation == self.incarnation:
-                    for response in responses:
-                        await self._pass_on(response)
-                    self._room.release()
-            case ConnectionLost(incarnation, error):
-                if incarnation == self.incarnation:
-                    await self._lost(error)
-            case _Retry():
-                self._connect()
-            case _:
-                assert_never(message)
-
-    def _connect(self) -> None:
+    def connect(self) -> None:
+        """Begin the next attempt to connect."""
         self.incarnation += 1
         incarnation = self.incarnation
-        self.ctx.effect(
+        self._ctx.effect(
             self._connect_once,
-            done=_Connected,
-            failed=lambda error: ConnectionLost(incarnation, error),
+            done=lambda client: LinkTurn(self, _Connected(client)),
+            failed=lambda error: self._failed(incarnation, error),
         )
 
-    def _new_gate(self) -> CommandGate:
-        if self._half == "storage":
-            return OpenGate()
-        return HydrationTracker(self._settings.hydrations_max)
+    def push(self, command: Any) -> None:
+        """Send one more command."""
+        # A command that comes before the replay is in the history, which brings it.
+        if self._replayed and not self._answers(command):
+            self._outbox.extend(self._gate.command(command))
+            self._send()
 
-    def _start(self, client: ReplicaClient, commands: tuple[Any, ...]) -> None:
-        nonce = f"{self.ctx.random.getrandbits(128):032x}"
+    def replay(self, incarnation: int, commands: Iterable[Any]) -> None:
+        """Give connection number `incarnation` the history, with all commands that were pushed
+        before."""
+        if incarnation != self.incarnation or self._client is None:
+            return
+        nonce = f"{self._ctx.random.getrandbits(128):032x}"
         self._replayed = True
         self._gate = self._new_gate()
         self._outbox = deque([Hello(nonce)])
         for command in commands:
             self._outbox.extend(self._gate.command(command))
         self._send()
-        self._receive(client)
+        self._receive(self._client)
+
+    def turn(self, turn: LinkTurn) -> Sequence[LinkNews]:
+        """Handle the result of an effect; return the news for the controller."""
+        match turn.event:
+            case _Connected(client):
+                if self._closed:
+                    self._leave(client)
+                    return ()
+                self._client = client
+                return (ReplicaConnected(self._name, self.incarnation, self._half),)
+            case _Sent(incarnation):
+                if incarnation == self.incarnation:
+                    self._sending = None
+                    self._send()
+            case _Received(incarnation, responses):
+                if incarnation == self.incarnation:
+                    self._room.release()
+                    return [self._passed_on(response) for response in responses]
+            case _Answered(incarnation, answer):
+                return (ReplicaResponse(self._name, incarnation, answer),)
+            case ConnectionLost(incarnation, error):
+                if incarnation == self.incarnation and not self._closed:
+                    return (self._lost(error),)
+            case _Retry():
+                if not self._closed:
+                    self.connect()
+            case _:
+                assert_never(turn.event)
+        return ()
+
+    async def aclose(self) -> None:
+        """End the connection for good."""
+        self._closed = True
+        # What is still on its way no longer matches.
+        self.incarnation += 1
+        client = self._forget()
+        if client is not None:
+            with contextlib.suppress(PenstockError):
+                await client.close()
+
+    def _forget(self) -> ReplicaClient | None:
+        """Forget the present connection, and return its client."""
+        for effect in (self._sending, self._receiving):
+            if effect is not None:
+                effect.cancel()
+        self._sending = self._receiving = None
+        client, self._client = self._client, None
+        self._replayed = False
+        self._outbox.clear()
+        return client
+
+    def _leave(self, client: ReplicaClient) -> None:
+        self._ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
+
+    def _failed(self, incarnation: int, error: Exception) -> LinkTurn:
+        return LinkTurn(self, ConnectionLost(incarnation, error))
+
+    def _new_gate(self) -> CommandGate:
+        if self._half == "storage":
+            return OpenGate()
+        return HydrationTracker(self._settings.hydrations_max)
 
     def _send(self) -> None:
         """Send what the connection takes without waiting, and of the rest one command in an
@@ -374,15 +439,16 @@ class ReplicaTask(Actor[_Message]):
             for _ in range(client.offer(self._outbox) if self._outbox else 0):
                 self._outbox.popleft()
         except Exception as error:  # noqa: BLE001 (of any kind: the connection is given up)
-            self.ctx.self.reply(ConnectionLost(incarnation, error))
+            # Not handled here: the caller is in the midst of its own work.
+            self._ctx.self.reply(self._failed(incarnation, error))
             return
         if not self._outbox:
             return
         command = self._outbox.popleft()
-        self._sending = self.ctx.effect(
+        self._sending = self._ctx.effect(
             lambda: client.send(command),
-            done=lambda _: _Sent(incarnation),
-            failed=lambda error: ConnectionLost(incarnation, error),
+            done=lambda _: LinkTurn(self, _Sent(incarnation)),
+            failed=lambda error: self._failed(incarnation, error),
         )
 
     def _receive(self, client: ReplicaClient) -> None:
@@ -396,24 +462,25 @@ class ReplicaTask(Actor[_Message]):
                 await room.acquire()
                 first = await client.receive()
                 lot = (first, *client.at_hand(LOT_MAX - 1))
-                self.ctx.self.reply(_Received(incarnation, lot))
+                self._ctx.self.reply(LinkTurn(self, _Received(incarnation, lot)))
 
-        self._receiving = self.ctx.effect(
-            receive, done=lambda _: None, failed=lambda error: ConnectionLost(incarnation, error)
+        self._receiving = self._ctx.effect(
+            receive, done=lambda _: None, failed=lambda error: self._failed(incarnation, error)
         )
 
-    async def _answers(self, command: Any) -> bool:
+    def _answers(self, command: Any) -> bool:
         """Answer a peek whose answer is there already. Return whether that was possible."""
         if not isinstance(command, Peek) or self._client is None:
             return False
         rows = self._client.answer(command)
         if rows is None:
             return False
-        answer = PeekResponse(command.uuid, rows)
-        await self._tell(ReplicaResponse(self._name, self.incarnation, answer))
+        answer = _Answered(self.incarnation, PeekResponse(command.uuid, rows))
+        # By the mailbox: the caller has not finished asking.
+        self._ctx.self.reply(LinkTurn(self, answer))
         return True
 
-    async def _pass_on(self, response: Any) -> None:
+    def _passed_on(self, response: Any) -> ReplicaResponse:
         # Only a response resets the backoff: a replica that accepts and then fails keeps its
         # delays.
         self._attempts = 0
@@ -421,38 +488,27 @@ class ReplicaTask(Actor[_Message]):
         if let_go:
             self._outbox.extend(let_go)
             self._send()
-        await self._tell(ReplicaResponse(self._name, self.incarnation, response, self._half))
+        return ReplicaResponse(self._name, self.incarnation, response, self._half)
 
-    async def _tell(self, message: ReplicaConnected | ReplicaResponse | ReplicaLost) -> None:
-        """Send a message to the controller; stop when the controller has stopped."""
-        try:
-            await self._controller.send(message)
-        except (ResourceClosed, ConnectionBroken):
-            self.ctx.stop()
-
-    async def _lost(self, error: Exception) -> None:
+    def _lost(self, error: Exception) -> ReplicaLost:
         self._why = f"{type(error).__name__}: {error}"
         named = error if isinstance(error, PenstockError) else ConnectionBroken(self._why)
         if not isinstance(error, PenstockError):
             log.error("%s: its connection failed by a fault of ours", self._name, exc_info=error)
-        for effect in (self._sending, self._receiving):
-            if effect is not None:
-                effect.cancel()
-        self._sending = self._receiving = None
-        client, self._client = self._client, None
-        self._replayed = False
-        self._outbox.clear()
+        client = self._forget()
         if client is not None:
-            self.ctx.effect(client.close, done=lambda _: None, failed=lambda _: None)
-        await self._tell(ReplicaLost(self._name, self.incarnation, named, self._half))
+            self._leave(client)
+        lost = ReplicaLost(self._name, self.incarnation, named, self._half)
         # Messages of the lost connection that are still on their way no longer match.
         self.incarnation += 1
         self._attempts += 1
         delay = self._settings.retry_delay_ms(self._attempts)
         log.info("replica %s is gone (%s); connecting again in %d ms", self._name, self._why, delay)
-        self.ctx.after(delay, _Retry())
+        self._ctx.after(delay, LinkTurn(self, _Retry()))
+        return lost
 
     def describe(self) -> str:
+        """Return the state of the connection, as text for people."""
         if self._client is None:
             why = self._why or "none"
             return f"{self._name}: connecting, attempt {self._attempts + 1}; last error: {why}"
