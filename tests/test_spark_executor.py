@@ -45,7 +45,6 @@ from actors.plan.jobs import (
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess
-from actors.spark.start import ChildMessage
 from actors.spark_executor import DEATHS_OUTSIDE, SparkExecutor
 from actors.testing.isolation import ActorIsolation
 
@@ -66,7 +65,7 @@ class FakeChild(EngineProcess):
         self.killed = False
         self._answers_in, self._answers_out = anyio.create_memory_object_stream[Any](100)
 
-    def send(self, message: ChildMessage) -> None:
+    def send(self, message: Any) -> None:
         if isinstance(message, AnalyzeStatement) and message.sql == "too large":
             raise LocalProtocolError("too large for a frame")
         self.sent.append(message)

@@ -47,7 +47,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.storage import StorageTagged, StorageTaggedResponse
 from actors.spans import span_below
-from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE
+from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
 
 SERVED_MAX: Final = 1024
 """Number of past nonces remembered. A worker's responses are ordered, so only the last few
@@ -271,10 +271,8 @@ class ChannelAdapter(Actor[AdapterMessage]):
             await self._from_worker(tagged)
 
     async def _command(self, nonce: Nonce, command: Command | CommandBatch) -> None:
-        parent = command.traceparent if isinstance(command, Peek | ScheduleDataflow) else None
-        with span_below(parent, ADAPTER_COMMAND, nonce, self._index) as opened:
-            if opened is not None and isinstance(command, Peek | ScheduleDataflow):
-                command = replace(command, traceparent=opened.traceparent)
+        parent = TRACEPARENT.get() if isinstance(command, Peek | ScheduleDataflow) else None
+        with span_below(parent, ADAPTER_COMMAND, nonce, self._index):
             await self._send_command(TaggedCommand(nonce, command))
 
     async def _took(self, message: ResponsesAcked) -> None:

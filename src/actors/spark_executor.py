@@ -67,6 +67,7 @@ from actors.plan.jobs import (
 )
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch, make_clean_folder
+from actors.telemetry import TRACEPARENT, with_context
 
 # -- Jobs that ended the engine, which are not run again for a while -------------------------------
 # A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
@@ -140,9 +141,8 @@ def _dataflow_of(job: Job) -> str:
 
 
 def _content_of(job: Job) -> bytes:
-    """Return a digest of a job without its id and its trace."""
-    same = {name: None for name in ("traceparent",) if hasattr(job, name)}
-    bare = msgspec.structs.replace(job, job_id="", **same)
+    """Return a digest of a job without its id."""
+    bare = msgspec.structs.replace(job, job_id="")
     return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
 
 
@@ -193,7 +193,7 @@ _Message: TypeAlias = ExecutorMessage | _Started | _Answered | _Ended | _StartAg
 class _Entry:
     """A job that is waiting or in flight."""
 
-    __slots__ = ("alone", "attempts", "canceled", "order", "overdue", "run")
+    __slots__ = ("alone", "attempts", "canceled", "order", "overdue", "run", "traceparent")
 
     def __init__(self, run: SubmitJob, order: int, *, alone: bool) -> None:
         self.run = run
@@ -205,6 +205,8 @@ class _Entry:
         self.canceled = False
         self.overdue: RunningEffect | None = None
         """Timer of a canceled job."""
+        self.traceparent = TRACEPARENT.get()
+        """Trace context of the asker: a traced job's answer has a `JobTrace`."""
 
     @property
     def job(self) -> Job:
@@ -386,7 +388,7 @@ class SparkExecutor(Actor[_Message]):
                 )
                 continue
             try:
-                self._process.send(entry.job)
+                self._process.send(with_context(entry.job, entry.traceparent))
             except PenstockError as error:  # too large for a frame: nothing was sent
                 self._fail(entry, error)
                 continue

@@ -8,7 +8,7 @@ nonce) is an attribute. Spans are opened by `actors.spans`.
 from __future__ import annotations
 
 from contextvars import ContextVar, Token
-from typing import Final
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from opentelemetry.trace import SpanKind
@@ -42,6 +42,32 @@ def deactivate_context(token: Token[str | None]) -> None:
     """End what `activate_context` began."""
     HELD.blocks -= 1
     TRACEPARENT.reset(token)
+
+
+M = TypeVar("M")
+
+
+class TracedMessage(msgspec.Struct, Generic[M], gc=False):
+    """A message of a sampled trace, with the context of its sender; all others go without.
+
+    It is the envelope of mailboxes and of connections; on a wire the context is the frame's header
+    (`actors.protocol.frames`).
+    """
+
+    message: M
+    traceparent: str
+
+
+def with_context(message: M, traceparent: str | None) -> M | TracedMessage[M]:
+    """Return the message in an envelope with this context, if there is one."""
+    return message if traceparent is None else TracedMessage(message, traceparent)
+
+
+def split_context(message: Any) -> tuple[Any, str | None]:
+    """Return a message, out of its envelope, and its context if it has one."""
+    if isinstance(message, TracedMessage):
+        return message.message, message.traceparent
+    return message, None
 
 
 UNSAMPLED: Final = "00-00000000000000000000000000000001-0000000000000001-00"

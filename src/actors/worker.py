@@ -66,6 +66,8 @@ from actors.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.persist import PersistClient
 from actors.protocol.compute import (
     IndexExport,
+    Peek,
+    PeekResponse,
     TaggedCommand,
     TaggedResponse,
     TaggedResponses,
@@ -254,7 +256,10 @@ class Worker(Actor[WorkerMessage]):
                 # Without a proposal the command needs no place in the order.
                 if not effects:
                     self._done_with_one()
-            case SequencedCommand():
+            case SequencedCommand(command=command):
+                # A traced peek travels alone.
+                if isinstance(command, Peek):
+                    self._peeking.keep_context(command.uuid)
                 for effects in self._state.steps(message):
                     for effect in effects:
                         await self._perform(effect)
@@ -332,6 +337,8 @@ class Worker(Actor[WorkerMessage]):
             case e.OfferCommand():
                 await self._propose(effect.propose)
             case e.SendComputeResponse(response=response, number=number, receipt=receipt):
+                if isinstance(response, PeekResponse):
+                    self._peeking.forget_context(response.uuid)
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
@@ -339,6 +346,7 @@ class Worker(Actor[WorkerMessage]):
                 if done is not None:
                     await self._feed(done)
             case e.SwitchComputeClient():
+                self._peeking.forget_context(None)
                 self._deliver(self._outbox.switch(effect.nonce))
             case e.AcknowledgeBatch():
                 self._deliver([(effect.number, effect.emitted)])

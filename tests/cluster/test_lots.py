@@ -48,6 +48,7 @@ from actors.protocol.compute import (
     TaggedResponses,
 )
 from actors.settings import Settings
+from actors.telemetry import TracedMessage
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 from actors.transport.connection import FramedConnection, TransportListener, dial
@@ -279,8 +280,8 @@ class Talk:
         await self.adapters[0].expect(FromClient, command=complete)
 
 
-def peek(uuid: str, traceparent: str | None = None) -> Peek:
-    return Peek(uuid, IndexTarget("i1"), 5, traceparent=traceparent)
+def peek(uuid: str) -> Peek:
+    return Peek(uuid, IndexTarget("i1"), 5)
 
 
 async def test_commands_that_came_together_go_on_together(stage: ActorIsolation) -> None:
@@ -309,7 +310,7 @@ async def test_a_context_that_is_not_let_in_does_not_travel(stage: ActorIsolatio
     talk = Talk(stage)
     await talk.begin()
     traceparent = f"00-{1:032x}-{1:016x}-01"
-    await talk.connection.send(ClientCommands((peek("p1", traceparent), peek("p2"))))
+    await talk.connection.send(ClientCommands((TracedMessage(peek("p1"), traceparent), peek("p2"))))
     await talk.adapters[0].expect(FromClient, command=CommandBatch((peek("p1"), peek("p2"))))
 
 

@@ -197,10 +197,10 @@ class Script:
         self.room = 0
         self.there: PeekRows | None = None
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Any) -> None:
         self.sent.append(command)
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Any]) -> int:
         taken = commands[: self.room]
         self.room -= len(taken)
         self.sent.extend(taken)

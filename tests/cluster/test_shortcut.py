@@ -368,14 +368,6 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
         ("all rows", (), 5, Peek("p", IndexTarget("i1"), 4)),
         ("another form", (), 5, roundabout("p", 1, 4)),
         ("another index", (), 5, Peek("p", IndexTarget("i2"), 4, ("k",), keys(1))),
-        (
-            "to be traced",
-            (),
-            5,
-            Peek(
-                "p", IndexTarget("i1"), 4, ("k",), keys(1), traceparent=f"00-{1:032x}-{1:016x}-01"
-            ),
-        ),
     ],
 )
 def test_what_the_workers_are_asked(

@@ -60,11 +60,11 @@ class FakeReplica:
         self.commands.clear()
         return self
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Any) -> None:
         self.commands.append(command)
         self._notify()
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Any]) -> int:
         self.commands.extend(commands)
         self._notify()
         return len(commands)

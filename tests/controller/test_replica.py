@@ -64,11 +64,11 @@ class FakeClient:
         changed, self._changed = self._changed, anyio.Event()
         changed.set()
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Any) -> None:
         self.sent.append(command)
         self._notify()
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Any]) -> int:
         if self.closed:
             raise ConnectionBroken("closed")
         taken = list(commands)[: self.room]

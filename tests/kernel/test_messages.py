@@ -49,7 +49,7 @@ def test_every_actor_was_found() -> None:
         "ConnectClient",
         "EnqueueWrite",
         "FetchPart",
-        "ProposeCommand",
+        "SequencedCommand",
         "StartListen",
         "SubmitJob",
         "UpdatesInstalled",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from actors.errors import (
     RemoteProtocolError,
     UnknownCommand,
 )
+from actors.plan import jobs
 from actors.protocol import api, compute
 from actors.protocol.frames import (
     BLOCK_BYTES,
@@ -28,6 +29,7 @@ from actors.protocol.frames import (
     FrameBuffer,
     FrameCodec,
 )
+from actors.telemetry import TracedMessage, split_context
 
 CODEC: FrameCodec[compute.Command] = FrameCodec(compute.Command, 1024)
 
@@ -104,7 +106,7 @@ def poured(buffer: FrameBuffer, data: bytes, pieces: Callable[[], int]) -> list[
         buffer.wrote(count)
         if buffer.room == 0 or at == len(data) or count % 2:
             while (body := buffer.next()) is not None:
-                found.append(bytes(ANY.decode(body)))
+                found.append(bytes(split_context(ANY.decode(body))[0]))
     return found
 
 
@@ -149,3 +151,63 @@ def test_bytes_before_the_first_frame_are_taken_as_they_are() -> None:
     assert body is not None
     assert CODEC.decode(body) == compute.Hello("n")
     assert buffer.take(1) is None
+
+
+# -- the header: the trace context of a message ----------------------------------------------------
+
+CONTEXT = f"00-{7:032x}-{9:016x}-01"
+
+
+class PeekBefore(msgspec.Struct, frozen=True, tag="Peek"):
+    """A peek as a peer of the release before knows it."""
+
+    uuid: str
+    time: int
+    traceparent: str | None = None
+    project: tuple[str, ...] | None = None
+
+
+@pytest.mark.parametrize(
+    "kind", [api.ClientMessage, api.Answer, compute.Command, jobs.Job], ids=str
+)
+def test_every_message_leaves_room_for_a_header(kind: Any) -> None:
+    for each in get_args(kind):
+        # The map has an entry for the message's name, and one for the header.
+        assert len(msgspec.structs.fields(each)) + 2 < 16, each.__name__
+
+
+def test_a_context_is_the_first_entry_of_the_frame() -> None:
+    message = compute.CancelPeek("p1")
+    codec: FrameCodec[Any] = FrameCodec(compute.Command, 1000)
+    body = codec.encode(TracedMessage(message, CONTEXT))[HEADER.size :]
+    assert codec.decode(body) == TracedMessage(message, CONTEXT)
+    assert codec.decode(memoryview(body)) == TracedMessage(message, CONTEXT)
+    assert codec.decode(codec.encode(message)[HEADER.size :]) == message
+    assert list(msgspec.msgpack.decode(body)) == ["traceparent", "type", "uuid"]
+
+
+def test_a_peer_of_the_release_before_reads_the_header_as_its_field() -> None:
+    peek = compute.Peek("p1", compute.IndexTarget("i1"), 5, project=("k",))
+    frame = FrameCodec(compute.Command, 1000).encode(TracedMessage(peek, CONTEXT))
+    found = msgspec.msgpack.decode(frame[HEADER.size :], type=PeekBefore | compute.CancelPeek)
+    assert found == PeekBefore("p1", 5, CONTEXT, ("k",))
+
+
+def test_the_field_of_the_release_before_is_read_as_a_header() -> None:
+    codec: FrameCodec[Any] = FrameCodec(compute.Command, 1000)
+    peek = compute.Peek("p1", compute.IndexTarget("i1"), 5, project=("k",))
+    former = msgspec.msgpack.decode(msgspec.msgpack.encode(peek))
+    for context, found in ((CONTEXT, TracedMessage(peek, CONTEXT)), (None, peek), ("no", peek)):
+        body = msgspec.msgpack.encode(former | {"traceparent": context})
+        assert codec.decode(body) == found
+    with pytest.raises(MalformedFrame):
+        codec.decode(msgspec.msgpack.encode(former | {"traceparent": 7}))
+
+
+def test_a_header_counts_in_the_frame() -> None:
+    message = compute.CancelPeek("p1")
+    size = len(FrameCodec(compute.Command, 1000).encode(message)) - HEADER.size
+    codec: FrameCodec[Any] = FrameCodec(compute.Command, size)
+    assert len(codec.encode(message)) == size + HEADER.size
+    with pytest.raises(LocalProtocolError, match="CancelPeek takes"):
+        codec.encode(TracedMessage(message, CONTEXT))

@@ -20,6 +20,7 @@ from wire_names import wire_name  # type: ignore[import-not-found]
 
 from actors.plan import jobs
 from actors.protocol import api, compute, storage
+from actors.protocol.frames import FORMERLY_TRACED
 
 FILE = Path(__file__).with_name("golden_frames.txt")
 WIRES: dict[str, Any] = {
@@ -39,6 +40,10 @@ of its jobs may change, and its `EngineStart` is not here.)"""
 def members(union: Any) -> list[type[msgspec.Struct]]:
     return list(get_args(union)) if get_args(union) else [union]
 
+
+CONTEXT_MOVED = FORMERLY_TRACED | {"PeekResponse"}
+"""Messages whose trace context was a field, and is the frame's header now (`test_frames.py` reads
+it in either place). That of `PeekResponse` was never set."""
 
 KINDS = [(wire, kind) for wire, union in WIRES.items() for kind in members(union)]
 
@@ -112,8 +117,11 @@ def test_bytes_are_what_they_were(wire: str, kind: type[msgspec.Struct]) -> None
     if now == before:
         assert decoded == message
         return
+    was = msgspec.msgpack.decode(before)
+    if wire_name(kind) in CONTEXT_MOVED:
+        was.pop("traceparent", None)
     # Fields were added: they are last, and what was there before is what it was.
-    assert extends(msgspec.msgpack.decode(now), msgspec.msgpack.decode(before))
+    assert extends(msgspec.msgpack.decode(now), was)
 
 
 def test_no_message_has_gone() -> None:

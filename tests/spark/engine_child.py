@@ -21,6 +21,7 @@ from actors.settings import Settings
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
 from actors.spark.start import EngineStart
+from actors.telemetry import TracedMessage
 
 
 class ChildProcess:
@@ -73,7 +74,10 @@ class ChildProcess:
 
     def receive_any(self) -> Answer:
         length = self.codec.check_length(self._exactly(HEADER.size))
-        return self.codec.decode(self._exactly(length))
+        answer: Any = self.codec.decode(self._exactly(length))
+        assert not isinstance(answer, TracedMessage)
+        found: Answer = answer
+        return found
 
     def ask(self, job: Job) -> Any:
         self.send(job)

@@ -53,11 +53,11 @@ FOUND = {
     "displaced_unproved": 7008,
     "lease_released_early": 7262,
     "no_nonce_check": 7024,
-    "nonce_used_again": 7000,
+    "nonce_used_again": 7033,
     "past_a_failed_fetch": 7032,
     "peeks_not_forgotten": 7186,
     "stash_forgotten": 7074,
-    "winner_not_read": 30667,
+    "winner_not_read": 30579,
 }
 """A seed that finds each planted bug."""
 

@@ -29,7 +29,7 @@ from actors.protocol.api import (
 )
 from actors.protocol.row_finishing import RowFinisher
 from actors.spans import accept, make_request_context, root, span_below
-from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST
+from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST, split_context
 
 # -- The client's side of a subscribe: changes out of answers, with a pause when too many wait -----
 
@@ -76,12 +76,11 @@ async def follow(
                 name,
                 frontier,
                 start,
-                make_request_context(opened),
                 wanted.up_to,
                 wanted.snapshot,
                 wanted.progress,
             )
-            slot = await exchange.open(request)
+            slot = await exchange.open(request, make_request_context(opened))
         paused = ended = False
         kept: list[ChangeBatch] = []
         try:
@@ -135,13 +134,14 @@ async def concatenate_pieces(
                 tables = []
 
 
-def _change(answer: Any) -> ChangeBatch:
+def _change(received: Any) -> ChangeBatch:
+    answer, traceparent = split_context(received)
     if not isinstance(answer, SubscribeChanges):
         raise RemoteProtocolError(f"the service answered Subscribe with {type(answer).__name__}")
     arrow = answer.arrow
     if arrow is None:
         return ChangeBatch(answer.lower, answer.upper, None, answer.partial)
-    with span_below(accept(answer.traceparent), CLIENT_CHANGES) as opened:
+    with span_below(accept(traceparent), CLIENT_CHANGES) as opened:
         if opened is not None:
             opened.describe(answer.request, answer.lower, answer.upper, len(arrow))
         return ChangeBatch(answer.lower, answer.upper, from_ipc(arrow), answer.partial)

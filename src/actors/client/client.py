@@ -104,7 +104,7 @@ from actors.protocol.api import (
     objects_of,
 )
 from actors.settings import Settings
-from actors.spans import begin_root, make_request_context, root, use_context
+from actors.spans import begin_root, make_request_context, root
 from actors.telemetry import CLIENT_REQUEST
 from actors.transport.address import NetworkAddress
 from actors.transport.connection import dial
@@ -399,10 +399,11 @@ class Client(ClientSources, ClientRoles):
         encoded = tuple([await self._encoded(*change) for change in changes.items()])
         number = self._exchange.number()
         with root(CLIENT_REQUEST) as opened:
-            request = WriteTables(number, encoded, make_request_context(opened))
+            request = WriteTables(number, encoded)
             if opened is not None:
                 opened.describe(number, objects_of(request))
-            return (await self._exchange.ask(request, WriteCommitted)).time
+            context = make_request_context(opened)
+            return (await self._exchange.ask(request, WriteCommitted, context)).time
 
     async def _encoded(self, table: str, change: TableWrite) -> TableChange:
         parts = (change.insert, change.delete, change.update)
@@ -440,8 +441,8 @@ class Client(ClientSources, ClientRoles):
         spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, name) as opened:
-            request = spec.read(number, name, as_of, deadline_ms, make_request_context(opened))
-            slot = await self._exchange.open(request)
+            request = spec.read(number, name, as_of, deadline_ms)
+            slot = await self._exchange.open(request, make_request_context(opened))
             tables = await collect_answers(self._exchange, number, slot, spec)
         return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
@@ -474,11 +475,10 @@ class Client(ClientSources, ClientRoles):
         number = self._exchange.number()
         # Not `root`: its context would stay set in the caller's task from one piece to the next.
         opened = begin_root(CLIENT_REQUEST, number, name)
-        request = spec.read(number, name, as_of, deadline_ms, make_request_context(opened))
+        request = spec.read(number, name, as_of, deadline_ms)
         failed: BaseException | None = None
         try:
-            with use_context(None if opened is None else opened.traceparent):
-                slot = await self._exchange.open(request)
+            slot = await self._exchange.open(request, make_request_context(opened))
             async with contextlib.aclosing(self._answers(number, slot, spec)) as pieces:
                 async for piece in pieces:
                     yield piece
@@ -545,10 +545,8 @@ class Client(ClientSources, ClientRoles):
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
-            request = RunQuery(
-                number, sql, as_of, deadline_ms, engine, make_request_context(opened), latest
-            )
-            slot = await self._exchange.open(request)
+            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest)
+            slot = await self._exchange.open(request, make_request_context(opened))
             instead = await self._exchange.read_instead(number, slot)
         if instead is None:
             found, names = self._answers(number, slot, PLAIN_READ), None
@@ -637,9 +635,7 @@ class Client(ClientSources, ClientRoles):
         self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
     ) -> None:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
-            await self._done(
-                msgspec.structs.replace(statement, traceparent=make_request_context(opened))
-            )
+            await self._done(statement, make_request_context(opened))
 
-    async def _done(self, request: Request) -> None:
-        await self._exchange.ask(request, RequestDone)
+    async def _done(self, request: Request, traceparent: str | None = None) -> None:
+        await self._exchange.ask(request, RequestDone, traceparent)

@@ -166,8 +166,8 @@ class ClientSources:
     async def _carry_out(self, statement: Traced) -> str:
         name = getattr(statement, "name", "")
         with root(CLIENT_REQUEST, statement.request, name) as opened:
-            traced = msgspec.structs.replace(statement, traceparent=make_request_context(opened))
-            return (await self._exchange.ask(traced, RequestDone)).text
+            context = make_request_context(opened)
+            return (await self._exchange.ask(statement, RequestDone, context)).text
 
 
 def _encoded(config: Mapping[str, Any] | msgspec.Struct) -> tuple[str, bytes]:

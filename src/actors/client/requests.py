@@ -39,11 +39,13 @@ from actors.protocol.api import (
     Request,
     RequestFailed,
     RunQuery,
+    SubscribeChanges,
     SubscribeObject,
     WaitFor,
 )
 from actors.protocol.role_messages import CheckRight, ListRoles
 from actors.settings import Settings
+from actors.telemetry import split_context, with_context
 
 A = TypeVar("A")
 
@@ -126,9 +128,9 @@ class RequestExchange:
         self.lose(ResourceClosed("the client was closed"))
         await self._link.aclose()
 
-    async def ask(self, request: Request, kind: type[A]) -> A:
-        """Send a request and return its one answer."""
-        slot = await self.open(request)
+    async def ask(self, request: Request, kind: type[A], traceparent: str | None = None) -> A:
+        """Send a request, in that trace context, and return its one answer."""
+        slot = await self.open(request, traceparent)
         answered = False
         try:
             answer = await self.next_answer(slot)
@@ -149,15 +151,16 @@ class RequestExchange:
             )
         return answer
 
-    async def open(self, request: Request) -> RequestSlot:
-        """Send a request and return its slot; answers come by `next_answer` until `close`. Raises
-        the error that ended the connection."""
+    async def open(self, request: Request, traceparent: str | None = None) -> RequestSlot:
+        """Send a request, in that trace context, and return its slot; answers come by
+        `next_answer` until `close`. Raises the error that ended the connection."""
         if self.lost is not None:
             raise from_wire(*to_wire(self.lost))
         slot = self._slots[request.request] = RequestSlot()
         try:
-            if not self._link.offer((request,)):
-                await self._link.send(request)
+            message = with_context(request, traceparent)
+            if not self._link.offer((message,)):
+                await self._link.send(message)
         except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)
             self.lose(error)
@@ -225,10 +228,11 @@ class RequestExchange:
                 # Also after an error or a cancellation: another waiter must drive the loop.
                 self._hand_over()
         answer = slot.answers.popleft()
-        slot.bytes -= _size(answer)
+        slot.bytes -= _size(split_context(answer)[0])
         return answer
 
-    def _dispatch(self, answer: Any) -> None:
+    def _dispatch(self, received: Any) -> None:
+        answer, _ = split_context(received)
         number = getattr(answer, "request", 0)
         if number == 0 and isinstance(answer, RequestFailed):
             # Request 0 is none: the service ends the connection.
@@ -237,7 +241,8 @@ class RequestExchange:
         slot = self._slots.get(number)
         # Answers to a closed request are dropped.
         if slot is not None:
-            slot.answers.append(answer)
+            # Changes keep their context: a span is opened below it when they are taken.
+            slot.answers.append(received if isinstance(answer, SubscribeChanges) else answer)
             slot.bytes += _size(answer)
             slot.wake.set()
 

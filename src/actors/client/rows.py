@@ -250,7 +250,6 @@ class ReadSpec(msgspec.Struct, frozen=True):
         name: str,
         as_of: Time | None,
         deadline_ms: int | None,
-        traceparent: str | None,
     ) -> ReadObject:
         """Return the request."""
         return ReadObject(
@@ -260,7 +259,6 @@ class ReadSpec(msgspec.Struct, frozen=True):
             self.keys,
             self.key_columns,
             deadline_ms,
-            traceparent,
             self.filter,
             self.columns,
             self.finishing,

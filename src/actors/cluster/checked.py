@@ -42,6 +42,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Half
 from actors.settings import Settings
+from actors.telemetry import split_context
 
 # -- Rules of a cluster's responses: the client's side of the protocol. Pure -----------------------
 # `heard` notes every command that is about to be sent, `check` checks every response. Rules:
@@ -280,11 +281,12 @@ class CheckedClient:
         # By identity: a retry of the same command, not an equal one.
         if command is self._judged:
             return
+        bare, _ = split_context(command)
         try:
-            self._commands.check(command)
+            self._commands.check(bare)
         except (RemoteProtocolError, InvalidUsage) as error:
             raise LocalProtocolError(str(error)) from None
-        self._responses.heard(command)
+        self._responses.heard(bare)
         self._judged = command
 
     async def receive(self) -> Any:

@@ -33,7 +33,7 @@ from actors.errors import (
     ResourceClosed,
     from_wire,
 )
-from actors.kernel import ActorAddress, TracedMessage
+from actors.kernel import ActorAddress
 from actors.progress import Nonce
 from actors.protocol.compute import (
     Command,
@@ -47,6 +47,7 @@ from actors.protocol.compute import (
 from actors.protocol.internal import Half
 from actors.settings import Settings
 from actors.spans import use_context
+from actors.telemetry import TracedMessage, split_context
 from actors.transport.address import NetworkAddress as Place
 from actors.transport.connection import FramedConnection, dial
 from actors.transport.security import for_dialler
@@ -58,12 +59,12 @@ REPLICA_VERSION: Final = 2
 class ClusterClient(Protocol):
     """One connection to a cluster."""
 
-    async def send(self, command: Command, /) -> None:
-        """Send a command; the first is a Hello. Raises the reason for which the connection has
-        ended."""
+    async def send(self, command: Command | TracedMessage[Command], /) -> None:
+        """Send a command, perhaps with a trace context; the first is a Hello. Raises the reason
+        for which the connection has ended."""
         ...
 
-    def offer(self, commands: Sequence[Command], /) -> int:
+    def offer(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
         """Send as many of the first commands as possible without waiting, and return their number.
         0: use `send`, which waits. Raises as `send`, for the first command."""
         ...
@@ -121,7 +122,7 @@ class LocalClient:
         self._checked = True
         return self
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Command | TracedMessage[Command]) -> None:
         """See `ClusterClient`."""
         if self._inbox.error is not None:
             raise self._inbox.error
@@ -129,6 +130,7 @@ class LocalClient:
             await self._route(self._conversation.route((command,)))
             self._end_if_failed()
             return
+        command, _ = split_context(command)
         if self._hello is None:
             if not isinstance(command, Hello):
                 raise LocalProtocolError(f"{type(command).__name__} came before Hello")
@@ -142,7 +144,7 @@ class LocalClient:
             return
         await self._introduce(self._hello, command)
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
         """See `ClusterClient`. Returns 0 until the cluster has accepted this client: `send` then
         waits."""
         if self._inbox.error is not None:
@@ -235,8 +237,7 @@ class LocalClient:
         for each in messages:
             # Nothing counts that comes after a response which breaks a rule.
             if self._conversation.failed is None:
-                message = each.message if isinstance(each, TracedMessage) else each
-                self._conversation.absorb(message)
+                self._conversation.absorb(split_context(each)[0])
         self._end_if_failed()
 
     async def close(self) -> None:
@@ -256,13 +257,13 @@ class WireClient:
         self._connection = connection
         self._refused: PenstockError | None = None
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Command | TracedMessage[Command]) -> None:
         """See `ClusterClient`."""
         if self._refused is not None:
             raise self._refused
         await self._connection.send(command)
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Command | TracedMessage[Command]]) -> int:
         """See `ClusterClient`."""
         if self._refused is not None:
             raise self._refused
@@ -276,7 +277,7 @@ class WireClient:
         """See `ClusterClient`."""
         if self._refused is not None:
             raise self._refused
-        response = await self._connection.receive()
+        response: Response = split_context(await self._connection.receive())[0]
         self._look(response)
         if self._refused is not None:
             raise self._refused
@@ -290,7 +291,7 @@ class WireClient:
         """See `ClusterClient`."""
         if self._refused is not None:
             return []
-        found = self._connection.at_hand(count_max)
+        found = [split_context(each)[0] for each in self._connection.at_hand(count_max)]
         if found:
             self._look(found[-1])  # nothing follows a refusal
         return found if self._refused is None else found[:-1]

@@ -68,7 +68,7 @@ from actors.protocol.compute import (
 )
 from actors.settings import TOKEN_BYTES_MAX, Settings
 from actors.spans import accept, span_below, use_context
-from actors.telemetry import CONNECTION_COMMAND
+from actors.telemetry import CONNECTION_COMMAND, split_context
 
 # -- Batched acknowledgements of responses to the workers. Pure ------------------------------------
 # Each worker allows only so many responses, and so many bytes, in flight (`compute.outbox`).
@@ -152,7 +152,8 @@ class ResponseSink(Protocol):
 
 
 class ClientCommands(msgspec.Struct, frozen=True, gc=False):
-    """Commands of the client, in order, for its half."""
+    """Commands of the client, in order, for its half; those with a trace context in a
+    `TracedMessage`."""
 
     commands: tuple[Any, ...]
 
@@ -293,7 +294,8 @@ class ComputeConversation(ClientConversation):
     def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
         """See `ClientConversation`."""
         routed: list[RoutedCommand] = []
-        for command in commands:
+        for each in commands:
+            command, traceparent = split_context(each)
             try:
                 if self._rules is not None:
                     self._rules.check(command)
@@ -303,19 +305,22 @@ class ComputeConversation(ClientConversation):
                 return routed
             if isinstance(command, InitializationComplete):
                 self._complete = True
-            if answer and isinstance(command, Peek) and self._answers(command):
+            # A traced peek takes the long way, so that its spans show it.
+            if answer and traceparent is None and self._answers(command):
                 continue
             self.shortcut.heard(command)
-            if isinstance(command, Peek | ScheduleDataflow) and command.traceparent is not None:
-                self._traced(command, routed)
+            if isinstance(command, Peek | ScheduleDataflow) and traceparent is not None:
+                self._traced(command, traceparent, routed)
             else:
                 self._command(command, routed)
         if self._complete:
             self._pass_on(routed)
         return routed
 
-    def _answers(self, peek: Peek) -> bool:
+    def _answers(self, peek: Command) -> bool:
         """Answer a peek here, if its rows are there; return whether it was answered."""
+        if not isinstance(peek, Peek):
+            return False
         # No worker's window bounds these answers, so the queue must.
         if len(self._queue) >= AT_ONCE_MAX or not self._complete:
             return False
@@ -339,12 +344,14 @@ class ComputeConversation(ClientConversation):
         if len(self._lot) >= LOT_MAX:
             self._pass_on(routed, traceparent)
 
-    def _traced(self, command: Peek | ScheduleDataflow, routed: list[RoutedCommand]) -> None:
+    def _traced(
+        self, command: Peek | ScheduleDataflow, traceparent: str, routed: list[RoutedCommand]
+    ) -> None:
         """Pass on a command with a trace context; a sampled one goes alone, so that its spans show
         its own way."""
-        parent = accept(command.traceparent)
+        parent = accept(traceparent)
         if parent is None:
-            self._command(msgspec.structs.replace(command, traceparent=None), routed)
+            self._command(command, routed)
             return
         if self._complete:
             self._pass_on(routed)
@@ -354,10 +361,10 @@ class ComputeConversation(ClientConversation):
                     opened.describe(self.nonce, command.uuid, command.target.id)
                 else:
                     opened.describe(self.nonce, "", command.id)
-                command = msgspec.structs.replace(command, traceparent=opened.traceparent)
-        self._command(command, routed, command.traceparent)
+                parent = opened.traceparent
+        self._command(command, routed, parent)
         if self._complete:
-            self._pass_on(routed, command.traceparent)
+            self._pass_on(routed, parent)
 
     def _pass_on(self, routed: list[RoutedCommand], traceparent: str | None = None) -> None:
         if not self._lot:

@@ -292,7 +292,7 @@ class PartitionedState:
         del self._peeks[response.uuid]
         results = [answers[number] for number in sorted(answers)]
         merged = merge_results(results, self._limits.result_bytes_max)
-        return PeekResponse(response.uuid, merged, response.traceparent)
+        return PeekResponse(response.uuid, merged)
 
     def _copy(self, part: int, response: CopyToResponse) -> CopyToResponse | None:
         answers = self._copies.setdefault(response.id, {})

@@ -26,6 +26,7 @@ from actors.errors import ConnectionBroken, PenstockError, RemoteProtocolError, 
 from actors.kernel import ActorAddress
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.settings import Settings
+from actors.telemetry import split_context
 from actors.transport.connection import FramedConnection
 
 
@@ -96,11 +97,11 @@ class ConversationServer:
         came = ""
         try:
             with anyio.fail_after(limit_ms / 1000):
-                hello = await connection.receive()
+                hello, _ = split_context(await connection.receive())
                 if not isinstance(hello, Hello):
                     raise RemoteProtocolError(f"{type(hello).__name__} came before Hello")
                 came = ", only Hello"
-                instance = await connection.receive()
+                instance, _ = split_context(await connection.receive())
         except TimeoutError:
             raise RemoteProtocolError(
                 f"no Hello and CreateInstance in {limit_ms} ms (connect_timeout_ms){came}"

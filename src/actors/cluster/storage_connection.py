@@ -45,6 +45,7 @@ from actors.protocol.storage import (
 )
 from actors.settings import Settings
 from actors.storage.history import StorageDefinitions
+from actors.telemetry import split_context
 from actors.transport.address import NetworkAddress as Place
 from actors.transport.connection import FramedConnection, TransportListener, dial
 from actors.transport.security import for_dialler, for_listener
@@ -214,7 +215,7 @@ class StorageServer(ConversationServer):
         limit_ms = self._settings.connect_timeout_ms
         try:
             with anyio.fail_after(limit_ms / 1000):
-                hello = await connection.receive()
+                hello, _ = split_context(await connection.receive())
         except TimeoutError:
             raise RemoteProtocolError(f"no Hello in {limit_ms} ms (connect_timeout_ms)") from None
         if not isinstance(hello, Hello):
@@ -282,7 +283,9 @@ class StorageConversation(ClientConversation):
     def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
         """See `ClientConversation`. This half has no peeks."""
         routed: list[RoutedCommand] = []
-        for command in commands:
+        for each in commands:
+            # Commands of this half are not traced.
+            command, _ = split_context(each)
             try:
                 if self._rules is not None:
                     self._rules.check(command)
@@ -291,7 +294,7 @@ class StorageConversation(ClientConversation):
                 self.failed = error
                 return routed
             routed += (
-                RoutedCommand(part, StorageFromClient(self.nonce, each)) for part, each in split
+                RoutedCommand(part, StorageFromClient(self.nonce, one)) for part, one in split
             )
         return routed
 

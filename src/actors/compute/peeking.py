@@ -53,7 +53,7 @@ from actors.protocol.compute import (
 from actors.protocol.internal import InputStatistics, InspectInputs
 from actors.protocol.relations import worker_relation
 from actors.spans import span_below
-from actors.telemetry import BYTES, WORKER_PEEK
+from actors.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
 # -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
 # Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
@@ -178,6 +178,8 @@ class PeekRunner:
         self._logs = logs
         self._share = HashShare(site.index, site.count)
         self._running: dict[int, RunningEffect] = {}
+        self._contexts: dict[str, str] = {}
+        """Trace contexts of unanswered peeks, by uuid: a peek may wait for its time."""
         self._at_once = 0
         orphan_ms = site.settings.stash_orphan_ms
         writer = f"{site.replica}-{site.index}" if site.replica else f"{site.index}"
@@ -208,6 +210,19 @@ class PeekRunner:
     def new_turn(self) -> None:
         """Reset the count of peeks on the loop, as other work had its turn."""
         self._at_once = 0
+
+    def keep_context(self, uuid: str) -> None:
+        """Keep the current trace context for a peek."""
+        traceparent = TRACEPARENT.get()
+        if traceparent is not None:
+            self._contexts[uuid] = traceparent
+
+    def forget_context(self, uuid: str | None) -> None:
+        """Forget the context of an answered peek; None: of all peeks, whose client is gone."""
+        if uuid is None:
+            self._contexts.clear()
+        else:
+            self._contexts.pop(uuid, None)
 
     def stop(self, ticket: int) -> None:
         """Cancel a peek."""
@@ -245,7 +260,7 @@ class PeekRunner:
             self._run(effect, nonce, lambda: self._log_answer(peek, effect.bytes_max, inline_max))
             return None
         assert arrangement is not None, "a sealed index has an arrangement"
-        if self._at_once < AT_ONCE_MAX and peek.traceparent is None:
+        if self._at_once < AT_ONCE_MAX and peek.uuid not in self._contexts:
             self._at_once += 1
             try:
                 result = answer_on_loop(arrangement, peek, self._share, inline_max)
@@ -302,7 +317,7 @@ class PeekRunner:
     async def _traced(
         self, peek: Peek, nonce: str, read: Callable[[], Awaitable[PeekResult]]
     ) -> PeekResult:
-        with span_below(peek.traceparent, WORKER_PEEK) as opened:
+        with span_below(self._contexts.get(peek.uuid), WORKER_PEEK) as opened:
             if opened is None:
                 return await read()
             opened.describe(nonce, self._site.index, peek.target.id, peek.time)

@@ -172,7 +172,7 @@ from actors.protocol.role_messages import (
 )
 from actors.settings import Settings
 from actors.spans import measure, measuring
-from actors.telemetry import LAG_MS, TRACEPARENT
+from actors.telemetry import LAG_MS
 from actors.tracing.setup import running
 from actors.views.explain import explain
 
@@ -595,8 +595,7 @@ class Controller(Actor[ControllerMessage]):
         )
         assert self._state.writer is not None
         try:
-            planned, trace = PlannedWrite(changes), TRACEPARENT.get()
-            enqueue = EnqueueWrite(session, request.request, planned, traceparent=trace)
+            enqueue = EnqueueWrite(session, request.request, PlannedWrite(changes))
             # The controller never waits to send: a full writer is reported to the client as
             # `ResourceBusy`.
             self._state.writer.send_nowait(enqueue)

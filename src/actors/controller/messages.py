@@ -106,7 +106,6 @@ class EnqueueWrite(msgspec.Struct, frozen=True, gc=False):
     request: int
     write: PlannedWrite
     at: Time | None = None
-    traceparent: str | None = None
 
 
 class TickTables(msgspec.Struct, frozen=True, gc=False):

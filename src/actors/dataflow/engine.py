@@ -205,8 +205,6 @@ class EngineClient:
     ) -> JobResult | MadeFiles:
         """Run a job whose answer may be files, if the job asks for them. Raises as `run` does."""
         with span(SPARK_JOB, job.job_id, self.dataflow) as opened:
-            if opened is not None:
-                job = msgspec.structs.replace(job, traceparent=opened.traceparent)
             known = self._announced is None
             asked = self.clock.monotonic_ms()
             answer = await (self._ask(job) if known else self._ask_beside(job))

@@ -19,7 +19,7 @@ from actors.kernel.lane import FlowWindow as FlowWindow
 from actors.kernel.mailbox import BoundedMailbox as BoundedMailbox
 from actors.kernel.mailbox import MailboxStatistics as MailboxStatistics
 from actors.kernel.mailbox import ReplySlot as ReplySlot
-from actors.kernel.mailbox import TracedMessage as TracedMessage
 from actors.kernel.retry import RetryLoop as RetryLoop
 from actors.kernel.retry import with_jitter as with_jitter
 from actors.kernel.supervisor import ActorSystem as ActorSystem
+from actors.telemetry import TracedMessage as TracedMessage

@@ -35,8 +35,8 @@ from actors.kernel.actor import (
     ActorCrashed,
     CrashPolicy,
 )
-from actors.kernel.mailbox import BoundedMailbox, LatchedFlag, TracedMessage
-from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
+from actors.kernel.mailbox import BoundedMailbox, LatchedFlag
+from actors.telemetry import TRACEPARENT, TracedMessage, activate_context, deactivate_context
 
 if TYPE_CHECKING:
     from actors.kernel.supervisor import ActorSystem

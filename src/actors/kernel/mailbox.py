@@ -27,7 +27,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from actors.errors import ActorDead, ConnectionBroken, PenstockError, ResourceClosed, WouldBlock
-from actors.telemetry import HELD, TRACEPARENT
+from actors.telemetry import HELD, TRACEPARENT, TracedMessage
 
 # -- A one-time event. Smaller than `asyncio.Event`, as most flags are never awaited ---------------
 
@@ -70,13 +70,6 @@ class LatchedFlag:
 
 M = TypeVar("M")
 R = TypeVar("R")
-
-
-class TracedMessage(msgspec.Struct, Generic[M], gc=False):
-    """A message of a sampled trace, with the context of its sender; all others go without."""
-
-    message: M
-    traceparent: str
 
 
 class MailboxStatistics(msgspec.Struct, frozen=True):

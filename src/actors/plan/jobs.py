@@ -104,8 +104,6 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     optimistic: bool = False
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
-    traceparent: str | None = None
-    """Context of the sampled trace that wants it; the answer has a `JobTrace` then."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -143,8 +141,6 @@ class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference")
     time: int
     old: JobRows | None = None
     conf: tuple[tuple[str, str], ...] = ()
-    traceparent: str | None = None
-    """The same as a `RunStep`'s."""
 
 
 class QueryFiles(msgspec.Struct, frozen=True, gc=False, tag="Query"):
@@ -173,7 +169,6 @@ class SelectContents(msgspec.Struct, frozen=True, gc=False, tag="Select"):
     conf: tuple[tuple[str, str], ...] = ()
     into_files: bool = False
     """True if a large answer is wanted as files, in order."""
-    traceparent: str | None = None
 
 
 class LendContents(msgspec.Struct, frozen=True, gc=False, tag="Lend"):
@@ -326,7 +321,7 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     frequent: LikelyRun | None = None
     """The run of a step like many before, for which a rehearsal pays."""
     trace: JobTrace | None = None
-    """Trace of a job with a `traceparent`."""
+    """Trace of a job that came with a trace context."""
 
     def paths(self) -> tuple[str, ...]:
         """Return all files, which are to be removed with the answer."""

@@ -53,7 +53,6 @@ class CreateSource(msgspec.Struct, frozen=True, gc=False, tag=True):
     configuration: bytes
     tables: tuple[SourceTable, ...] | None = None
     retain_history_ms: int | None = None
-    traceparent: str | None = None
 
 
 class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -62,7 +61,6 @@ class AlterSource(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     name: str
     add: tuple[SourceTable, ...]
-    traceparent: str | None = None
 
 
 class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -70,7 +68,6 @@ class DropSource(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     name: str
-    traceparent: str | None = None
     cascade: bool = False
     """True: what depends on its tables is dropped with them."""
 
@@ -83,7 +80,6 @@ class CreateSink(msgspec.Struct, frozen=True, gc=False, tag=True):
     on: str
     kind: str
     configuration: bytes
-    traceparent: str | None = None
 
 
 class DropSink(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -91,7 +87,6 @@ class DropSink(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     name: str
-    traceparent: str | None = None
 
 
 class ListSources(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -226,7 +221,6 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
     schema: TableSchema
     retain_history_ms: int | None = None
-    traceparent: str | None = None
     comment: str = ""
     column_comments: dict[str, str] = {}
 
@@ -243,7 +237,6 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     """``auto``, ``incremental``, ``incremental strict`` or ``full``."""
     target_lag_ms: int = 0
     """Age that the view may have; 0: as fresh as possible."""
-    traceparent: str | None = None
     replace: bool = False
     """True: a view of that name is replaced when this one is computed, and answered then."""
     comment: str = ""
@@ -267,7 +260,6 @@ class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
     comment: str | None = None
     """Comment of the object, or of `column`; empty: none."""
     column: str = ""
-    traceparent: str | None = None
     add_columns: tuple[TableColumn, ...] = ()
     """Further columns of a table."""
     column_comments: dict[str, str] = {}
@@ -281,7 +273,6 @@ class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
     name: str
     on: str
     key: tuple[str, ...]
-    traceparent: str | None = None
 
 
 class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
@@ -289,7 +280,6 @@ class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
 
     request: int
     name: str
-    traceparent: str | None = None
     cascade: bool = False
     """True: all that depend on it are dropped with it, at once."""
 
@@ -312,7 +302,6 @@ class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
 
     request: int
     changes: tuple[TableChange, ...]
-    traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
@@ -326,7 +315,6 @@ class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
     """Arrow IPC stream of the key values to look up (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
-    traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
     filter: tuple[ColumnComparison, ...] = ()
     """Comparisons that a row must pass, all of them."""
@@ -344,7 +332,6 @@ class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
-    traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
     up_to: Frontier | None = None
     """Only changes with ``time < up_to``; then the empty upper and the end."""
@@ -414,7 +401,6 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     deadline_ms: int | None = None
     engine: bool = False
     """True if the engine must run even a plain read."""
-    traceparent: str | None = None
     """W3C trace context of the request; if it is not sampled, the request is not traced."""
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
@@ -528,8 +514,6 @@ class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
     lower: Frontier
     upper: Frontier
     arrow: bytes | None = None
-    traceparent: str | None = None
-    """Sampled W3C trace context of a change among them."""
     partial: bool = False
 
 

@@ -130,8 +130,6 @@ class ScheduleDataflow(msgspec.Struct, frozen=True, gc=False, tag="Schedule"):
     """Lets a dataflow run."""
 
     id: ObjectId
-    traceparent: str | None = None
-    """Sampled W3C trace context of the request for the dataflow."""
 
 
 class AllowWrites(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -211,8 +209,6 @@ class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
     time: Time
     key_columns: tuple[str, ...] = ()
     keys: bytes | None = None
-    traceparent: str | None = None
-    """Sampled W3C trace context of the request."""
     filter: tuple[ColumnComparison, ...] = ()
     project: tuple[str, ...] | None = None
     finishing: RowSetFinishing | None = None
@@ -307,8 +303,6 @@ class PeekResponse(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     uuid: str
     result: PeekResult
-    traceparent: str | None = None
-    """Sampled W3C trace context of the worker that answered."""
 
 
 class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -327,6 +321,8 @@ class SubscribeBatch(msgspec.Struct, frozen=True, gc=False, tag=True):
     error: tuple[str, str] | None = None
     traceparent: str | None = None
     """Sampled W3C trace context of a change among them."""
+    # Data of the updates, not of the message: batches wait, merge over workers and are cut, so no
+    # envelope or header stays with the updates.
     parts: tuple[StashPart, ...] = ()
     """Parts in no order, each consolidated by itself at most. Their reader deletes them; unread
     ones are collected after `stash_orphan_ms`."""

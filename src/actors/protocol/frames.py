@@ -1,6 +1,8 @@
 """Length-prefixed msgpack frames: bytes to messages and back, without any I/O.
 
-A frame is a big-endian u32 length and that many bytes of msgpack. Length 0 is a keepalive.
+A frame is a big-endian u32 length and that many bytes of msgpack, a map. Length 0 is a keepalive.
+The trace context of a message is the frame's header: the first entry of its map, `traceparent`.
+A peer that knows no header skips it as an unknown field.
 
 `FrameCodec` makes and reads single frames. `FrameBuffer` finds them in a stream of bytes: `place`
 is the memory into which a socket reads, and `next` returns whole bodies. Small frames lie in one
@@ -15,10 +17,41 @@ from typing import Any, Final, Generic, TypeVar
 import msgspec
 
 from actors.errors import FrameTooLarge, LocalProtocolError, MalformedFrame, UnknownCommand
+from actors.telemetry import TracedMessage, split_context
 
 M = TypeVar("M")
 
 HEADER: Final = struct.Struct(">I")
+CONTEXT_BYTES: Final = 55
+"""Length of a W3C trace context."""
+CONTEXT: Final = b"\xabtraceparent"
+"""The header's key in msgpack: a str of 11 bytes. The value follows."""
+CONTEXT_VALUE: Final = bytes([0xD9, CONTEXT_BYTES])
+"""Begin of the header's value in msgpack: a str of so many bytes."""
+SMALL_MAP: Final = 0x80
+"""First byte of a map in msgpack, plus its number of entries, which is below 16."""
+FORMERLY_TRACED: Final = frozenset(
+    {
+        "AlterObject",
+        "AlterSource",
+        "Changes",
+        "CreateIndex",
+        "CreateSink",
+        "CreateSource",
+        "CreateTable",
+        "CreateView",
+        "Drop",
+        "DropSink",
+        "DropSource",
+        "Peek",
+        "Query",
+        "Read",
+        "Schedule",
+        "Subscribe",
+        "Write",
+    }
+)
+"""Messages in which a peer of the release before has the context as a field of its own."""
 KEEPALIVE: Final = HEADER.pack(0)
 BLOCK_BYTES_MIN: Final = 4 * 1024
 BLOCK_BYTES: Final = 64 * 1024
@@ -28,18 +61,35 @@ GROWTH_BYTES: Final = 256 * 1024
 """First size of such a buffer, which is then doubled."""
 
 
+class _FrameHeader(msgspec.Struct):
+    traceparent: str | None = None
+
+
 class FrameCodec(Generic[M]):
     """Encodes and decodes the messages of one direction of one protocol."""
 
     def __init__(self, kind: Any, frame_bytes_max: int) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
+        self._header: msgspec.msgpack.Decoder[_FrameHeader] = msgspec.msgpack.Decoder(_FrameHeader)
         self.frame_bytes_max = frame_bytes_max
 
     def encode(self, message: Any) -> bytearray:
-        """Return the frame of a message. Raises `LocalProtocolError` when it is over the limit."""
-        frame = bytearray(HEADER.size)
-        self._encoder.encode_into(message, frame, HEADER.size)
+        """Return the frame of a message, or of a `TracedMessage` with its context as the header.
+        Raises `LocalProtocolError` when it is over the limit."""
+        message, traceparent = split_context(message)
+        # The header takes the place of the map's first byte, which then comes before it.
+        begin = HEADER.size
+        if traceparent is not None:
+            begin += len(CONTEXT) + len(CONTEXT_VALUE) + CONTEXT_BYTES
+        frame = bytearray(begin)
+        self._encoder.encode_into(message, frame, begin)
+        if traceparent is not None:
+            entries, context = frame[begin] - SMALL_MAP, traceparent.encode()
+            assert 0 <= entries < 15, f"{type(message).__name__} leaves no room for a header"
+            assert len(context) == CONTEXT_BYTES, traceparent
+            frame[HEADER.size] = SMALL_MAP + entries + 1
+            frame[HEADER.size + 1 : begin + 1] = CONTEXT + CONTEXT_VALUE + context
         length = len(frame) - HEADER.size
         if length > self.frame_bytes_max:
             raise LocalProtocolError(
@@ -58,10 +108,17 @@ class FrameCodec(Generic[M]):
             )
         return length
 
-    def decode(self, body: bytes | bytearray | memoryview) -> M:
-        """Return the message in a frame. Raises `UnknownCommand` or `MalformedFrame`."""
+    def decode(self, body: bytes | bytearray | memoryview) -> M | TracedMessage[M]:
+        """Return the message in a frame, in a `TracedMessage` if it has a context. Raises
+        `UnknownCommand` or `MalformedFrame`."""
         try:
-            return self._decoder.decode(body)
+            message = self._decoder.decode(body)
+            # The header is skipped by the decoder above as any unknown field is.
+            if body[1 : 1 + len(CONTEXT)] == CONTEXT or _was_traced(message):
+                traceparent = self._header.decode(body).traceparent
+                if traceparent is not None and len(traceparent) == CONTEXT_BYTES:
+                    return TracedMessage(message, traceparent)
+            return message
         except msgspec.ValidationError as error:
             text = str(error)
             # msgspec has no error class of its own for an unknown tag.
@@ -70,6 +127,11 @@ class FrameCodec(Generic[M]):
             raise MalformedFrame(f"message does not fit: {text}") from None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MalformedFrame(f"not a msgpack message: {error}") from None
+
+
+def _was_traced(message: Any) -> bool:
+    config = getattr(message, "__struct_config__", None)
+    return config is not None and config.tag in FORMERLY_TRACED
 
 
 class FrameBuffer:

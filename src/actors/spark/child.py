@@ -69,6 +69,8 @@ from actors.telemetry import (
     STAGE,
     STAGES,
     TASKS,
+    TracedMessage,
+    split_context,
 )
 from actors.threshold_probes import use_kernel_limits
 
@@ -86,9 +88,9 @@ EVENTS_MS_MAX: Final = 1_000
 """Longest wait for Spark's account of stages, which is behind by the events that wait for entry."""
 
 
-def is_traced(job: Job) -> bool:
+def is_traced(ticket: JobTicket) -> bool:
     """Return whether a job's answer is to carry a trace."""
-    return isinstance(job, RunStep | ComputeDifference) and job.traceparent is not None
+    return ticket.traced and isinstance(ticket.job, RunStep | ComputeDifference)
 
 
 def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer: Answer) -> Answer:
@@ -185,8 +187,8 @@ class ChildSocket:
         self._lock = threading.Lock()
         self._codec: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, frame_bytes_max)
 
-    def receive(self) -> ChildMessage | None:
-        """Return the next message; None when the parent is gone."""
+    def receive(self) -> ChildMessage | TracedMessage[ChildMessage] | None:
+        """Return the next message, with its trace context; None when the parent is gone."""
         while True:
             header = self._exactly(HEADER.size)
             if header is None:
@@ -269,7 +271,8 @@ class EngineChild:
 
     def serve(self) -> None:
         """Read messages until the parent is gone."""
-        while (message := self._wire.receive()) is not None:
+        while (received := self._wire.receive()) is not None:
+            message, traceparent = split_context(received)
             match message:
                 case ForgetPlan():
                     self._plans.pop(message.dataflow, None)
@@ -278,9 +281,9 @@ class EngineChild:
                 case EngineStart():
                     raise PenstockError("Start came twice")
                 case _:
-                    self._accept(message)
+                    self._accept(message, traced=traceparent is not None)
 
-    def _accept(self, job: Job) -> None:
+    def _accept(self, job: Job, *, traced: bool = False) -> None:
         prepared = None
         if isinstance(job, PreparePlan):
             # Filed by the reading thread: a step that follows its `PreparePlan` always finds the
@@ -291,7 +294,7 @@ class EngineChild:
         elif isinstance(job, RunStep | RehearseSteps):
             prepared = self._plans.get(job.dataflow)
         self._serial += 1
-        ticket = JobTicket(job, f"{job.job_id}#{self._serial}", prepared)
+        ticket = JobTicket(job, f"{job.job_id}#{self._serial}", prepared, traced=traced)
         with self._lock:
             self._tickets[job.job_id] = ticket
         self._jobs.put(ticket)
@@ -323,10 +326,10 @@ class EngineChild:
 
     def _answer(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Return the job's answer. Ends this process if Spark ended during the job."""
-        job, started = ticket.job, time.time_ns()
+        started = time.time_ns()
         try:
             answer = self._engine.run(slot, ticket, pool)
-            if is_traced(job):
+            if is_traced(ticket):
                 answer = traced(self._engine, ticket.group, (started, time.time_ns()), answer)
             return answer
         except SparkGone as error:

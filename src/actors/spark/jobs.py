@@ -274,10 +274,14 @@ def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: f
 class JobTicket:
     """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
-    __slots__ = ("canceled", "group", "job", "prepared")
+    __slots__ = ("canceled", "group", "job", "prepared", "traced")
 
-    def __init__(self, job: Job, group: str, prepared: PreparedPlan | None) -> None:
+    def __init__(
+        self, job: Job, group: str, prepared: PreparedPlan | None, *, traced: bool = False
+    ) -> None:
+        """`traced`: the job came with a trace context."""
         self.job = job
+        self.traced = traced
         self.group = group
         self.prepared = prepared
         self.canceled = threading.Event()

@@ -28,6 +28,7 @@ from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, strip_parameters
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
+from actors.telemetry import TracedMessage, split_context
 
 LOG_TAIL_BYTES: Final = 2000
 LOG_READ_BYTES: Final = 256 * 1024
@@ -100,8 +101,8 @@ class EngineProcess:
         """Return the child's process id, which is its group's, too."""
         return self._process.pid
 
-    def send(self, message: ChildMessage) -> None:
-        """Send a message without waiting.
+    def send(self, message: ChildMessage | TracedMessage[ChildMessage]) -> None:
+        """Send a message, perhaps with a trace context, without waiting.
 
         Raises `LocalProtocolError` when the message is over the frame limit.
         """
@@ -114,7 +115,9 @@ class EngineProcess:
         """Return the next answer; None when the child is gone."""
         try:
             length = self._in.check_length(await self._reader.readexactly(HEADER.size))
-            return self._in.decode(await self._reader.readexactly(length))
+            body = await self._reader.readexactly(length)
+            answer: Answer = split_context(self._in.decode(body))[0]
+            return answer
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
 

@@ -30,6 +30,7 @@ from actors.protocol.api import ClientMessage, ServiceMessage
 from actors.protocol.compute import Command, CreateInstance, Hello, Response
 from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
 from actors.settings import Settings
+from actors.telemetry import split_context
 from actors.transport.connection import (
     HandshakeOpening,
     check_token,
@@ -88,7 +89,7 @@ def frames_of(kind: Any, follow: Callable[[], Callable[[Any], None]] | None = No
             while (body := buffer.next()) is not None:
                 message = codec.decode(body)
                 if look is not None:
-                    look(message)
+                    look(split_context(message)[0])
                 # a decoded message can be encoded again, and decodes to the same
                 again = codec.encode(message)
                 assert codec.encode(codec.decode(memoryview(again)[HEADER.size :])) == again

@@ -35,6 +35,7 @@ from actors.errors import (
 )
 from actors.protocol.frames import FrameBuffer, FrameCodec
 from actors.settings import Settings
+from actors.telemetry import TracedMessage
 from actors.threshold_probes import FRAME_SLICE
 from actors.transport import sockets
 from actors.transport.address import NetworkAddress
@@ -198,8 +199,8 @@ class FramedConnection(Generic[S, R]):
 
     # -- sending --
 
-    async def send(self, message: S) -> None:
-        """Send one message, waiting while the peer is slow.
+    async def send(self, message: S | TracedMessage[S]) -> None:
+        """Send one message, waiting while the peer is slow. A context is sent as its header.
 
         Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
         connection goes on), `ResourceClosed` after `aclose`, `ConnectionBroken` if the peer is gone
@@ -211,7 +212,7 @@ class FramedConnection(Generic[S, R]):
                 raise self._closed_here()
             await self._stream.write_frame(frame)
 
-    def offer(self, messages: Sequence[S]) -> int:
+    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
         """Send as many of the first messages as fit a slice, in one write without waiting, if the
         peer is not slow and no other task is sending; return their number. 0: use `send`, which
         waits.
@@ -241,8 +242,9 @@ class FramedConnection(Generic[S, R]):
 
     # -- receiving --
 
-    async def receive(self) -> R:
-        """Return the next message. Cancellation loses nothing: bytes stay in this object's buffer.
+    async def receive(self) -> Any:
+        """Return the next message, in a `TracedMessage` if it has a context. Cancellation loses
+        nothing: bytes stay in this object's buffer.
 
         Raises `ConnectionBroken` at the end of the stream or after an idle timeout,
         `FrameTooLarge`, `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`;
@@ -266,10 +268,10 @@ class FramedConnection(Generic[S, R]):
                 self._error = self._closed_here() if self._closed else error
                 raise self._error from None
 
-    def at_hand(self, count_max: int) -> list[R]:
+    def at_hand(self, count_max: int) -> list[Any]:
         """Return the messages that have arrived after `receive`'s last one, without waiting. The
         next `receive` raises an error that follows them."""
-        found: list[R] = []
+        found: list[Any] = []
         stream = self._stream
         while len(found) < count_max and self._error is None and not self._closed:
             try:

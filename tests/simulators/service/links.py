@@ -250,7 +250,7 @@ class FaultyClusterClient:
             raise ConnectionBroken("the connection to the cluster is gone")
         await asyncio.sleep(fault.delay_ms / 1000)
 
-    async def send(self, command: Command) -> None:
+    async def send(self, command: Any) -> None:
         """Send a command."""
         drawn, self._drawn = self._drawn, None
         if drawn is not None and drawn[0] is command:
@@ -260,7 +260,7 @@ class FaultyClusterClient:
         self._heard(command)
         await self._inner.send(command)
 
-    def offer(self, commands: Sequence[Command]) -> int:
+    def offer(self, commands: Sequence[Any]) -> int:
         """Send commands without waiting, up to one that has a fault or finds no room; return how
         many were sent."""
         for count, command in enumerate(commands):

@@ -75,7 +75,7 @@ from actors.protocol.api import (
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.protocol.relations import check_name
-from actors.spans import forget_measures, span_below
+from actors.spans import forget_measures, span_below, use_context
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
 from actors.views.explain import explain
 
@@ -647,7 +647,8 @@ class StatementQueue:
         state = self._state
         state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
         state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
-        state.command(ScheduleDataflow(entry.dataflow_id, traceparent))
+        with use_context(traceparent):
+            state.command(ScheduleDataflow(entry.dataflow_id))
 
     def _altered(
         self, catalog: CatalogSnapshot, entry: CatalogObject, traceparent: str | None

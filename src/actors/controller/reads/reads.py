@@ -60,6 +60,7 @@ from actors.protocol.compute import (
     ShardTarget,
 )
 from actors.protocol.row_finishing import check_finishing
+from actors.spans import use_context
 from actors.telemetry import TRACEPARENT
 
 # Read requests fitted to an object's names and types, and stashed results in transfer. Pure
@@ -441,11 +442,8 @@ class PendingReads:
             # First, since `serve` enters the same request again.
             self._forget(number)
             # The request's own trace goes on, and not that of the response which moved the upper.
-            token = TRACEPARENT.set(pending.traceparent)
-            try:
+            with use_context(pending.traceparent):
                 pending.serve()
-            finally:
-                TRACEPARENT.reset(token)
             return
         peek = pending.peek
         if peek is None:
@@ -487,14 +485,9 @@ class PendingReads:
     def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
         pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
-        self._state.command(
-            msgspec.structs.replace(
-                peek,
-                uuid=pending.uuid,
-                target=self._target(pending, peek),
-                traceparent=pending.traceparent,
-            )
-        )
+        target = self._target(pending, peek)
+        with use_context(pending.traceparent):
+            self._state.command(msgspec.structs.replace(peek, uuid=pending.uuid, target=target))
 
     def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
         state, entry = self._state, pending.entry

@@ -52,7 +52,7 @@ from actors.protocol.compute import (
     SubscribeDropped,
     SubscribeResponse,
 )
-from actors.spans import accept
+from actors.spans import accept, use_context
 from actors.threshold_probes import SUBSCRIBE_ROOM
 
 log = logging.getLogger("penstock.controller")
@@ -346,8 +346,9 @@ class RunningSubscribes:
         """Send what was delivered and not sent yet; `partial`: some of it."""
         # A piece leaves the interval open: its upper is its lower.
         upper = made.reported if partial else made.delivered
-        changes = SubscribeChanges(made.request, made.reported, upper, arrow, traceparent, partial)
-        made.session.reply(changes)
+        changes = SubscribeChanges(made.request, made.reported, upper, arrow, partial)
+        with use_context(traceparent):
+            made.session.reply(changes)
         made.reported = upper
         if not made.in_flight:
             made.taken_ms = self._state.ctx.monotonic_ms()

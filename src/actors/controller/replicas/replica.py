@@ -30,7 +30,6 @@ from actors.kernel import ActorContext, RunningEffect
 from actors.progress import ObjectId, ShardId, is_empty
 from actors.protocol.compute import (
     AllowCompaction,
-    Command,
     CopyToExport,
     CreateDataflow,
     DataflowDescription,
@@ -47,6 +46,7 @@ from actors.protocol.compute import (
 )
 from actors.protocol.internal import Half
 from actors.settings import Settings
+from actors.telemetry import TRACEPARENT, split_context, with_context
 from actors.threshold_probes import HYDRATION_QUEUE
 
 # Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure
@@ -74,8 +74,8 @@ class HydrationTracker:
         self._dry: dict[ObjectId, DataflowDescription] = {}
         self._made: dict[ShardId, ObjectId] = {}
         """Dataflows that have not hydrated, by the shard that they write."""
-        self._scheduled: dict[ObjectId, ScheduleDataflow] = {}
-        """Withheld Schedules."""
+        self._scheduled: dict[ObjectId, Any] = {}
+        """Withheld Schedules, in envelopes if they have a trace context."""
         self._queue: OrderedDict[ObjectId, None] = OrderedDict()
         """Withheld dataflows that wait for a slot only."""
         self._blocked: dict[ShardId, list[ObjectId]] = {}
@@ -92,10 +92,10 @@ class HydrationTracker:
         """Return the number of slots in use."""
         return len(self._taken)
 
-    def command(self, command: Command) -> list[Command]:
+    def command(self, command: Any) -> list[Any]:
         """Return the commands to send now: this one, unless it is withheld, and Schedules that it
         releases."""
-        match command:
+        match split_context(command)[0]:
             # Subscribes and copies bypass the limit: a client waits for them.
             case CreateDataflow(dataflow) if not isinstance(
                 dataflow.export, SubscribeExport | CopyToExport
@@ -112,7 +112,7 @@ class HydrationTracker:
                 return [command, *self._next()]
         return [command]
 
-    def responded(self, response: Response) -> list[Command]:
+    def responded(self, response: Response) -> list[Any]:
         """Return the Schedules to send, now that the replica has responded."""
         match response:
             case Frontiers(id=id, output=output) if id in self._dry and output is not None:
@@ -150,9 +150,9 @@ class HydrationTracker:
                 if blocked in self._scheduled:
                     self._enqueue(blocked)
 
-    def _next(self) -> list[Command]:
+    def _next(self) -> list[Any]:
         """Fill the free slots."""
-        passed: list[Command] = []
+        passed: list[Any] = []
         while self._queue and len(self._taken) < self._limit:
             id, _ = self._queue.popitem(last=False)
             self._taken.add(id)
@@ -348,9 +348,13 @@ class ReplicaLink:
         )
 
     def push(self, command: Any) -> None:
-        """Send one more command."""
+        """Send one more command, in the current trace context."""
         # A command that comes before the replay is in the history, which brings it.
-        if self._replayed and not self._answers(command):
+        if not self._replayed:
+            return
+        if isinstance(command, Peek | ScheduleDataflow):
+            command = with_context(command, TRACEPARENT.get())
+        if not self._answers(command):
             self._outbox.extend(self._gate.command(command))
             self._send()
 
@@ -470,6 +474,7 @@ class ReplicaLink:
 
     def _answers(self, command: Any) -> bool:
         """Answer a peek whose answer is there already. Return whether that was possible."""
+        # A traced peek takes the long way, so that its spans show it.
         if not isinstance(command, Peek) or self._client is None:
             return False
         rows = self._client.answer(command)

@@ -335,7 +335,7 @@ class ReplicaMerge:
             self._tell(next(reversed(answers.values())), merged)
             return
         result = merge_results([each.result for each in rows], self._result_bytes_max)
-        self._tell(PeekResponse(uuid, result, rows[0].traceparent), merged)
+        self._tell(PeekResponse(uuid, result), merged)
 
     def _tell(self, response: PeekResponse, merged: MergedResponses) -> None:
         """Take the answer that counts, and cancel the peek on the other replicas."""

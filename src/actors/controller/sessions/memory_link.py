@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
 from actors.errors import ConnectionBroken, ResourceClosed, WouldBlock
-from actors.kernel import BoundedMailbox, TracedMessage
+from actors.kernel import BoundedMailbox
+from actors.spans import use_context
+from actors.telemetry import TracedMessage
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -30,33 +32,36 @@ class MemoryConnection(Generic[S, R]):
         self._ended = False
         self._closed = False
 
-    async def send(self, message: S) -> None:
-        """Send a message, waiting while the other side is slow. Raises `ResourceClosed` or
-        `ConnectionBroken`."""
+    async def send(self, message: S | TracedMessage[S]) -> None:
+        """Send a message, perhaps with a trace context, waiting while the other side is slow.
+        Raises `ResourceClosed` or `ConnectionBroken`."""
         if self._closed:
             raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         try:
-            await self._outbox.send(message)
+            # The sender's own context does not count: a message that has one brings it.
+            with use_context(None):
+                await self._outbox.send(message)
         except ResourceClosed:
             raise ConnectionBroken(f"{self.peer} closed the connection") from None
 
-    def offer(self, messages: Sequence[S]) -> int:
+    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
         """Send as many of the first messages as possible without waiting; return their number.
         Raises as `send`."""
         if self._closed:
             raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
         for count, message in enumerate(messages):
             try:
-                self._outbox.send_nowait(message)
+                with use_context(None):
+                    self._outbox.send_nowait(message)
             except WouldBlock:
                 return count
             except ResourceClosed:
                 raise ConnectionBroken(f"{self.peer} closed the connection") from None
         return len(messages)
 
-    async def receive(self) -> R:
-        """Return the next message. Raises `ResourceClosed`, or `ConnectionBroken` when the other
-        end is gone."""
+    async def receive(self) -> Any:
+        """Return the next message, in a `TracedMessage` if it has a context. Raises
+        `ResourceClosed`, or `ConnectionBroken` when the other end is gone."""
         while not self._received:
             if self._closed:
                 raise ResourceClosed(f"the connection to {self.peer} was closed by this side")
@@ -65,9 +70,8 @@ class MemoryConnection(Generic[S, R]):
             batch = await self._inbox.receive()
             # The messages of this batch were sent before the end, and are returned first.
             self._ended = self._ended or self._inbox.urgent is not None
-            self._received.extend(m.message if isinstance(m, TracedMessage) else m for m in batch)
-        message: R = self._received.popleft()
-        return message
+            self._received.extend(batch)
+        return self._received.popleft()
 
     async def aclose(self) -> None:
         """Close both directions. Idempotent."""

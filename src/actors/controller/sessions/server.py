@@ -52,7 +52,13 @@ from actors.protocol.api import (
 )
 from actors.settings import Settings
 from actors.spans import OpenSpan, begin_request, span_below, use_context
-from actors.telemetry import SESSION_CHANGES, SESSION_REQUEST
+from actors.telemetry import (
+    SESSION_CHANGES,
+    SESSION_REQUEST,
+    TRACEPARENT,
+    split_context,
+    with_context,
+)
 from actors.transport.connection import TransportListener
 
 log = logging.getLogger("penstock.sessions")
@@ -87,6 +93,7 @@ class SessionConnection(Protocol):
 
 class _Got(msgspec.Struct, frozen=True, gc=False):
     message: ClientMessage
+    traceparent: str | None
 
 
 class _ReadFailed(msgspec.Struct, frozen=True, gc=False):
@@ -127,7 +134,8 @@ class ClientSession(Actor[_SessionMessage]):
         self._open: set[int] = set()
         self._spans: dict[int, OpenSpan] = {}
         """Spans of open requests that are traced."""
-        self._out: deque[ServiceMessage] = deque()
+        self._out: deque[tuple[ServiceMessage, str | None]] = deque()
+        """Answers with their trace contexts."""
         self._out_bytes = 0
         self._writing = False
         self._reading: RunningEffect | None = None
@@ -148,9 +156,9 @@ class ClientSession(Actor[_SessionMessage]):
 
     async def receive(self, message: _SessionMessage) -> None:
         match message:
-            case _Got(got):
+            case _Got(got, traceparent):
                 self._expecting = False
-                await self._handle(got)
+                await self._handle(got, traceparent)
                 self._read()
             case _ReadFailed(error):
                 self._reading = None
@@ -195,7 +203,7 @@ class ClientSession(Actor[_SessionMessage]):
         while True:
             await self._turn.wait()
             self._turn.clear()
-            self.ctx.self.reply(_Got(await self._connection.receive()))
+            self.ctx.self.reply(_Got(*split_context(await self._connection.receive())))
 
     def _read_failed(self, error: PenstockError) -> None:
         if isinstance(error, ProtocolError):
@@ -204,7 +212,7 @@ class ClientSession(Actor[_SessionMessage]):
         else:
             self.ctx.stop()
 
-    async def _handle(self, message: ClientMessage) -> None:
+    async def _handle(self, message: ClientMessage, traceparent: str | None) -> None:
         if isinstance(message, ClientHello):
             self._welcome(message)
             return
@@ -228,7 +236,7 @@ class ClientSession(Actor[_SessionMessage]):
             self._push(RequestFailed(number, *to_wire(busy)))
             return
         self._open.add(number)
-        opened = self._begin_span(message)
+        opened = self._begin_span(message, traceparent)
         try:
             with use_context(None if opened is None else opened.traceparent):
                 await self._controller.send(
@@ -237,10 +245,9 @@ class ClientSession(Actor[_SessionMessage]):
         except (ResourceClosed, ConnectionBroken) as error:
             self._answer(RequestFailed(number, *to_wire(error)))
 
-    def _begin_span(self, request: Request) -> OpenSpan | None:
+    def _begin_span(self, request: Request, traceparent: str | None) -> OpenSpan | None:
         if not isinstance(request, Traced):
             return None
-        traceparent = request.traceparent
         opened = begin_request(SESSION_REQUEST, traceparent=traceparent)
         if opened is not None:
             opened.describe(request.request, objects_of(request), self.ctx.path)
@@ -270,8 +277,9 @@ class ClientSession(Actor[_SessionMessage]):
     # -- writing -------------------------------------------------------------------------------
 
     def _answer(self, answer: Answer) -> None:
+        traceparent = None
         if isinstance(answer, SubscribeChanges):
-            answer = self._signed(answer)
+            traceparent = self._sign(answer)
         elif not _is_one_of_many(answer):
             self._open.discard(answer.request)
             if self._spans:
@@ -279,19 +287,19 @@ class ClientSession(Actor[_SessionMessage]):
                     f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
                 )
                 self._end_span(answer.request, failure)
-        self._push(answer)
+        self._push(answer, traceparent)
 
-    def _signed(self, changes: SubscribeChanges) -> SubscribeChanges:
-        """Return the changes with the trace context of this session's span."""
-        with span_below(changes.traceparent, SESSION_CHANGES) as opened:
+    def _sign(self, changes: SubscribeChanges) -> str | None:
+        """Return the trace context of this session's span for the changes."""
+        with span_below(TRACEPARENT.get(), SESSION_CHANGES) as opened:
             if opened is None:
-                return changes
+                return None
             lower, upper, size = changes.lower, changes.upper, _size(changes)
             opened.describe(self.ctx.path, changes.request, lower, upper, size)
-            return msgspec.structs.replace(changes, traceparent=opened.traceparent)
+            return opened.traceparent
 
-    def _push(self, message: ServiceMessage) -> None:
-        self._out.append(message)
+    def _push(self, message: ServiceMessage, traceparent: str | None = None) -> None:
+        self._out.append((message, traceparent))
         self._out_bytes += _size(message)
         self._write()
 
@@ -303,10 +311,10 @@ class ClientSession(Actor[_SessionMessage]):
             if self._ending:
                 self.ctx.stop()
             return
-        answer = self._out.popleft()
+        answer, traceparent = self._out.popleft()
         self._writing = True
         self.ctx.effect(
-            lambda: self._connection.send(answer),
+            lambda: self._connection.send(with_context(answer, traceparent)),
             done=lambda _: _Wrote(answer),
             failed=lambda error: _WriteFailed(answer, _peer_error(error)),
         )
@@ -315,16 +323,16 @@ class ClientSession(Actor[_SessionMessage]):
         """Write the leading answers that the connection takes without waiting and that need no
         `BytesDelivered`."""
         bare = 0
-        while bare < len(self._out) and not _is_one_of_many(self._out[bare]):
+        while bare < len(self._out) and not _is_one_of_many(self._out[bare][0]):
             bare += 1
         if not bare:
             return
         try:
-            count = self._connection.offer([self._out[number] for number in range(bare)])
+            count = self._connection.offer([self._out[number][0] for number in range(bare)])
         except PenstockError:
             return  # the effect of `_write` meets the same error, and handles it
         for _ in range(count):
-            self._out_bytes -= _size(self._out.popleft())
+            self._out_bytes -= _size(self._out.popleft()[0])
 
     def _write_failed(self, answer: ServiceMessage, error: PenstockError) -> None:
         if not isinstance(error, LocalProtocolError) or isinstance(
@@ -334,7 +342,7 @@ class ClientSession(Actor[_SessionMessage]):
             return
         # The answer was not sent at all, and the connection goes on: only this request fails.
         refused = InvalidUsage(f"the answer is too large: {error}")
-        self._out.appendleft(RequestFailed(answer.request, *to_wire(refused)))
+        self._out.appendleft((RequestFailed(answer.request, *to_wire(refused)), None))
         self._write()
 
     async def _delivered(self, request: int, size: int) -> None:

@@ -43,7 +43,7 @@ from actors.progress import Frontier, ObjectId, is_empty
 from actors.protocol.api import RequestFailed, WriteCommitted
 from actors.settings import Settings
 from actors.spans import span_below
-from actors.telemetry import GROUP_COMMIT, TIME
+from actors.telemetry import GROUP_COMMIT, TIME, TRACEPARENT
 from actors.threshold_probes import GROUPED_WRITES
 
 # -- Seals the tables' shared upper while no client writes, where a view needs that ----------------
@@ -193,6 +193,8 @@ class TableWriter(Actor[_Message]):
         self._controller = controller
         self._maintenance = maintenance
         self._queue: deque[TableWriterMessage] = deque()
+        self._contexts: dict[tuple[str, int], str] = {}
+        """Trace contexts of writes in the queue, by session and request."""
         self._timer: RunningEffect | None = None
         self._busy = False
         self._groups = 0
@@ -238,6 +240,8 @@ class TableWriter(Actor[_Message]):
             self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
             return
         self._queue.append(message)
+        if isinstance(message, EnqueueWrite) and (traceparent := TRACEPARENT.get()) is not None:
+            self._contexts[message.session.path, message.request] = traceparent
         if self._busy or self._timer is not None:
             return
         if self._settings.group_commit_ms:
@@ -272,7 +276,8 @@ class TableWriter(Actor[_Message]):
         group, at = self._take_group()
         # A tick is a write without changes.
         writes = [m.write if isinstance(m, EnqueueWrite) else PlannedWrite(()) for m in group]
-        traces = [m.traceparent for m in group if isinstance(m, EnqueueWrite) and m.traceparent]
+        keys = [(m.session.path, m.request) for m in group if isinstance(m, EnqueueWrite)]
+        traces = [self._contexts.pop(key) for key in keys if key in self._contexts]
 
         async def commit() -> CommitOutcome:
             first = traces[0] if traces else None
