@@ -30,10 +30,16 @@ from actors.connectors.sinks.staging import (
     FolderStaging,
     SinkStaging,
     as_storage_errors,
-    sync_file,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import InvalidUsage, PenstockError, ResourceBusy, StorageError, WriterFenced
+from actors.errors import (
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+    StorageError,
+    WriterFenced,
+    storage_error,
+)
 from actors.kernel import ActorClock
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_paths import (
@@ -44,8 +50,7 @@ from actors.object_store.bucket_paths import (
     reason,
 )
 from actors.object_store.bucket_store import PAGE_KEYS, FetchedObject, ObjectVersion, allows_http
-from actors.persist.blob_file import sync_folder
-from actors.persist.location import storage_error
+from actors.object_store.folder_calls import sync_file, sync_folder, write_file
 from actors.settings import Settings, without_user
 
 # Runs the blocking calls of a sink in threads: one at a time, each to its end or to a deadline
@@ -182,12 +187,7 @@ def _write_whole(
     its name. Return False when `put` finds a file of that name: it stays. `temporary` must lie in
     the same file system."""
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
+        write_file(temporary, data, os.O_TRUNC)
         try:
             put(temporary, path)
         except FileExistsError:
@@ -444,8 +444,8 @@ class FolderOutlet:
     def sync(self, name: str) -> None:
         """See `SinkStorage`."""
         path = self.folder / name
-        sync_file(path)
-        with as_storage_errors(f"sync {path.parent}"):
+        with as_storage_errors(f"sync {path}"):
+            sync_file(path)
             sync_folder(path.parent)
             sync_folder(self.folder)
 

@@ -17,10 +17,10 @@ from threading import Event
 from typing import IO, Any, Final, Protocol
 
 from actors.connectors.sinks.formats import FilePlace
+from actors.errors import storage_error
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_store import UploadStopped
-from actors.persist.blob_file import sync_folder
-from actors.persist.location import storage_error
+from actors.object_store.folder_calls import sync_folder
 from actors.progress import Frontier
 
 _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
@@ -208,16 +208,6 @@ def as_storage_errors(what: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise storage_error(what, error) from error
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's bytes durable."""
-    with as_storage_errors(f"sync {path}"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
 
 
 # -- Files in a bucket for a sink's next commit. Blocking; raises `StorageError` -------------------
