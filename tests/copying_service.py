@@ -13,7 +13,7 @@ from typing import IO, Any
 
 import anyio
 
-from actors.dataflow.copy_places import FolderCopy
+from actors.connectors.sinks.staging import FolderStaging
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
@@ -30,15 +30,15 @@ def in_memory(
 
 def die_at_file(count: int) -> None:
     """This process kills itself when that file was begun."""
-    create, numbers = FolderCopy.create, itertools.count(1)
+    create, numbers = FolderStaging.create, itertools.count(1)
 
-    def create_or_die(self: FolderCopy, name: str) -> IO[bytes]:
+    def create_or_die(self: FolderStaging, name: str) -> IO[bytes]:
         file = create(self, name)
         if next(numbers) == count:
             os.kill(os.getpid(), signal.SIGKILL)
         return file
 
-    FolderCopy.create = create_or_die  # type: ignore[method-assign]
+    FolderStaging.create = create_or_die  # type: ignore[assignment, method-assign]
 
 
 async def main(directory: str) -> None:

@@ -22,9 +22,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_buckets import destinations
-from actors.dataflow.copy_places import LOCK, FolderCopy, OnThreads, OpenPlace
-from actors.dataflow.copying import CopyPosition, copy, run_to_completion
+from actors.connectors.sinks.copy_output import LOCK, CopyOutput, OpenOutput, output_opener
+from actors.connectors.sinks.outlets import SinkStorage
+from actors.dataflow.copying import CopyPosition, copy
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST, CopyManifest
 from actors.plan.schema import TableSchema
@@ -37,6 +37,7 @@ from actors.protocol.compute import (
 from actors.settings import Settings
 
 Row = tuple[Any, ...]
+CLOCK = InlineClock()
 
 
 def settings_of(place: Path, **changes: Any) -> Settings:
@@ -64,18 +65,19 @@ async def copied(
     place: Path,
     description: DataflowDescription,
     *,
-    folder: FolderCopy | None = None,
-    open_place: OpenPlace | None = None,
+    storage: SinkStorage | None = None,
     far: Callable[[CopyPosition], Any] = lambda _: None,
 ) -> CopyDone:
-    """The copy, run to its end. `folder`: into this one; `open_place`: there."""
-    clock = InlineClock()
-    run = run_to_completion(clock)
-    make = destinations(settings_of(place), run, place / "scratch" / "upload", "1")
-    if folder is not None:
-        make = lambda *_: OnThreads(lambda: folder, run)  # noqa: E731
+    """The copy, run to its end; `storage`: into this one."""
+    make: OpenOutput = output_opener(settings_of(place), CLOCK, place / "scratch" / "upload", "1")
+    if storage is not None:
+        make = lambda export, id_: output_in(storage, id_, overwrite=export.overwrite)  # noqa: E731
     with anyio.fail_after(200):
-        return await copy(persist, clock, description, open_place or make, place / "scratch", far)
+        return await copy(persist, CLOCK, description, make, place / "scratch", far)
+
+
+def output_in(storage: SinkStorage, copy: str, *, overwrite: bool = False) -> CopyOutput:
+    return CopyOutput(storage, copy, "1", overwrite=overwrite, clock=CLOCK, settings=SETTINGS)
 
 
 def manifest_of(place: Path, destination: str = "out") -> CopyManifest:

@@ -23,7 +23,7 @@ from actors.errors import (
     PenstockError,
 )
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, ActorAddress, ActorSystem, SystemClock
+from actors.kernel import Actor, ActorAddress, ActorClock, ActorSystem, SystemClock
 from actors.listen_task import ListenTask
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
@@ -352,10 +352,12 @@ class House:
 
 @asynccontextmanager
 async def surroundings(
-    directory: Path | None = None, settings: Settings = SETTINGS
+    directory: Path | None = None,
+    settings: Settings = SETTINGS,
+    clock: ActorClock | None = None,
 ) -> AsyncIterator[tuple[ActorSystem, PersistClient]]:
     """A system and a store: in memory, or in `directory`."""
-    clock = InlineClock()
+    clock = clock or InlineClock()
     async with ActorSystem(clock=clock, seed=1) as system:
         if directory is None:
             persist = await PersistClient.in_memory(settings, clock)

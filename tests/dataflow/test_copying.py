@@ -19,6 +19,7 @@ from copying_house import (  # type: ignore[import-not-found]
     described,
     left_behind,
     manifest_of,
+    output_in,
     read,
     settings_of,
     three_files,
@@ -33,10 +34,10 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 
 from actors import threshold_probes
+from actors.connectors.sinks.copy_output import copy_storage
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
-from actors.connectors.sinks.outlets import local_path
+from actors.connectors.sinks.outlets import FolderOutlet, local_path
 from actors.dataflow import copying
-from actors.dataflow.copy_places import FolderCopy, place_of
 from actors.dataflow.copying import CopyTask
 from actors.errors import InvalidUsage, ViewInError
 from actors.kernel import ActorSystem
@@ -86,12 +87,12 @@ async def test_a_copy_holds_the_contents_at_its_time(
         done = await copied(persist, tmp_path, description)
         rows = [(3, 4)] * 3 + [(5, None)] + [(7, 7)] * 2 + [(1, 2)] * (not retracts)
         assert Counter(read(tmp_path, PAIRS)) == Counter(rows)
-        place = place_of("out", settings_of(tmp_path)) / MANIFEST
+        place = tmp_path / "copies" / "out" / MANIFEST
         assert done == CopyDone(len(rows), 1, str(place))
         manifest = manifest_of(tmp_path)
         assert (manifest.object, manifest.as_of, manifest.copy) == ("pairs", 7, "t1")
         assert manifest.schema == PAIRS.columns
-        assert left_behind(tmp_path) == [MANIFEST, "copy-t1", f"copy-t1/00001.{format}"]
+        assert left_behind(tmp_path) == [MANIFEST, "copy-t1-1", f"copy-t1-1/00001.{format}"]
 
 
 VALUES: list[Row] = [
@@ -272,6 +273,9 @@ def test_other_destinations_are_refused(destination: str) -> None:
 
 
 def test_copies_stay_below_their_folder(tmp_path: Path) -> None:
+    def place_of(destination: str, settings: Settings) -> Path:
+        return Path(copy_storage(destination, settings, tmp_path / "spool").where)
+
     settings = settings_of(tmp_path)
     below = tmp_path.resolve() / "copies"
     assert place_of("a/b", settings) == below / "a" / "b"
@@ -291,7 +295,7 @@ def test_copies_stay_below_their_folder(tmp_path: Path) -> None:
 def test_a_place_refuses_names_that_are_no_names(tmp_path: Path) -> None:
     for name in ("../x", "", "a/b", "x" * 65):
         with pytest.raises(InvalidUsage):
-            FolderCopy(tmp_path, name, overwrite=False)
+            output_in(FolderOutlet(tmp_path), name)
 
 
 # -- the actor -------------------------------------------------------------------------------------

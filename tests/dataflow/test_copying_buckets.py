@@ -23,16 +23,18 @@ from copying_house import (  # type: ignore[import-not-found]
 from dataflow_house import (  # type: ignore[import-not-found]
     NUMBERS,
     PAIRS,
-    InlineClock,
     shard,
     surroundings,
     table,
     write,
 )
 
-from actors.dataflow.copy_buckets import bucket_place, destinations
-from actors.dataflow.copying import CopyTask, copy, run_to_completion
+from actors.connectors.sinks import copy_output
+from actors.connectors.sinks.copy_output import copy_storage, output_opener
+from actors.connectors.sinks.outlets import BucketOutlet
+from actors.dataflow.copying import CopyTask, copy
 from actors.errors import InvalidUsage, StorageError
+from actors.kernel.clock import SystemClock
 from actors.object_store import bucket_store
 from actors.object_store.bucket_paths import BucketPath, bucket_path
 from actors.object_store.bucket_store import BucketStore
@@ -76,9 +78,9 @@ class House:
         self, description: DataflowDescription, attempt: str = "1", **changes: Any
     ) -> CopyDone:
         """The copy, run to its end."""
-        clock = InlineClock()
+        clock = SystemClock()
         settings = msgspec.structs.replace(self.settings, **changes)
-        make = destinations(settings, run_to_completion(clock), self.place / "spool", attempt)
+        make = output_opener(settings, clock, self.place / "spool", attempt)
         with anyio.fail_after(200):
             return await copy(
                 self.persist, clock, description, make, self.place / "scratch", lambda _: None
@@ -130,8 +132,7 @@ async def house(
     server.forget()
     point_to(monkeypatch, server)
     monkeypatch.setattr(bucket_store, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr("actors.dataflow.copy_buckets.PIECE_BYTES", PIECE)
-    async with surroundings() as (system, persist):
+    async with surroundings(clock=SystemClock()) as (system, persist):
         yield House(server, persist, system, tmp_path)
     server.forget()
 
@@ -319,7 +320,7 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(bucket_store, "GIVE_UP_S", 0.2)
-    monkeypatch.setattr("actors.dataflow.copy_buckets.GIVE_UP_S", 0.2)
+    monkeypatch.setattr(copy_output, "GIVE_UP_S", 0.2)
     description = await house.three_files()
     hangs = anyio.Event()
     loop = asyncio.get_running_loop()
@@ -474,6 +475,12 @@ async def test_another_attempt_at_the_same_copy_is_the_same_answer(house: House)
 
 def test_places_are_below_what_is_allowed() -> None:
     settings = Settings(copy_buckets=("s3://box/a/b/", "gs://other"))
+
+    def bucket_place(url: str, settings: Settings) -> BucketPath:
+        storage = copy_storage(url, settings, Path("spool"))
+        assert isinstance(storage, BucketOutlet)
+        return storage.place
+
     assert bucket_place("s3://box/a/b", settings) == BucketPath("s3", "box", ("a", "b"))
     assert str(bucket_place("s3://box/a/b/c=1/", settings)) == "s3://box/a/b/c=1"
     assert bucket_place("gs://other/x", settings).prefix == "x"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
@@ -14,6 +15,7 @@ from copying_house import (  # type: ignore[import-not-found]
     described,
     left_behind,
     manifest_of,
+    output_in,
     read,
     three_files,
 )
@@ -25,35 +27,55 @@ from dataflow_house import (  # type: ignore[import-not-found]
     write,
 )
 
-from actors.dataflow.copy_places import FolderCopy
+from actors.connectors.sinks.outlets import FolderOutlet
+from actors.connectors.sinks.staging import FolderStaging, SinkStaging
 from actors.errors import InvalidUsage, PenstockError, ResourceBusy, StorageError, StoreFull
+from actors.object_store.bucket_store import FetchedObject
 from actors.plan.copy_manifest import MANIFEST
 
 
-class Trap(FolderCopy):
+class TrapStaging(FolderStaging):
+    """Tells the trap of every file."""
+
+    def __init__(self, trap: Trap, token: str) -> None:
+        super().__init__(trap.folder, token, trap.stopped)
+        self.trap = trap
+
+    def create(self, name: str) -> IO[bytes]:
+        self.trap.step()
+        return super().create(name)
+
+    def seal(self, file: IO[bytes]) -> None:
+        self.trap.step()
+        super().seal(file)
+        self.trap.step()
+
+    def remove_staged(self) -> None:
+        if not self.trap.dead:
+            super().remove_staged()
+
+
+class Trap(FolderOutlet):
     """Fails at the operation of that number, as a disk or a kill does."""
 
-    def __init__(self, folder: Path, at: int, error: Exception) -> None:
-        super().__init__(folder, "t1", overwrite=False)
+    def __init__(self, folder: Path, at: int, error: BaseException) -> None:
+        super().__init__(folder)
         self.at, self.error, self.done = at, error, 0
+        self.dead = False
 
     def step(self) -> None:
         self.done += 1
         if self.done == self.at:
             raise self.error
 
-    def create(self, name: str) -> IO[bytes]:
-        self.step()
-        return super().create(name)
+    def staging(self, token: str) -> SinkStaging:
+        return TrapStaging(self, token)
 
-    def seal(self, file: IO[bytes]) -> None:
+    def replace(
+        self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
+    ) -> bool:
         self.step()
-        super().seal(file)
-        self.step()
-
-    def publish(self, manifest: bytes) -> str:
-        self.step()
-        return super().publish(manifest)
+        return super().replace(name, data, expected, temporary)
 
 
 async def test_a_copy_that_fails_anywhere_leaves_nothing(tmp_path: Path) -> None:
@@ -65,7 +87,7 @@ async def test_a_copy_that_fails_anywhere_leaves_nothing(tmp_path: Path) -> None
             error: PenstockError = StoreFull(f"full at {at}", determinate=True)
             trap = Trap(folder, at, error)
             try:
-                done = await copied(persist, tmp_path, description, folder=trap)
+                done = await copied(persist, tmp_path, description, storage=trap)
             except StoreFull:
                 assert left_behind(tmp_path) == [], at
                 continue
@@ -73,7 +95,7 @@ async def test_a_copy_that_fails_anywhere_leaves_nothing(tmp_path: Path) -> None
             assert done.files == len(manifest_of(tmp_path).files) >= 3
             break
         # Every file was made, synced and named, and the manifest as well, with a fault at each.
-        assert steps == 3 * done.files + 4 + 1
+        assert steps == 3 * done.files + 2
 
 
 async def test_a_copy_that_is_canceled_anywhere_leaves_nothing(tmp_path: Path) -> None:
@@ -90,7 +112,7 @@ async def test_a_copy_that_is_canceled_anywhere_leaves_nothing(tmp_path: Path) -
 
             trap = Canceling(tmp_path / "copies" / "out", at, StoreFull("", determinate=True))
             with scope:
-                await copied(persist, tmp_path, description, folder=trap)
+                await copied(persist, tmp_path, description, storage=trap)
             if scope.cancelled_caught:
                 assert left_behind(tmp_path) == [], at
                 continue
@@ -114,17 +136,17 @@ async def test_what_a_killed_copy_left_is_never_mistaken(tmp_path: Path) -> None
             class Dying(Trap):
                 def step(self) -> None:
                     self.done += 1
-                    if self.done >= self.at:
+                    if self.done >= self.at and MANIFEST not in left_behind(tmp_path):
+                        self.dead = True
                         raise Killed
 
-                def abandon(self) -> None:
-                    for file in self._files:  # as the kernel does when a process ends
-                        file.close()
-                    self._unlock()
+                def remove(self, folder: str, files: Sequence[str]) -> None:
+                    if not self.dead:
+                        super().remove(folder, files)
 
-            dying = Dying(folder, at, StoreFull("", determinate=True))
+            dying = Dying(folder, at, Killed())
             try:
-                await copied(persist, tmp_path, description, folder=dying)
+                await copied(persist, tmp_path, description, storage=dying)
             except Killed:
                 assert MANIFEST not in left_behind(tmp_path)
             else:
@@ -136,7 +158,7 @@ async def test_what_a_killed_copy_left_is_never_mistaken(tmp_path: Path) -> None
             await copied(persist, tmp_path, after)
             assert len(read(tmp_path, NUMBERS)) == 3_000
             names = {name.partition("/")[0] for name in left_behind(tmp_path)}
-            assert names == {MANIFEST, f"copy-t{at + 1}", "copy-mine"}
+            assert names == {MANIFEST, f"copy-t{at + 1}-1", "copy-mine"}
             for path in sorted(folder.rglob("*"), reverse=True):
                 path.rmdir() if path.is_dir() else path.unlink()
         assert at > 9
@@ -155,14 +177,13 @@ async def test_a_copy_that_is_there_is_refused_or_replaced_at_once(tmp_path: Pat
         later = described(NUMBERS, id="b", as_of=8, overwrite=True)
         full = StoreFull("full", determinate=True)
         trap = Trap(folder, 4, full)
-        trap._name, trap._own, trap._copy, trap._overwrite = "copy-b", folder / "copy-b", "b", True
         with pytest.raises(StoreFull):
-            await copied(persist, tmp_path, later, folder=trap)
+            await copied(persist, tmp_path, later, storage=trap)
         assert read(tmp_path, NUMBERS) == [(1,)]
         await copied(persist, tmp_path, later)
         assert sorted(read(tmp_path, NUMBERS)) == [(1,), (2,)]
         names = {name.partition("/")[0] for name in left_behind(tmp_path)}
-        assert names == {MANIFEST, "copy-b"}
+        assert names == {MANIFEST, "copy-b-1"}
 
 
 async def test_a_copy_is_not_done_twice(tmp_path: Path) -> None:
@@ -181,12 +202,12 @@ async def test_two_copies_do_not_write_to_one_folder(tmp_path: Path) -> None:
     async with surroundings() as (_, persist):
         await shard(persist, "numbers", NUMBERS)
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
-        other = FolderCopy(tmp_path / "copies" / "out", "other", overwrite=False)
-        assert other.begin() is None
+        other = output_in(FolderOutlet(tmp_path / "copies" / "out"), "other")
+        assert await other.begin() is None
         with pytest.raises(ResourceBusy):
             await copied(persist, tmp_path, described(NUMBERS))
-        assert left_behind(tmp_path) == ["copy-other"]
-        other.abandon()
+        assert left_behind(tmp_path) == ["copy-other-1"]
+        await other.close()
         await copied(persist, tmp_path, described(NUMBERS))
         assert read(tmp_path, NUMBERS) == [(1,)]
 
@@ -205,7 +226,7 @@ async def test_a_folder_that_is_none_is_an_error_of_the_store(tmp_path: Path) ->
             await copied(persist, tmp_path, described(NUMBERS, destination="theirs"))
 
 
-def test_files_are_synced_before_they_are_named(
+async def test_files_are_synced_before_they_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order of what a power cut may take: bytes, names, manifest, its name."""
@@ -220,20 +241,16 @@ def test_files_are_synced_before_they_are_named(
         done.append(f"rename {old.name}")
         real_rename(old, new)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "rename", renamed)
-    folder = FolderCopy(tmp_path / "out", "t1", overwrite=False)
-    folder.begin()
-    done.clear()
-    file = folder.create("00001.csv")
-    file.write(b"x")
-    folder.seal(file)
-    folder.publish(b"{}")
-    assert done == [
+    async with surroundings() as (_, persist):
+        await shard(persist, "numbers", NUMBERS)
+        await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
+        monkeypatch.setattr(os, "fsync", synced)
+        monkeypatch.setattr(os, "rename", renamed)
+        await copied(persist, tmp_path, described(NUMBERS, format="csv"))
+    assert done[done.index("sync 00001.csv") :] == [
         "sync 00001.csv",
-        "sync copy-t1",
+        "sync copy-t1-1",
         f"sync {MANIFEST}",
-        "sync copy-t1",
         f"rename {MANIFEST}",
         "sync out",
     ]

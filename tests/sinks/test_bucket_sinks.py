@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
 from typing import Any, TypeVar
 
 import msgspec
@@ -31,6 +32,7 @@ from actors.kernel import SystemClock
 from actors.object_store import bucket_calls
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_paths import BucketPath
+from actors.object_store.bucket_store import FetchedObject, ObjectVersion
 from actors.progress import EMPTY
 from actors.settings import Settings
 
@@ -68,14 +70,14 @@ class FaultyCalls(BucketCalls):
             raise StorageError("the answer was lost", determinate=False)
         return result
 
-    def get(self, name: str, bytes_max: int) -> bytes | None:
+    def get(self, name: str, bytes_max: int) -> FetchedObject | None:
         return self._do(lambda: BucketCalls.get(self, name, bytes_max))
 
-    def create(self, name: str, data: bytes) -> bool:
-        return self._do(lambda: BucketCalls.create(self, name, data))
+    def put_if(self, name: str, data: bytes, expected: ObjectVersion | None) -> bool:
+        return self._do(lambda: BucketCalls.put_if(self, name, data, expected))
 
-    def upload(self, name: str, path: Path, bytes_total: int) -> None:
-        self._do(lambda: BucketCalls.upload(self, name, path, bytes_total))
+    def upload(self, name: str, path: Path, bytes_total: int, stopped: Event) -> None:
+        self._do(lambda: BucketCalls.upload(self, name, path, bytes_total, stopped))
 
     def delete(self, names: list[str]) -> None:
         self._do(lambda: BucketCalls.delete(self, names))

@@ -433,13 +433,13 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     made = await begun(folder, "changes")
     await batch(made, 5, 6, *FIRST)
 
-    def full(self: staging.StagedFiles, name: str) -> Any:
+    def full(self: staging.FolderStaging, name: str) -> Any:
         file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115 - it goes on being
         self._open.append(file)
         return file
 
     with monkeypatch.context() as patch:
-        patch.setattr(staging.StagedFiles, "create", full)
+        patch.setattr(staging.FolderStaging, "create", full)
         with pytest.raises(SourceUnreachable, match="No space left"):
             await batch(made, 6, 9, (3, "", 7, 1))
     await made.close()

@@ -21,7 +21,7 @@ from actors.connectors.sinks.kinds import (
     kind_of,
     make_sink,
 )
-from actors.connectors.sinks.outlets import SinkThreads, write_new
+from actors.connectors.sinks.outlets import FolderOutlet, SinkThreads
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sources.source import SourceUnreachable
@@ -169,8 +169,8 @@ async def test_what_a_library_raises_is_the_end_of_one_sink_only(
 
 
 def test_a_new_file_never_replaces_one(tmp_path: Path) -> None:
-    path = tmp_path / "1.json"
-    assert write_new(path, b"one", tmp_path / "_a")
-    assert not write_new(path, b"two", tmp_path / "_a")
+    path, folder = tmp_path / "1.json", FolderOutlet(tmp_path)
+    assert folder.write_new("1.json", b"one", "a")
+    assert not folder.write_new("1.json", b"two", "a")
     assert path.read_bytes() == b"one"
     assert [each.name for each in tmp_path.iterdir()] == ["1.json"]

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Final, TypeAlias
 
-from actors.dataflow.copy_buckets import check_copy
+from actors.connectors.sinks.copy_output import check_copy
 from actors.errors import InvalidUsage, RemoteProtocolError
 from actors.plan.schema import TableSchema
 from actors.progress import TIME_MAX, ObjectId, is_empty

@@ -2,7 +2,7 @@
 
 Theory of operation. The actor waits until the copy is scheduled and writes are allowed, then runs
 it once. It reads the shard at the `as_of` under a lease, part by part, writes the rows into files,
-and publishes the manifest last (`copy_places`, `copy_buckets`). It sends the result once, to worker
+and publishes the manifest last (`sinks.copy_output`). It sends the result once, to worker
 0 (`CopyFinished`), and rests until it is dropped. A failure is a result too: nothing is retried.
 
 A row with a multiplicity of n is written n times. Memory holds one part, one piece or row group,
@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -23,16 +23,15 @@ import msgspec
 import pyarrow as pa
 
 from actors.arrangement.gathered import GatheredUpdates, check_positive, raise_error
+from actors.connectors.sinks.copy_output import CopyOutput, OpenOutput, check_copy, output_opener
 from actors.connectors.sinks.formats import OutputFiles
 from actors.dataflow.contents import error_sums, errors_held, split_errors
-from actors.dataflow.copy_buckets import check_copy, destinations
-from actors.dataflow.copy_places import BlockingRunner, CopyDestination, OpenPlace
 from actors.errors import InvalidUsage, PenstockError, StorageError, ViewInError, to_wire
 from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
 from actors.persist import BatchPart, PersistClient
 from actors.plan.copy_manifest import VERSION, CopyManifest
 from actors.plan.updates import between, sliced
-from actors.progress import ObjectId, Time
+from actors.progress import Time
 from actors.protocol.compute import (
     CopyDone,
     CopyFailed,
@@ -72,7 +71,7 @@ _Message: TypeAlias = DataflowMessage | CopyPosition | _Ended
 
 
 class CopyTask(Actor[_Message]):
-    """Runs one copy. `open_place` opens its destination (tests replace it)."""
+    """Runs one copy. `open_output` opens its destination (tests replace it)."""
 
     def __init__(
         self,
@@ -82,14 +81,14 @@ class CopyTask(Actor[_Message]):
         settings: Settings,
         scratch: Path,
         *,
-        open_place: OpenPlace | None = None,
+        open_output: OpenOutput | None = None,
     ) -> None:
         self._description = description
         self._worker = workers[0]
         self._persist = persist
         self._settings = settings
         self._scratch = scratch
-        self._open_place = open_place
+        self._open_output = open_output
         self._scheduled = self._writable = False
         self._state = "suspended"
         self._running: RunningEffect | None = None
@@ -117,12 +116,9 @@ class CopyTask(Actor[_Message]):
             return
         self._show("waiting")
         description, clock = self._description, self.ctx.clock
-        make = self._open_place or destinations(
-            self._settings,
-            run_to_completion(clock),
-            self._scratch / "upload",
-            f"{self.ctx.random.getrandbits(32):08x}",
-        )
+        attempt = f"{self.ctx.random.getrandbits(32):08x}"
+        spool = self._scratch / "upload"
+        make = self._open_output or output_opener(self._settings, clock, spool, attempt)
         far: Callable[[CopyPosition], Any] = self.ctx.self.reply
         persist, scratch = self._persist, self._scratch
 
@@ -157,11 +153,19 @@ class CopyTask(Actor[_Message]):
         return self._state
 
 
+class BlockingRunner(Protocol):
+    """Runs a blocking call and waits until it has ended."""
+
+    async def __call__(self, function: Callable[[], R], /) -> R:
+        """Return the call's result."""
+        ...
+
+
 def run_to_completion(clock: ActorClock) -> BlockingRunner:
     """Return a function that runs blocking calls on a thread, to their end even if canceled."""
 
     async def work(function: Callable[[], R], /) -> R:
-        # The canceled copy removes its files next: no call may still create one then.
+        # The canceled copy removes its files next: no call may still use one then.
         with anyio.CancelScope(shield=True):
             result = await clock.run_blocking(function)
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -174,7 +178,7 @@ async def copy(
     persist: PersistClient,
     clock: ActorClock,
     description: DataflowDescription,
-    open_place: OpenPlace,
+    open_output: OpenOutput,
     scratch: Path,
     far: Callable[[CopyPosition], Any],
 ) -> CopyDone:
@@ -184,21 +188,20 @@ async def copy(
     `StoreFull`, `StorageError`; then no file of the copy is left.
     """
 
-    work, export = run_to_completion(clock), description.export
+    export = description.export
     if len(description.imports) != 1 or not isinstance(export, CopyToExport):
         raise InvalidUsage(f"{description.id} is not a copy of one import")
     check_copy(export)
-    place = open_place(export.destination, description.id, export.overwrite)
-    files: OutputFiles | None = None
+    # On a thread, since it follows links in the file system.
+    output = await clock.run_blocking(partial(open_output, export, description.id))
     try:
-        found = await place.begin()
+        found = await output.begin()
         # An earlier attempt finished this copy.
         if found is not None:
             return CopyDone(found.manifest.rows, len(found.manifest.files), found.path)
-        files = OutputFiles(place, export.schema.arrow(), export.format, export.file_bytes_max)
-        await _fill(persist, work, description, place, files, scratch, far)
-        written = await work(files.finish)
-        await place.settle()
+        files = output.open(export.schema.arrow(), export)
+        await _fill(persist, clock, description, output, files, scratch, far)
+        written = await output.run(files.finish)
         manifest = CopyManifest(
             VERSION,
             description.id,
@@ -212,30 +215,22 @@ async def copy(
         )
         # Shielded: once the manifest is published the copy is valid, even if it is dropped.
         with anyio.CancelScope(shield=True):
-            there = await place.publish(manifest)
+            there = await output.publish(manifest)
         return CopyDone(there.manifest.rows, len(there.manifest.files), there.path)
     finally:
         with anyio.CancelScope(shield=True):
-            await _give_up(work, place, files, description.id)
-
-
-async def _give_up(
-    work: BlockingRunner, place: CopyDestination, files: OutputFiles | None, id_: ObjectId
-) -> None:
-    """Remove the copy's files, unless the manifest is published."""
-    try:
-        if files is not None:
-            await work(files.abandon)
-        await place.abandon()
-    except (StorageError, pa.ArrowException) as error:
-        log.warning("copy %s: what is left of it was not removed: %s", id_, error)
+            try:
+                await output.close()
+            except (StorageError, pa.ArrowException) as error:
+                text = "copy %s: what is left of it was not removed: %s"
+                log.warning(text, description.id, error)
 
 
 async def _fill(
     persist: PersistClient,
-    work: BlockingRunner,
+    clock: ActorClock,
     description: DataflowDescription,
-    place: CopyDestination,
+    output: CopyOutput,
     files: OutputFiles,
     scratch: Path,
     far: Callable[[CopyPosition], Any],
@@ -244,6 +239,7 @@ async def _fill(
     imported, as_of = description.imports[0], description.as_of
     reader = await persist.open_reader(imported.shard, f"copy-{description.id}")
     gathered: GatheredUpdates | None = None
+    wait = run_to_completion(clock)
     try:
         parts, _ = await reader.snapshot(as_of)
         # Checked before the first row is written: a view in error fails the copy.
@@ -251,27 +247,25 @@ async def _fill(
         # Without retractions rows are written as they are read; else they must be summed first.
         if any(part.retracts for part in parts):
             gathered = GatheredUpdates(imported.schema, scratch / "gathered")
-        take = files.add if gathered is None else gathered.add
+        work, take = (output.run, files.add) if gathered is None else (wait, gathered.add)
         bytes_total = sum(part.bytes for part in parts)
         bytes_read = 0
         for number, part in enumerate(parts):
             updates = await persist.fetch(part, imported.schema)
             for rows in sliced(updates):
                 await work(partial(_take, rows, as_of, take))
-                await place.settle()
             reader.release([part.key])
             bytes_read += part.bytes
             far(CopyPosition(number + 1, len(parts), bytes_read, bytes_total, files.rows))
         if gathered is not None:
-            batches = await work(partial(_summed, gathered))
-            while await work(partial(_write_some, batches, files)):
-                await place.settle()
+            batches = await wait(partial(_summed, gathered))
+            while await output.run(partial(_write_some, batches, files)):
                 far(CopyPosition(len(parts), len(parts), bytes_read, bytes_total, files.rows))
     finally:
         with anyio.CancelScope(shield=True):
             await reader.close()
             if gathered is not None:
-                await work(gathered.close)
+                await wait(gathered.close)
 
 
 async def _check_errors(

@@ -1,7 +1,7 @@
-"""The blocking calls to a bucket that sinks need, over obstore.
+"""The blocking calls to a bucket that sinks and copies need, over obstore.
 
 Credentials and errors are as in `bucket_store`. Every request has a time limit, and a bounded
-number of retries, except `create`, which tries once.
+number of retries, except `put_if`, which tries once.
 """
 
 from __future__ import annotations
@@ -9,16 +9,20 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, Final
 
 from actors.errors import StorageError
 from actors.object_store.bucket_paths import BucketPath, translate_errors
 from actors.object_store.bucket_store import (
     PAGE_KEYS,
-    PIECE_BYTES,
     PIECES_AT_ONCE,
-    PIECES_MAX,
+    FetchedObject,
+    ObjectVersion,
     open_store,
+    piece_bytes,
+    put_mode,
+    read_pieces,
 )
 from actors.settings import Settings
 
@@ -46,7 +50,7 @@ class BucketCalls:
             store = open_store(place.kind, place.bucket, settings, retries)
             return cls(store, open_store(place.kind, place.bucket, settings, 0), place)
 
-    def get(self, name: str, bytes_max: int) -> bytes | None:
+    def get(self, name: str, bytes_max: int) -> FetchedObject | None:
         """Return an object, or None. Raises `StorageError`, also for one of more than
         `bytes_max`."""
         with translate_errors("read", self._of(name), determinate=True):
@@ -59,30 +63,42 @@ class BucketCalls:
             if size > bytes_max:
                 text = f"{self._of(name)} has {size} bytes, at most {bytes_max} are read"
                 raise StorageError(text, determinate=True)
-            return bytes(result.bytes())
+            version = ObjectVersion(result.meta.get("e_tag"), result.meta.get("version"))
+            return FetchedObject(bytes(result.bytes()), version)
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write an object unless it exists; return whether it was written. Raises `StorageError`,
-        indeterminate unless the error says otherwise."""
+    def put_if(self, name: str, data: bytes, expected: ObjectVersion | None) -> bool:
+        """Write an object if the existing one has that version (None: none exists); return whether
+        it was written. Raises `StorageError`, indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
         with translate_errors("write", self._of(name), determinate=False, once=True):
             try:
                 # No retries: after a lost answer a second attempt would find the first one's
                 # object.
-                self._once.put(self._place.key(name), data, mode="create", use_multipart=False)
+                mode = put_mode(expected)
+                self._once.put(self._place.key(name), data, mode=mode, use_multipart=False)
             except (AlreadyExistsError, PreconditionError):
                 return False
             return True
 
-    def upload(self, name: str, path: Path, bytes_total: int) -> None:
-        """Upload a file as an object, in pieces where it is large. Raises `StorageError`."""
-        # Larger pieces for a file that would exceed the store's number of pieces.
-        piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
+    def upload(self, name: str, path: Path, bytes_total: int, stopped: Event) -> None:
+        """Upload a file as an object, in pieces where it is large. Raises `StorageError`, and
+        `UploadStopped` once `stopped` is set."""
+        key, piece = self._place.key(name), piece_bytes(bytes_total)
         with translate_errors("write", self._of(name), determinate=False):
-            self._store.put(
-                self._place.key(name), path, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
-            )
+            if bytes_total <= piece:
+                self._store.put(key, path.read_bytes(), use_multipart=False)
+                return
+            # The library aborts a multipart upload only on an error of its source: `read_pieces`
+            # raises one when it is stopped.
+            pieces = read_pieces(path, piece, stopped, None)
+            self._store.put(key, pieces, chunk_size=piece, max_concurrency=PIECES_AT_ONCE)
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders directly below the path. Raises `StorageError`."""
+        with translate_errors("list", str(self._place), determinate=True):
+            found = self._store.list_with_delimiter(self._place.prefix)
+            return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
 
     def delete(self, names: list[str]) -> None:
         """Remove objects; a missing one is no error. Raises `StorageError`."""

@@ -1,5 +1,5 @@
-"""The asynchronous calls to a bucket that copies and sources need, over obstore. (Sinks:
-`bucket_calls`.)
+"""The asynchronous calls to a bucket, over obstore, for `persist` and sources. Sinks and copies
+call in threads (`bucket_calls`).
 
 Credentials, region and endpoint come from the process's environment alone, as the store's own tools
 read them. Every request has a time limit, and a bounded number of retries; every call ends within
@@ -12,13 +12,14 @@ process leaves are for the bucket's lifecycle rules.
 from __future__ import annotations
 
 import calendar
+import math
 import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from datetime import timedelta
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
 import msgspec
@@ -29,6 +30,8 @@ from actors.settings import Settings
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
+
+R = TypeVar("R")
 
 PIECE_BYTES: Final = 8 << 20
 PIECES_AT_ONCE: Final = 2
@@ -167,10 +170,7 @@ class BucketStore:
         it did. Tries once. Raises `StorageError`, indeterminate unless the error says otherwise."""
         from obstore.exceptions import AlreadyExistsError, PreconditionError
 
-        mode: Any = "create"
-        if expected is not None:
-            given = {"e_tag": expected.e_tag, "version": expected.version}
-            mode = {name: value for name, value in given.items() if value is not None}
+        mode = put_mode(expected)
         with translate_errors("write", self._of(key), determinate=False, once=True):
             try:
                 with anyio.fail_after(self._request_s):
@@ -206,13 +206,13 @@ class BucketStore:
         `seen` is called with each piece once, in order, in a thread. Raises `StorageError`. A
         cancelled upload is aborted within `GIVE_UP_S`.
         """
-        piece = max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
+        piece = piece_bytes(bytes_total)
         stopped = threading.Event()
 
         async def put() -> None:
-            # The library aborts a multipart upload only on an error of its source: `_pieces`
+            # The library aborts a multipart upload only on an error of its source: `read_pieces`
             # raises one when it is stopped.
-            pieces = _pieces(source, piece, stopped, seen)
+            pieces = read_pieces(source, piece, stopped, seen)
             await self._store.put_async(
                 key, pieces, chunk_size=piece, max_concurrency=PIECES_AT_ONCE
             )
@@ -226,47 +226,15 @@ class BucketStore:
         stopped: threading.Event,
         limit_s: float,
     ) -> None:
-        failure: Exception | None = None
-        async with anyio.create_task_group() as group:
-            shield = anyio.CancelScope(shield=True, deadline=anyio.current_time() + limit_s)
-            group.start_soon(_stop_when_canceled, stopped, shield)
-            # Shielded: a cancelled write goes on for `GIVE_UP_S`, so that its outcome is known and
-            # the store can drop the pieces.
-            with shield:
-                try:
-                    with translate_errors("write", self._of(key), determinate=False):
-                        await put()
-                except (StorageError, _Stopped) as error:
-                    failure = error
-            group.cancel_scope.cancel()
-        await anyio.lowlevel.checkpoint()
-        if shield.cancelled_caught:
+        async def translated() -> None:
+            with translate_errors("write", self._of(key), determinate=False):
+                await put()
+
+        try:
+            await run_to_its_end(translated, stopped, limit_s)
+        except TimeoutError:
             text = f"could not write {self._of(key)}: the store did not answer"
-            raise StorageError(text, determinate=False)
-        if failure is not None:
-            raise failure
-
-    async def folders(self, prefix: str) -> list[str]:
-        """Return the names of the folders directly below a prefix. Raises `StorageError`."""
-        with (
-            translate_errors("list", self._of(prefix), determinate=True),
-            anyio.fail_after(self._request_s),
-        ):
-            found = await self._store.list_with_delimiter_async(prefix)
-            return [each.rstrip("/").rpartition("/")[2] for each in found["common_prefixes"]]
-
-    async def keys(self, prefix: str, count_max: int) -> list[str]:
-        """Return at most `count_max` keys below a prefix. Raises `StorageError`."""
-        keys: list[str] = []
-        with translate_errors("list", self._of(prefix), determinate=True):
-            stream = self._store.list(prefix, chunk_size=1_000)
-            while len(keys) < count_max:
-                with anyio.fail_after(self._request_s):
-                    batch = await anext(stream, None)
-                if batch is None:
-                    break
-                keys += [each["path"] for each in batch]
-        return keys[:count_max]
+            raise StorageError(text, determinate=False) from None
 
     async def pages(self, prefix: str) -> AsyncGenerator[list[ListedObject], None]:
         """Yield all objects below a prefix (``""``: of the bucket), in pages of at most
@@ -337,30 +305,79 @@ class BucketStore:
         return f"{self._where}/{key}"
 
 
-class _Stopped(Exception):
+def put_mode(expected: ObjectVersion | None) -> Any:
+    """Return the library's mode for a write over that version (None: over no object)."""
+    if expected is None:
+        return "create"
+    given = {"e_tag": expected.e_tag, "version": expected.version}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def piece_bytes(bytes_total: int) -> int:
+    """Return the size of the pieces in which a file of that size is uploaded."""
+    # Larger pieces for a file that would exceed the store's number of pieces.
+    return max(PIECE_BYTES, -(-bytes_total // PIECES_MAX))
+
+
+class UploadStopped(Exception):
     """The upload was cancelled."""
 
 
-async def _stop_when_canceled(stopped: threading.Event, shield: anyio.CancelScope) -> None:
-    try:
-        await anyio.sleep_forever()
-    finally:
-        stopped.set()
-        shield.deadline = min(shield.deadline, anyio.current_time() + GIVE_UP_S)
+async def run_to_its_end(
+    work: Callable[[], Awaitable[R]], stopped: threading.Event, limit_s: float = math.inf
+) -> R:
+    """Await a call that must not be cut off; return its result.
+
+    If the caller is cancelled, set `stopped`, so that the call ends early, and wait `GIVE_UP_S` at
+    most. Raise `TimeoutError` after that, or after `limit_s`.
+    """
+    result: list[R] = []
+    failure: BaseException | None = None
+    ended = False
+    async with anyio.create_task_group() as group:
+        shield = anyio.CancelScope(shield=True, deadline=anyio.current_time() + limit_s)
+
+        async def stop_when_canceled() -> None:
+            try:
+                await anyio.sleep_forever()
+            finally:
+                if not ended:
+                    stopped.set()
+                    shield.deadline = min(shield.deadline, anyio.current_time() + GIVE_UP_S)
+
+        group.start_soon(stop_when_canceled)
+        # Shielded: a cancelled call goes on for `GIVE_UP_S`, so that its outcome is known and the
+        # store can drop the pieces.
+        with shield:
+            try:
+                result.append(await work())
+            except anyio.get_cancelled_exc_class():
+                raise
+            # Kept, since the group would wrap it. Panics of native code are no `Exception`.
+            except BaseException as error:  # noqa: BLE001
+                failure = error
+        ended = True
+        group.cancel_scope.cancel()
+    await anyio.lowlevel.checkpoint()
+    if shield.cancelled_caught:
+        raise TimeoutError
+    if failure is not None:
+        raise failure
+    return result[0]
 
 
 Seen = Callable[[bytes], None]
 """Callback with a piece."""
 
 
-def _pieces(
+def read_pieces(
     source: Path | bytes, piece: int, stopped: threading.Event, seen: Seen | None
 ) -> Iterator[bytes]:
     """Yield the pieces of a file; runs in threads of the library."""
     with BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
         while data := file.read(piece):
             if stopped.is_set():
-                raise _Stopped
+                raise UploadStopped
             if seen is not None:
                 seen(data)
             yield data

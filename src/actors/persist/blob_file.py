@@ -17,10 +17,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from actors.errors import StorageError
+from actors.errors import StorageError, storage_error
 from actors.kernel import ActorClock
 from actors.kernel.clock import CallOverdue
-from actors.persist.location import BlobInfo, check_blob_key, storage_error
+from actors.object_store.folder_calls import sync_folder, write_file
+from actors.persist.location import BlobInfo, check_blob_key
 
 # -- Blocking disk calls under a deadline ----------------------------------------------------------
 # A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
@@ -117,12 +118,7 @@ class FileBlob:
         temporary = self._written_at(key)
         try:
             with _no_leftover(temporary):
-                descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-                with os.fdopen(descriptor, "wb", buffering=0) as file:
-                    view = memoryview(data)
-                    while view:
-                        view = view[file.write(view) :]
-                    os.fsync(file.fileno())
+                write_file(temporary, data, os.O_EXCL)
                 self._install(temporary, key)
         except OSError as error:
             raise storage_error(f"write blob {self._place(key)}", error) from error
@@ -235,15 +231,6 @@ class _no_leftover:  # noqa: N801 - reads as a statement
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None:
             self._path.unlink(missing_ok=True)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises OSError."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _files(folder: Path, prefix: str) -> list[BlobInfo]:

@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.persist.location import storage_error
+from actors.errors import storage_error
 from actors.persist.parts import part_schema
 from actors.persist.shard import BatchPart, ShardBatch, ShardState, compact_to
 from actors.persist.statistics import column_of

@@ -19,11 +19,12 @@ from typing import Any, Final, TypeVar
 import anyio
 import apsw
 
-from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull
+from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull, storage_error
 from actors.kernel import ActorClock
-from actors.persist.blob_file import DISK_TIMEOUT_MS, run_with_timeout, sync_folder, timeout_error
+from actors.object_store.folder_calls import sync_folder
+from actors.persist.blob_file import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
 from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
-from actors.persist.location import CompareAndSet, VersionedData, check_key, storage_error
+from actors.persist.location import CompareAndSet, VersionedData, check_key
 
 R = TypeVar("R")
 

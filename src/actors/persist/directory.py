@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import StateDirectoryError
-from actors.persist.blob_file import sync_folder
+from actors.object_store.folder_calls import sync_folder
 
 FORMAT: Final = 1
 _LOCK: Final = "LOCK"

@@ -28,7 +28,6 @@ from typing import Final, Protocol, runtime_checkable
 import msgspec
 
 from actors.errors import InvalidUsage
-from actors.errors import storage_error as storage_error
 
 
 class VersionedData(msgspec.Struct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Final
 
 import anyio.lowlevel
 
+from actors.errors import storage_error
 from actors.kernel import ActorClock
 from actors.persist.location import (
     BlobInfo,
@@ -17,7 +18,6 @@ from actors.persist.location import (
     check_blob_key,
     check_key,
     check_ops,
-    storage_error,
 )
 
 # -- Consensus in memory, for tests and simulation -------------------------------------------------

@@ -369,7 +369,7 @@ class DeltaSink:
 
     def _commit_of(self, version: int) -> DeltaCommit | None:
         lines = self._outlet.read(_entry(version))
-        return None if lines is None else parsed(version, lines)
+        return None if lines is None else parsed(version, lines.data)
 
     def _ours(self, commit: DeltaCommit) -> bool:
         names = {each.app_id for each in commit.transactions}

@@ -10,12 +10,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
-from actors.connectors.sinks.outlets import BucketOutlet, FolderOutlet, SinkStorage, allowed
+from actors.connectors.sinks.outlets import open_storage
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
 from actors.errors import InvalidUsage
 from actors.kernel import ActorClock
-from actors.object_store.bucket_paths import allowed_bucket, is_bucket
+from actors.object_store.bucket_paths import is_bucket
 from actors.progress import ObjectId
 from actors.settings import Settings
 
@@ -79,22 +79,13 @@ def make_sink(
     allowed. Follows links in the file system. `scratch`: a folder for files to be uploaded, made
     and removed by the sink."""
     token = f"{randomness.getrandbits(64):016x}"
-    if is_bucket(config.folder):
-        place = allowed_bucket(config.folder, settings.sink_buckets, "sink_buckets", "write")
-        if not place.path:
-            raise InvalidUsage(f"{config.folder!r} is a whole bucket: name a path in it")
-        outlet: SinkStorage = BucketOutlet(place, scratch / f"going-{token}", settings)
-    else:
-        outlet = FolderOutlet(_folder(config.folder, settings))
+    if not is_bucket(config.folder) and not settings.sink_dir:
+        raise InvalidUsage(
+            f"{config.folder!r}: sinks write into no folder, as long as the setting sink_dir names "
+            "none that they may write below"
+        )
+    spool, buckets = scratch / f"going-{token}", settings.sink_buckets
+    outlet = open_storage(config.folder, "sink", settings.sink_dir, buckets, spool, settings)
     if isinstance(config, DeltaConfig):
         return DeltaSink(config, outlet, sink, token, settings, clock)
     return ParquetSink(config, outlet, sink, token, settings, clock)
-
-
-def _folder(name: str, settings: Settings) -> Path:
-    if not settings.sink_dir:
-        raise InvalidUsage(
-            f"{name!r}: sinks write into no folder, as long as the setting sink_dir names none "
-            "that they may write below"
-        )
-    return allowed(name, settings.sink_dir, "sinks", "sink_dir")

@@ -1,19 +1,23 @@
-"""Storage of sinks: a folder, or a place in a bucket, with one interface for both. Blocking.
+"""Storage of sinks and copies: a folder or a place in a bucket, with one interface. Blocking.
 
 Theory of operation. A sink needs new files that are durable before a commit names them (`staging`),
-small documents of which the first under a name wins (`write_new`), and listings. A folder provides
-them by fsync and link, a bucket by conditional requests.
+small documents of which the first under a name wins (`write_new`), or the first over a version
+(`replace`), and listings. A folder provides them by fsync, link and rename, a bucket by conditional
+requests.
 
 Names lie below the place, with ``/`` between. All methods raise `StorageError`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from threading import Event
 from typing import Final, Protocol, TypeVar
 from urllib.parse import unquote, urlsplit
 
@@ -26,16 +30,27 @@ from actors.connectors.sinks.staging import (
     FolderStaging,
     SinkStaging,
     as_storage_errors,
-    sync_file,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import InvalidUsage, PenstockError, StorageError, WriterFenced
+from actors.errors import (
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+    StorageError,
+    WriterFenced,
+    storage_error,
+)
 from actors.kernel import ActorClock
 from actors.object_store.bucket_calls import BucketCalls
-from actors.object_store.bucket_paths import BucketPath, hint_for, reason
-from actors.object_store.bucket_store import PAGE_KEYS, allows_http
-from actors.persist.blob_file import sync_folder
-from actors.persist.location import storage_error
+from actors.object_store.bucket_paths import (
+    BucketPath,
+    allowed_bucket,
+    hint_for,
+    is_bucket,
+    reason,
+)
+from actors.object_store.bucket_store import PAGE_KEYS, FetchedObject, ObjectVersion, allows_http
+from actors.object_store.folder_calls import sync_file, sync_folder, write_file
 from actors.settings import Settings, without_user
 
 # Runs the blocking calls of a sink in threads: one at a time, each to its end or to a deadline
@@ -165,30 +180,32 @@ def allowed(destination: str, below: str, what: str, setting: str) -> Path:
     return folder
 
 
-def write_new(path: Path, data: bytes, temporary: Path) -> bool:
-    """Write a file whole or not at all, durable on return; False when the name exists already: that
-    file stays. `temporary` must lie in the same file system."""
+def _write_whole(
+    path: Path, data: bytes, temporary: Path, put: Callable[[Path, Path], None]
+) -> bool:
+    """Write a file whole or not at all, durable on return; `put` (`os.link`, `os.rename`) gives it
+    its name. Return False when `put` finds a file of that name: it stays. `temporary` must lie in
+    the same file system."""
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        with os.fdopen(descriptor, "wb", buffering=0) as file:
-            view = memoryview(data)
-            while view:
-                view = view[file.write(view) :]
-            os.fsync(file.fileno())
+        write_file(temporary, data, os.O_TRUNC)
         try:
-            os.link(temporary, path)  # unlike a rename, it fails if the name exists
+            put(temporary, path)
         except FileExistsError:
             return False
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise storage_error(f"write {path}", error) from error
+    _sync_names(path.parent)
+    return True
+
+
+def _sync_names(folder: Path) -> None:
     try:
-        sync_folder(path.parent)
+        sync_folder(folder)
     except OSError as error:
         # Indeterminate: the file is there, but may not survive a power cut.
-        raise storage_error(f"sync {path.parent}", error, determinate=False) from error
-    return True
+        raise storage_error(f"sync {folder}", error, determinate=False) from error
 
 
 DOCUMENT_BYTES_MAX: Final = 64 << 20
@@ -238,8 +255,41 @@ class SinkStorage(Protocol):
         """Say whether a folder holds a name that begins with a number of 20 digits."""
         ...
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> FetchedObject | None:
         """Return a document; None if it does not exist."""
+        ...
+
+    def replace(
+        self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
+    ) -> bool:
+        """Write a document over the one that was read (None: there was none), durable on return;
+        False when another one is there meanwhile. May be repeated after an error."""
+        ...
+
+    def lock(self, name: str) -> bool:
+        """Lock out other writers until `close`, by a file of that name; False where there are no
+        locks. Raises `ResourceBusy`."""
+        ...
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders in the place."""
+        ...
+
+    def files(self, folder: str, count_max: int) -> list[str]:
+        """Return the names of at most so many files right in a folder."""
+        ...
+
+    def remove(self, folder: str, files: Sequence[str]) -> None:
+        """Remove files of a folder, and the folder unless it holds others."""
+        ...
+
+    @property
+    def stopped(self) -> Event:
+        """Return the event that ends uploads early, when nobody waits for them any more."""
+        ...
+
+    def close(self) -> None:
+        """Unlock."""
         ...
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
@@ -257,6 +307,8 @@ class FolderOutlet:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._lock: int | None = None
+        self._stopped = Event()
 
     @property
     def where(self) -> str:
@@ -273,9 +325,14 @@ class FolderOutlet:
         """See `SinkStorage`."""
         return False
 
+    @property
+    def stopped(self) -> Event:
+        """See `SinkStorage`."""
+        return self._stopped
+
     def staging(self, token: str) -> SinkStaging:
         """See `SinkStorage`."""
-        return FolderStaging(self.folder, token)
+        return FolderStaging(self.folder, token, self._stopped)
 
     def begin(self, folder: str) -> None:
         """See `SinkStorage`."""
@@ -317,24 +374,78 @@ class FolderOutlet:
             except FileNotFoundError:
                 return []
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> FetchedObject | None:
         """See `SinkStorage`."""
         with as_storage_errors(f"read {self.folder / name}"):
             try:
-                return (self.folder / name).read_bytes()
+                data = (self.folder / name).read_bytes()
             except FileNotFoundError:
                 return None
+            return FetchedObject(data, ObjectVersion(None, None))
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
         """See `SinkStorage`."""
         path = self.folder / name
-        return write_new(path, data, path.parent / f"_{token}")
+        # Unlike a rename, a link fails if the name exists.
+        return _write_whole(path, data, path.parent / f"_{token}", os.link)
+
+    def replace(
+        self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
+    ) -> bool:
+        """See `SinkStorage`. The caller holds the lock: nobody writes between."""
+        path, there = self.folder / name, self.read(name)
+        if there is not None and there.data == data:
+            _sync_names(path.parent)
+            return True
+        if there != expected:
+            return False
+        return _write_whole(path, data, self.folder / temporary, os.rename)
+
+    def lock(self, name: str) -> bool:
+        """See `SinkStorage`. Also make the folder."""
+        with as_storage_errors(f"lock {self.folder}"):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            # The operating system releases the lock when the process dies.
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._lock = os.open(self.folder / name, flags, 0o644)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.close()
+                raise ResourceBusy(
+                    f"another copy is being written into {self.folder}: wait for it"
+                ) from None
+        return True
+
+    def folders(self) -> list[str]:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"look into {self.folder}"):
+            return [each.name for each in self.folder.iterdir() if each.is_dir()]
+
+    def files(self, folder: str, count_max: int) -> list[str]:
+        """See `SinkStorage`."""
+        return self._names(folder)[:count_max]
+
+    def remove(self, folder: str, files: Sequence[str]) -> None:
+        """See `SinkStorage`."""
+        with as_storage_errors(f"remove files in {self.folder / folder}"):
+            for name in files:
+                (self.folder / folder / name).unlink(missing_ok=True)
+        # A folder that holds files of others stays.
+        with suppress(OSError):
+            (self.folder / folder).rmdir()
+
+    def close(self) -> None:
+        """See `SinkStorage`."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            os.close(lock)
 
     def sync(self, name: str) -> None:
         """See `SinkStorage`."""
         path = self.folder / name
-        sync_file(path)
-        with as_storage_errors(f"sync {path.parent}"):
+        with as_storage_errors(f"sync {path}"):
+            sync_file(path)
             sync_folder(path.parent)
             sync_folder(self.folder)
 
@@ -355,6 +466,7 @@ class BucketOutlet:
         self._settings = settings
         self._opened = opened
         self._calls: BucketCalls | None = None
+        self._stopped = Event()
 
     @property
     def where(self) -> str:
@@ -392,9 +504,14 @@ class BucketOutlet:
             self._calls = self._opened(self.place, self._settings)
         return self._calls
 
+    @property
+    def stopped(self) -> Event:
+        """See `SinkStorage`."""
+        return self._stopped
+
     def staging(self, token: str) -> SinkStaging:
         """See `SinkStorage`."""
-        return BucketStaging(lambda: self.calls, self.where, self._spool, token)
+        return BucketStaging(lambda: self.calls, self.where, self._spool, token, self._stopped)
 
     def begin(self, folder: str) -> None:
         """See `SinkStorage`. Buckets have no folders."""
@@ -430,30 +547,74 @@ class BucketOutlet:
         numbers = [int(name[:20]) for name in names if _NUMBERED.fullmatch(name)]
         return numbers, len(found) >= PAGE_KEYS
 
-    def read(self, name: str) -> bytes | None:
+    def read(self, name: str) -> FetchedObject | None:
         """See `SinkStorage`."""
         return self.calls.get(name, DOCUMENT_BYTES_MAX)
 
     def write_new(self, name: str, data: bytes, token: str) -> bool:
         """See `SinkStorage`."""
-        failure: StorageError | None = None
-        # Twice: a failed request may have had no effect. Retrying is safe, since none overwrites.
-        for _ in range(2):
+        try:
+            return self.replace(name, data, None, "")
+        except StorageError as first:
+            if first.determinate:
+                raise
+            # Twice: a failed request may have had no effect.
             try:
-                if self.calls.create(name, data):
-                    return True
-            except StorageError as error:
-                if error.determinate and failure is None:
-                    raise
-                failure = error
-            # Another's, or ours in spite of an error. The same bytes are ours: each writer's token
-            # is in its documents.
+                return self.replace(name, data, None, "")
+            except StorageError:
+                raise first from None
+
+    def replace(
+        self, name: str, data: bytes, expected: FetchedObject | None, temporary: str
+    ) -> bool:
+        """See `SinkStorage`."""
+        version = None if expected is None else expected.version
+        failure: StorageError | None = None
+        try:
+            if self.calls.put_if(name, data, version):
+                return True
+        except StorageError as error:
+            if error.determinate:
+                raise
+            failure = StorageError(
+                f"could not write {self.where}/{name}: it may come to be there", determinate=False
+            )
+            failure.__cause__ = error
+        # Another's, or ours in spite of an error. The same bytes are ours: each writer's token is
+        # in its documents.
+        try:
             found = self.calls.get(name, DOCUMENT_BYTES_MAX)
-            if found is not None:
-                return found == data
-        raise StorageError(
-            f"could not write {self.where}/{name}: it may come to be there", determinate=False
-        ) from failure
+        except StorageError as error:
+            raise failure or error from None
+        if found is not None and found.data == data:
+            return True
+        if failure is None or (found is not None and found.version != version):
+            return False
+        raise failure
+
+    def lock(self, name: str) -> bool:
+        """See `SinkStorage`. Conditional requests take the place of locks."""
+        return False
+
+    def folders(self) -> list[str]:
+        """See `SinkStorage`."""
+        return self.calls.folders()
+
+    def files(self, folder: str, count_max: int) -> list[str]:
+        """See `SinkStorage`."""
+        found: list[str] = []
+        for page in self.calls.names(folder):
+            found += (name.removeprefix(f"{folder}/") for name in page)
+            if len(found) >= count_max:
+                break
+        return found[:count_max]
+
+    def remove(self, folder: str, files: Sequence[str]) -> None:
+        """See `SinkStorage`."""
+        self.calls.delete([f"{folder}/{name}" for name in files])
+
+    def close(self) -> None:
+        """See `SinkStorage`."""
 
     def sync(self, name: str) -> None:
         """See `SinkStorage`. Objects are durable."""
@@ -474,3 +635,27 @@ def newest_number(after: Callable[[int], tuple[list[int], bool]]) -> int | None:
         else:
             high = at
     return None if low < 0 else low
+
+
+_PLURALS: Final = {"copy": "copies", "sink": "sinks"}
+
+
+def open_storage(
+    destination: str,
+    use: str,
+    folder: str,
+    buckets: Sequence[str],
+    spool: Path,
+    settings: Settings,
+) -> SinkStorage:
+    """Return the storage that a destination names, without a request. Follows links.
+
+    Raise `InvalidUsage` unless it lies below `folder` or one of `buckets`, which are the values of
+    the settings ``{use}_dir`` and ``{use}_buckets``. `spool`: a folder for files to be uploaded.
+    """
+    if not is_bucket(destination):
+        return FolderOutlet(allowed(destination, folder, _PLURALS[use], f"{use}_dir"))
+    place = allowed_bucket(destination, buckets, f"{use}_buckets", "write")
+    if not place.path:
+        raise InvalidUsage(f"{destination!r} is a whole bucket: name a path in it")
+    return BucketOutlet(place, spool, settings)

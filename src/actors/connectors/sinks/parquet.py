@@ -159,11 +159,11 @@ class ParquetSink:
 
     def _read(self, name: str) -> BatchManifest:
         path = f"{self._outlet.where}/{name}"
-        data = self._outlet.read(name)
-        if data is None:
+        document = self._outlet.read(name)
+        if document is None:
             raise StorageError(f"{path} was removed meanwhile", determinate=True)
         try:
-            found = msgspec.json.decode(data, type=BatchManifest)
+            found = msgspec.json.decode(document.data, type=BatchManifest)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise InvalidUsage(f"{path} is not the manifest of a sink: {error}") from None
         if (found.sink, found.creation) != (self._sink, self._creation):

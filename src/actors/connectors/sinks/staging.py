@@ -13,12 +13,14 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import IO, Any, Final, Protocol
 
 from actors.connectors.sinks.formats import FilePlace
+from actors.errors import storage_error
 from actors.object_store.bucket_calls import BucketCalls
-from actors.persist.blob_file import sync_folder
-from actors.persist.location import storage_error
+from actors.object_store.bucket_store import UploadStopped
+from actors.object_store.folder_calls import sync_folder
 from actors.progress import Frontier
 
 _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
@@ -30,6 +32,10 @@ class SinkStaging(Protocol):
     def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
         """Return the place for files of a batch that begins at `upper`. `kind` ``_``: temporary
         files of the writer."""
+        ...
+
+    def files(self, prefix: str) -> FilePlace:
+        """Return the place for files whose names begin so."""
         ...
 
     def reading(self, name: str) -> AbstractContextManager[Any]:
@@ -60,7 +66,7 @@ class SinkStaging(Protocol):
 
 def staged_name(upper: Frontier | None, token: str, places: int, kind: str = "") -> str:
     """Return the prefix of the names of one place's files."""
-    return f"{kind}penstock-{upper or 0:020d}-{token}-{places}"
+    return f"{kind}penstock-{upper or 0:020d}-{token}-{places}-"
 
 
 def is_orphan(name: str, upper: Frontier | None) -> bool:
@@ -70,12 +76,19 @@ def is_orphan(name: str, upper: Frontier | None) -> bool:
     return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
 
 
-class FolderStaging:
-    """Staged files in the folder itself. See `SinkStaging`."""
+def _check_going(stopped: Event) -> None:
+    """Raise `UploadStopped` in a call that nobody waits for any more."""
+    # Its files are being removed: it must not begin another one.
+    if stopped.is_set():
+        raise UploadStopped
 
-    def __init__(self, folder: Path, token: str) -> None:
-        self._folder = folder
+
+class _FileStaging:
+    """Names staged files, and remembers those that are open or not committed."""
+
+    def __init__(self, token: str, stopped: Event | None) -> None:
         self._token = token
+        self._stopped = stopped or Event()
         self._places = 0
         self._staged: list[str] = []
         self._open: list[IO[bytes]] = []
@@ -83,8 +96,62 @@ class FolderStaging:
     def place(self, upper: Frontier | None, kind: str = "") -> StagedFiles:
         """See `SinkStaging`."""
         self._places += 1
-        name = staged_name(upper, self._token, self._places, kind)
-        return StagedFiles(self._folder, name, self._staged, self._open)
+        return self.files(staged_name(upper, self._token, self._places, kind))
+
+    def files(self, prefix: str) -> StagedFiles:
+        """See `SinkStaging`."""
+        return StagedFiles(self, prefix)
+
+    def create(self, name: str) -> IO[bytes]:
+        """See `SinkStaging`."""
+        # After a stop the files are being removed: no call may begin another one.
+        if self._stopped.is_set():
+            raise UploadStopped
+        path = self._path(name)
+        with as_storage_errors(f"write {path}"):
+            file: IO[bytes] = path.open("xb", buffering=0)
+        self._open.append(file)
+        return file
+
+    def _path(self, name: str) -> Path:
+        raise NotImplementedError
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `SinkStaging`."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """See `SinkStaging`."""
+        for file in self._open:
+            with suppress(OSError):
+                file.close()
+        self._open.clear()
+
+    def committed(self) -> None:
+        """See `SinkStaging`."""
+        self._staged.clear()
+
+
+class FolderStaging(_FileStaging):
+    """Staged files in the folder, or in folders in it. See `SinkStaging`."""
+
+    def __init__(self, folder: Path, token: str, stopped: Event | None = None) -> None:
+        super().__init__(token, stopped)
+        self._folder = folder
+
+    def _path(self, name: str) -> Path:
+        # Noted before it is made, so that it is removed in any case.
+        self._staged.append(name)
+        return self._folder / name
+
+    def seal(self, file: IO[bytes]) -> None:
+        """See `SinkStaging`."""
+        with as_storage_errors(f"write {file.name}"):
+            os.fsync(file.fileno())
+            file.close()
+            self._open.remove(file)
+            # Durable before the commit that names it, its name included.
+            sync_folder(Path(file.name).parent)
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Any]:
@@ -105,17 +172,6 @@ class FolderStaging:
         for name in list(self._staged):
             self.remove(name)
 
-    def close(self) -> None:
-        """See `SinkStaging`."""
-        for file in self._open:
-            with suppress(OSError):
-                file.close()
-        self._open.clear()
-
-    def committed(self) -> None:
-        """See `SinkStaging`."""
-        self._staged.clear()
-
     def remove_orphans(self, upper: Frontier | None) -> None:
         """See `SinkStaging`."""
         with as_storage_errors(f"look into {self._folder}"):
@@ -126,160 +182,9 @@ class FolderStaging:
 
 
 class StagedFiles:
-    """A `FilePlace`: new files in the folder."""
+    """A `FilePlace`: new files whose names begin with `prefix`."""
 
-    def __init__(
-        self, folder: Path, prefix: str, staged: list[str], opened: list[IO[bytes]]
-    ) -> None:
-        self._folder = folder
-        self._prefix = prefix
-        self._staged = staged
-        self._open = opened
-
-    def create(self, name: str) -> IO[bytes]:
-        """See `FilePlace`."""
-        with as_storage_errors(f"write {self._folder / self.path(name)}"):
-            file: IO[bytes] = (self._folder / self.path(name)).open("xb", buffering=0)
-        self._staged.append(self.path(name))
-        self._open.append(file)
-        return file
-
-    def seal(self, file: IO[bytes]) -> None:
-        """See `FilePlace`."""
-        with as_storage_errors(f"write {file.name}"):
-            os.fsync(file.fileno())
-            file.close()
-            self._open.remove(file)
-            # Durable before the commit that names it, its name included.
-            sync_folder(self._folder)
-
-    def path(self, name: str) -> str:
-        """See `FilePlace`."""
-        return f"{self._prefix}-{name}"
-
-
-@contextmanager
-def as_storage_errors(what: str) -> Iterator[None]:
-    """Raise errors of the operating system in the block as `StorageError`."""
-    try:
-        yield
-    except OSError as error:
-        raise storage_error(what, error) from error
-
-
-def sync_file(path: Path) -> None:
-    """Make a file's bytes durable."""
-    with as_storage_errors(f"sync {path}"):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-# -- Files in a bucket for a sink's next commit. Blocking; raises `StorageError` -------------------
-# Names are as in folders (`staging`). Files that begin with ``_`` are temporary, and stay on the
-# local disk.
-
-
-class BucketStaging:
-    """Staged files in a bucket. See `Staging`."""
-
-    def __init__(
-        self, calls: Callable[[], BucketCalls], where: str, spool: Path, token: str
-    ) -> None:
-        """Make a staging area. `spool`: a folder for this one alone, made and removed by it."""
-        self._calls = calls
-        self._where = where
-        self._spool = spool
-        self._token = token
-        self._places = 0
-        self._staged: list[str] = []
-        self._open: list[IO[bytes]] = []
-
-    def place(self, upper: Frontier | None, kind: str = "") -> FilePlace:
-        """See `Staging`."""
-        self._places += 1
-        name = staged_name(upper, self._token, self._places, kind)
-        return _Going(self, name)
-
-    def create(self, name: str) -> IO[bytes]:
-        """Open a new file on the local disk."""
-        with as_storage_errors(f"write {self._spool / name}"):
-            self._spool.mkdir(parents=True, exist_ok=True)
-            file: IO[bytes] = (self._spool / name).open("xb", buffering=0)
-        self._open.append(file)
-        return file
-
-    def seal(self, file: IO[bytes]) -> None:
-        """Upload the complete file, unless it is temporary."""
-        path = Path(file.name)
-        with as_storage_errors(f"write {path}"):
-            file.close()
-            self._open.remove(file)
-            size = path.stat().st_size
-        if path.name.startswith("_"):
-            return
-        self._staged.append(path.name)
-        self._calls().upload(path.name, path, size)
-        with as_storage_errors(f"remove {path}"):
-            # At once, so that the disk holds no more than the files being written.
-            path.unlink()
-
-    @contextmanager
-    def reading(self, name: str) -> Iterator[Any]:
-        """See `Staging`."""
-        if name.startswith("_"):
-            with as_storage_errors(f"read {self._spool / name}"):
-                yield self._spool / name
-            return
-        with as_storage_errors(f"read {self._where}/{name}"), self._calls().reader(name) as file:
-            yield file
-
-    def remove(self, name: str) -> None:
-        """See `Staging`."""
-        if name.startswith("_"):
-            with as_storage_errors(f"remove {self._spool / name}"):
-                (self._spool / name).unlink(missing_ok=True)
-            return
-        self._calls().delete([name])
-        if name in self._staged:
-            self._staged.remove(name)
-
-    def remove_staged(self) -> None:
-        """See `Staging`."""
-        self.close()
-        self._calls().delete(self._staged)
-        self._staged.clear()
-
-    def close(self) -> None:
-        """See `Staging`."""
-        for file in self._open:
-            with suppress(OSError):
-                file.close()
-        self._open.clear()
-        shutil.rmtree(self._spool, ignore_errors=True)
-
-    def committed(self) -> None:
-        """See `Staging`."""
-        self._staged.clear()
-
-    def remove_orphans(self, upper: Frontier | None) -> None:
-        """See `Staging`. Names sort by upper, so they are listed from the frontier on."""
-        for page in self._calls().names(after=f"penstock-{upper or 0:020d}"):
-            names = [name for name in page if "/" not in name]
-            orphans = [name for name in names if is_orphan(name, upper)]
-            if orphans:
-                self._calls().delete(orphans)
-            # Keys come in order: after this one there are no names of ours.
-            if len(orphans) < len(page) and page[-1] > "penstock-~":
-                return
-
-
-class _Going:
-    """A `FilePlace`: new files of a batch."""
-
-    def __init__(self, staging: BucketStaging, prefix: str) -> None:
+    def __init__(self, staging: _FileStaging, prefix: str) -> None:
         self._staging = staging
         self._prefix = prefix
 
@@ -293,4 +198,101 @@ class _Going:
 
     def path(self, name: str) -> str:
         """See `FilePlace`."""
-        return f"{self._prefix}-{name}"
+        return f"{self._prefix}{name}"
+
+
+@contextmanager
+def as_storage_errors(what: str) -> Iterator[None]:
+    """Raise errors of the operating system in the block as `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(what, error) from error
+
+
+# -- Files in a bucket for a sink's next commit. Blocking; raises `StorageError` -------------------
+# Names are as in folders (`staging`). Files that begin with ``_`` are temporary, and stay on the
+# local disk.
+
+
+class BucketStaging(_FileStaging):
+    """Staged files in a bucket. See `SinkStaging`."""
+
+    def __init__(
+        self,
+        calls: Callable[[], BucketCalls],
+        where: str,
+        spool: Path,
+        token: str,
+        stopped: Event | None = None,
+    ) -> None:
+        """Make a staging area. `spool`: a folder for this one alone, made and removed by it."""
+        super().__init__(token, stopped)
+        self._calls = calls
+        self._where = where
+        self._spool = spool
+
+    def _path(self, name: str) -> Path:
+        path = self._spool / name
+        with as_storage_errors(f"make {path.parent}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def seal(self, file: IO[bytes]) -> None:
+        """Upload the complete file, unless it is temporary."""
+        path = Path(file.name)
+        with as_storage_errors(f"write {path}"):
+            file.close()
+            self._open.remove(file)
+            size = path.stat().st_size
+        if path.name.startswith("_"):
+            return
+        name = str(path.relative_to(self._spool))
+        # Noted before the upload: a failed upload may have left the object.
+        self._staged.append(name)
+        self._calls().upload(name, path, size, self._stopped)
+        with as_storage_errors(f"remove {path}"):
+            # At once, so that the disk holds no more than the files being written.
+            path.unlink()
+
+    @contextmanager
+    def reading(self, name: str) -> Iterator[Any]:
+        """See `SinkStaging`."""
+        if name.startswith("_"):
+            with as_storage_errors(f"read {self._spool / name}"):
+                yield self._spool / name
+            return
+        with as_storage_errors(f"read {self._where}/{name}"), self._calls().reader(name) as file:
+            yield file
+
+    def remove(self, name: str) -> None:
+        """See `SinkStaging`."""
+        if name.startswith("_"):
+            with as_storage_errors(f"remove {self._spool / name}"):
+                (self._spool / name).unlink(missing_ok=True)
+            return
+        self._calls().delete([name])
+        if name in self._staged:
+            self._staged.remove(name)
+
+    def remove_staged(self) -> None:
+        """See `SinkStaging`."""
+        self.close()
+        self._calls().delete(self._staged)
+        self._staged.clear()
+
+    def close(self) -> None:
+        """See `SinkStaging`."""
+        super().close()
+        shutil.rmtree(self._spool, ignore_errors=True)
+
+    def remove_orphans(self, upper: Frontier | None) -> None:
+        """See `SinkStaging`. Names sort by upper, so they are listed from the frontier on."""
+        for page in self._calls().names(after=f"penstock-{upper or 0:020d}"):
+            names = [name for name in page if "/" not in name]
+            orphans = [name for name in names if is_orphan(name, upper)]
+            if orphans:
+                self._calls().delete(orphans)
+            # Keys come in order: after this one there are no names of ours.
+            if len(orphans) < len(page) and page[-1] > "penstock-~":
+                return

@@ -3,7 +3,7 @@
 A copy is checked, then holds its shard at its `as_of`; then its dataflow is created. Its response
 ends it, and so do its client (by canceling or disconnecting), its deadline, and the drop of its
 object: then the dataflow is dropped, with the files that it has written. A replica that reconnects
-runs the copy again; if the copy was done already, it reports that (`dataflow/copy_places.py`).
+runs the copy again; if the copy was done already, it reports that (`sinks/copy_output.py`).
 
 A session has one copy at a time, the service `copies_max`.
 """
@@ -15,11 +15,11 @@ from typing import Any
 
 import msgspec
 
+from actors.connectors.sinks.copy_output import check_copy
 from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import copy_holder
 from actors.controller.state import ControllerState, reply_error
-from actors.dataflow.copy_buckets import check_copy
 from actors.errors import (
     ConnectionBroken,
     DeadlineExceeded,
