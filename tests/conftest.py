@@ -34,6 +34,7 @@ HEAVY = (
     "docs/test_doc_pages.py",
     "clients/test_dbt_spark.py",
     "clients/test_connect_jdbc.py",
+    "connect_gateway/test_pipelines_on_spark.py",
     "clients/test_pyspark_remote.py",
     "spark/test_standalone.py",
     "sql_session/test_definitions_on_spark.py",

@@ -8,23 +8,16 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from anyio.from_thread import BlockingPortal, start_blocking_portal
+from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.connect import functions as sf
-from pyspark.sql.connect.session import SparkSession
 from pyspark.sql.types import LongType
 
-from actors.client.client import Client
 from actors.connect_gateway.object_rows import VIEW_PREFIX
-from actors.service import Service
-from actors.settings import Settings
-from actors.testing.check_views import for_short_lives
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -32,44 +25,11 @@ LARGE = 40_000
 FOREVER = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10000000) b, orders o"
 
 
-class SparkHouse:
-    """A service in a thread of its own, and clients of it."""
-
-    def __init__(self, portal: BlockingPortal, service: Service, client: Client) -> None:
-        self.portal = portal
-        self.service = service
-        self.client = client
-
-    def call(self, function: Any, *given: Any, **named: Any) -> Any:
-        return self.portal.call(partial(function, *given, **named))
-
-    def session(self) -> Any:
-        return SparkSession(f"sc://{self.service.connect_address}")
-
-
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
-    folder: Path = tmp_path_factory.mktemp("gateway")
-    settings = for_short_lives(
-        Settings(
-            state_dir=str(folder / "state"),
-            listen="127.0.0.1:0",
-            connect_listen="127.0.0.1:0",
-            connect_inline_bytes_max=64 * 1024,
-            spark_master="local[2]",
-            engine_jobs_in_flight_max=2,
-            # Large contents are files, which Spark scans.
-            inline_part_bytes_max=1024,
-        )
-    )
-    with start_blocking_portal("asyncio") as portal:
-        service = Service(settings)
-        with portal.wrap_async_context_manager(service):
-            client = portal.call(partial(Client.in_process, service))
-            house = SparkHouse(portal, service, client)
-            fill(house)
-            yield house
-            portal.call(client.aclose)
+    with spark_house(tmp_path_factory.mktemp("gateway")) as house:
+        fill(house)
+        yield house
 
 
 def fill(house: SparkHouse) -> None:

@@ -24,6 +24,7 @@ from actors.connect_gateway.object_catalog import (
 )
 from actors.connect_gateway.object_rows import ObjectRows, OpenedRows
 from actors.connect_gateway.own_operations import AnswerStream
+from actors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
 from actors.connect_gateway.plain_reads import DirectRead, direct_read
 from actors.connect_gateway.plan_rewriting import (
     PlanNames,
@@ -103,6 +104,7 @@ class PlanRouter:
         rows: ObjectRows,
         calls: SparkCalls,
         execute_statement: ExecuteStatement | None,
+        pipelines: PipelineCommands,
     ) -> None:
         self._settings = settings
         self._directory = directory
@@ -110,6 +112,7 @@ class PlanRouter:
         self._rows = rows
         self._calls = calls
         self._execute = execute_statement
+        self._pipelines = pipelines
 
     async def route(
         self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
@@ -117,6 +120,11 @@ class PlanRouter:
         """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
         service. Raises errors of the service, and Spark's."""
         session, text = operation.session, statement_of(request.plan)
+        command = request.plan.command
+        if command.WhichOneof("command_type") == "pipeline_command":
+            return OwnRoute(self._pipelines.answers(session, command.pipeline_command))
+        if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
+            return self._within_pipeline(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
                 filled = await self._filled_from_views(operation, text)
@@ -131,6 +139,18 @@ class PlanRouter:
         if request.plan.WhichOneof("op_type") == "command":
             return await self._command(operation, request, names)
         return await self._relation(operation, request, names)
+
+    def _within_pipeline(self, plan: ProtoMessage) -> OwnRoute:
+        """Return the route of a text in code that defines a pipeline: the relation itself. Raises
+        `SparkCondition` for a text that is no query."""
+        original = relation_of_command(plan.command.sql_command)
+        written = written_text_of(original)
+        if written is None or not needs_no_rows(written):
+            raise unsupported(
+                "Code that defines a pipeline has queries alone: this statement is not carried out."
+            )
+        # Not analysed: it may read datasets that the run has yet to make.
+        return OwnRoute(lambda: _of_command(original))
 
     # -- relations -----------------------------------------------------------------------------
 
@@ -395,7 +415,7 @@ class PlanRouter:
         session = operation.session
         expanded = self._expanded(session, request, names)
         found = find_names(expanded, names.resolver(session.hidden))
-        _refuse_others(request.plan, found)
+        _refuse_others(found)
         if not found.read:
             return ForwardRoute(expanded, original if expanded is not request else None)
         self._check(session, "read", found.read)
@@ -594,15 +614,12 @@ def _refuse_changes(found: PlanNames) -> None:
         )
 
 
-def _refuse_others(plan: ProtoMessage, found: PlanNames) -> None:
+def _refuse_others(found: PlanNames) -> None:
     """Raise `SparkCondition` for uses of names that rows at one time cannot answer."""
-    command = plan.WhichOneof("op_type") == "command" and plan.command.WhichOneof("command_type")
     named = sorted({*found.read, *found.written, *found.followed})
     _refuse_changes(found)
     if found.written:
         raise unsupported(f"This command does not write to {', '.join(named)} of Penstock.")
-    if command == "pipeline_command" and named:
-        raise unsupported(f"A pipeline does not read {', '.join(named)} of Penstock yet.")
 
 
 async def _of_table(rows: pa.Table) -> AnswerStream:

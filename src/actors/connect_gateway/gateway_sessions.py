@@ -16,6 +16,7 @@ import anyio
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.own_operations import OwnOperation
+from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import InvalidUsage, ResourceBusy
 from actors.protocol.relations import fold
@@ -73,6 +74,8 @@ class GatewaySession:
         """Definitions of temporary views over the service's objects, by name in lower case."""
         self.own_views: set[str] = set()
         """Names, in lower case, of temporary views that Spark keeps."""
+        self.pipelines: dict[str, DataflowGraph] = {}
+        """Pipelines that the client defines, by id, the oldest first."""
         self.changed_meaning = False
         """True if a setting of the session may give texts another meaning than by default."""
         self.reads_files = False

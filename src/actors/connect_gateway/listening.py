@@ -22,8 +22,10 @@ from actors.settings import Settings
 from actors.transport.address import NetworkAddress
 from actors.transport.security import TransportSecurity, for_listener
 
-# Before the import: gRPC reads it then, and would write to our log by itself.
+# Before the import: gRPC reads them then. It would write to our log by itself, and its handlers of
+# forks may hang a process that we start while a call runs.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 try:
     import grpc
     import grpc.aio
@@ -33,6 +35,7 @@ try:
     from actors.connect_gateway.gateway import GatewayCalls
     from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
     from actors.connect_gateway.object_rows import ObjectRows
+    from actors.connect_gateway.pipelines import PipelineCommands
     from actors.connect_gateway.spark_calls import SparkCalls
     from actors.connect_gateway.spark_upstream import (
         ConnectPlace,
@@ -156,7 +159,9 @@ class ConnectGateway(Actor[GatewayMessage]):
         calls = SparkCalls(self._upstream)
         rows = ObjectRows(settings, clock, client, parts.persist, parts.executor, parts.scratch)
         directory = ObjectDirectory(parts.controller, client)
-        router = PlanRouter(settings, directory, client, rows, calls, parts.execute_statement)
+        execute = parts.execute_statement
+        pipelines = PipelineCommands(settings, clock, directory, client, execute)
+        router = PlanRouter(settings, directory, client, rows, calls, execute, pipelines)
         self._calls = GatewayCalls(
             settings,
             clock,

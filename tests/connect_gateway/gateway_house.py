@@ -1,0 +1,62 @@
+"""A service with the gateway before real Spark, in a thread of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from pyspark.sql.connect.session import SparkSession
+
+from actors.client.client import Client
+from actors.service import Service
+from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
+
+
+class SparkHouse:
+    """A service in a thread of its own, and clients of it."""
+
+    def __init__(self, portal: BlockingPortal, service: Service, client: Client) -> None:
+        self.portal = portal
+        self.service = service
+        self.client = client
+
+    @property
+    def remote(self) -> str:
+        """The address for Spark's clients."""
+        return f"sc://{self.service.connect_address}"
+
+    def call(self, function: Any, *given: Any, **named: Any) -> Any:
+        """Call a coroutine function in the service's thread."""
+        return self.portal.call(partial(function, *given, **named))
+
+    def session(self) -> Any:
+        """A new session of an unmodified PySpark."""
+        return SparkSession(self.remote)
+
+
+@contextmanager
+def spark_house(folder: Path) -> Iterator[SparkHouse]:
+    """A service whose engine is Spark."""
+    settings = for_short_lives(
+        Settings(
+            state_dir=str(folder / "state"),
+            listen="127.0.0.1:0",
+            connect_listen="127.0.0.1:0",
+            connect_inline_bytes_max=64 * 1024,
+            spark_master="local[2]",
+            engine_jobs_in_flight_max=2,
+            # Large contents are files, which Spark scans.
+            inline_part_bytes_max=1024,
+        )
+    )
+    with start_blocking_portal("asyncio") as portal:
+        service = Service(settings)
+        with portal.wrap_async_context_manager(service):
+            client = portal.call(partial(Client.in_process, service))
+            yield SparkHouse(portal, service, client)
+            portal.call(client.aclose)
