@@ -261,7 +261,7 @@ class Service:
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
-        self._points.attach_partitions(cluster.partitions)
+        self._points = PointReads(cluster.partitions)
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)

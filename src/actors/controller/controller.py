@@ -28,14 +28,14 @@ from actors.controller.catalog.catalog import (
     VIEW,
     CatalogObject,
 )
-from actors.controller.catalog.connector_ddl import ConnectorMakers, StorageStore
+from actors.controller.catalog.connector_ddl import ConnectorMakers, NoConnectors, StorageStore
 from actors.controller.catalog.ddl import CatalogStore
 from actors.controller.catalog.statements import StatementDone, StatementQueue
 from actors.controller.connectors.external_cleanup import LeftoverForgotten, LeftoverTurn
 from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.hold_moves import HoldMoves, HoldsDue, HoldsMoved
-from actors.controller.holds import RETAIN
+from actors.controller.holds import RETAIN, RetainHolds
 from actors.controller.messages import (
     BytesDelivered,
     CopyTurn,
@@ -243,37 +243,27 @@ class Controller(Actor[ControllerMessage]):
         self._maintenance = maintenance
         self._sessions: dict[str, ConnectedClient] = {}
         self._executor = executor
-        self._connectors = connectors
+        self._connectors = connectors or NoConnectors()
         self._points = points or PointReads()
 
     async def on_start(self) -> None:
-        boot, settings = self._boot, self._settings
-        state = ControllerState(
-            self.ctx,
-            settings,
-            self._persist,
-            self._store,
-            boot.catalog,
-            boot.seqno,
-            ObjectFrontiers(boot.tables_upper),
-        )
-        state.statistics = self._supply.statistics
-        if self._connectors is not None:
-            state.connector_store = StorageStore(self._store, self._connectors)
-        self._state = state
-        self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
-        state.objects_created = self._roles.created
-        self._statements = StatementQueue(state)
+        boot = self._boot
         contents = TableArrangements(
-            self._persist, self._scratch, self.ctx.clock, settings.index_history_ms
+            self._persist, self._scratch, self.ctx.clock, self._settings.index_history_ms
         )
+        state = self._state = self._make_state(contents)
+        self._instance = state.instance
         keyed = KeyedReads(state, contents)
         self._points.attach_state(state, keyed)
+        link = self._storage_link = self._instance.storage()
+        self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
+        copies = self._copies_from = CopiesFrom(state, self._target, link)
+        self._sources = ConnectorObjects(state, link, copies, boot.leftovers)
+        self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
         self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
         self._copies = RunningCopies(state)
-        copies = self._copies_from = CopiesFrom(state, self._target)
         self._parts = (
             self._subscribes,
             self._copies,
@@ -282,21 +272,10 @@ class Controller(Actor[ControllerMessage]):
             self._queries,
             self._statements,
         )
-        state.maintenance = self._maintenance
-        given = self._persist, settings, contents, self.ctx.self, self._maintenance
-        state.writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
         self._statements.open_times()
-        self._instance = state.instance = ComputeInstance(
-            self.ctx,
-            self._supply,
-            settings,
-            self._initial_commands(),
-            lambda names: replica_set.store_names(state.persist, settings, names),
-        )
-        self._storage_link = self._instance.storage()
-        self._sources = ConnectorObjects(
-            state, self._storage_link, self._copies_from, boot.leftovers
-        )
+        self._instance.begin()
+        if link is not None:
+            link.connect()
         self._relations = SystemRelations(
             state,
             self._reads,
@@ -312,15 +291,45 @@ class Controller(Actor[ControllerMessage]):
         self._holds = HoldMoves(state)
         self._holds.begin()
 
+    def _make_state(self, contents: TableArrangements) -> ControllerState:
+        boot, settings, persist = self._boot, self._settings, self._persist
+        frontiers = ObjectFrontiers(boot.tables_upper)
+        retain = RetainHolds(settings.hold_downgrade_ms)
+        given = persist, settings, contents, self.ctx.self, self._maintenance
+        writer = self.ctx.spawn(lambda: TableWriter(*given), "table-writer")
+        instance = ComputeInstance(
+            self.ctx,
+            self._supply,
+            settings,
+            self._initial_commands(frontiers, retain),
+            lambda names: replica_set.store_names(persist, settings, names),
+        )
+        return ControllerState(
+            self.ctx,
+            settings,
+            persist,
+            self._store,
+            boot.catalog,
+            boot.seqno,
+            frontiers,
+            retain,
+            instance,
+            writer,
+            StorageStore(self._store, self._connectors),
+            self._supply.statistics,
+            self._maintenance,
+        )
+
     async def on_stop(self) -> None:
         # Each replica learns at once that its client is gone.
         await self._instance.aclose()
         if self._storage_link is not None:
             await self._storage_link.aclose()
 
-    def _initial_commands(self) -> list[Command]:
-        """Return the history of a fresh replica: all objects, each from where its output ends."""
-        boot, state, settings = self._boot, self._state, self._settings
+    def _initial_commands(self, frontiers: ObjectFrontiers, retain: RetainHolds) -> list[Command]:
+        """Return the history of a fresh replica: all objects, each from where its output ends.
+        Track the frontiers and retained histories of all."""
+        boot, settings = self._boot, self._settings
         commands: list[Command] = [
             CreateInstance(settings.workers, expiration_ms=settings.expiration_ms),
             UpdateConfiguration(result_bytes_max=settings.result_bytes_max),
@@ -329,17 +338,17 @@ class Controller(Actor[ControllerMessage]):
         for entry in boot.catalog.objects:
             if entry.shard is not None:
                 stored = boot.states[entry.shard]
-                retain = entry.retain_history_ms or settings.retain_history_ms
-                state.retain.track(entry.shard, retain, stored.holds.get(RETAIN, stored.since))
+                kept_ms = entry.retain_history_ms or settings.retain_history_ms
+                retain.track(entry.shard, kept_ms, stored.holds.get(RETAIN, stored.since))
             if entry.kind in (TABLE, PLAIN_VIEW):
                 continue
             upper = 0 if entry.shard is None else boot.states[entry.shard].upper
             if entry.kind in CONNECTOR_KINDS:
-                state.frontiers.track(entry, upper)
+                frontiers.track(entry, upper)
                 continue
             as_of = restart_as_of(boot, entry)
             # An index is rebuilt in memory, and so readable from its new as_of only.
-            state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+            frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(ScheduleDataflow(entry.dataflow_id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
@@ -381,7 +390,7 @@ class Controller(Actor[ControllerMessage]):
             case CopyTurn():
                 self._copies_from.turn(message)
             case StatusRead():
-                message.session.reply(report(self._state, message))
+                message.session.reply(report(self._state, self._sources, message))
             case RelationRead():
                 self._relations.answered(message)
             case QueryPiece() | QueryEnded() | QueryLate():
@@ -593,7 +602,6 @@ class Controller(Actor[ControllerMessage]):
             (self._target(self._state.catalog.find(change.table)), change)
             for change in request.changes
         )
-        assert self._state.writer is not None
         try:
             enqueue = EnqueueWrite(session, request.request, PlannedWrite(changes))
             # The controller never waits to send: a full writer is reported to the client as

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from actors.access.access_rules import AccessRules
 from actors.cluster.cluster import ClusterStatistics
 from actors.controller.catalog.catalog import CatalogObject, CatalogSnapshot
-from actors.controller.catalog.connector_ddl import NoConnectors, StorageStore
+from actors.controller.catalog.connector_ddl import StorageStore
 from actors.controller.catalog.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
@@ -19,7 +19,7 @@ from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wir
 from actors.kernel import ActorAddress, ActorContext
 from actors.persist import PersistClient
 from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
-from actors.protocol.api import ObjectHealth, RequestFailed
+from actors.protocol.api import RequestFailed
 from actors.protocol.compute import Command
 from actors.settings import Settings
 
@@ -47,7 +47,15 @@ class ControllerState:
         catalog: CatalogSnapshot,
         seqno: int | None,
         frontiers: ObjectFrontiers,
+        retain: RetainHolds,
+        instance: ComputeInstance,
+        writer: ActorAddress[Any],
+        connector_store: StorageStore,
+        statistics: Inspect,
+        maintenance: ActorAddress[Any] | None,
     ) -> None:
+        """Take the parts. `statistics` returns those of the replicas' workers; None if they cannot
+        be reached."""
         self.ctx = ctx
         self.settings = settings
         self.persist = persist
@@ -55,31 +63,18 @@ class ControllerState:
         self.catalog = catalog
         self.seqno = seqno
         self.frontiers = frontiers
-        self.retain = RetainHolds(settings.hold_downgrade_ms)
-        self.instance: ComputeInstance | None = None
-        self.writer: ActorAddress[Any] | None = None
-        self.maintenance: ActorAddress[Any] | None = None
-        self.statistics: Inspect | None = None
-        """Returns the statistics of the replicas' workers; None if they cannot be reached."""
-        self.connector_store = StorageStore(store, NoConnectors())
-        self.connector_created: Callable[[CatalogObject], None] = lambda entry: None
-        self.health: Callable[[CatalogObject], ObjectHealth] = lambda entry: ObjectHealth(
-            "starting"
-        )
-        """Returns the health of a source, a source's table, or a sink."""
-        self.connector_dropped: Callable[[CatalogObject], None] = lambda entry: None
-        """Called when a source, a source's table, or a sink has been dropped."""
+        self.retain = retain
+        self.instance = instance
+        self.writer = writer
+        self.connector_store = connector_store
+        self.statistics = statistics
+        self.maintenance = maintenance
         self.access = AccessRules()
         """The roles and their rights: `RoleStore` keeps them."""
-        self.objects_created: Callable[[str | None, tuple[CatalogObject, ...]], None] = (
-            lambda role, entries: None
-        )
-        """Called with a session's role and the objects that it has created."""
         self._transient = 0
 
     def command(self, command: Command) -> None:
         """Send a command to the replicas."""
-        assert self.instance is not None
         self.instance.command(command)
 
     def hold(

@@ -12,7 +12,7 @@ block and are decoded where they lie. A body that does not fit there gets a buff
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -71,6 +71,7 @@ class FrameCodec(Generic[M]):
     def __init__(self, kind: Any, frame_bytes_max: int) -> None:
         self._decoder: msgspec.msgpack.Decoder[M] = msgspec.msgpack.Decoder(kind)
         self._encoder = msgspec.msgpack.Encoder()
+        self._former = _formerly_traced(kind)
         self._header: msgspec.msgpack.Decoder[_FrameHeader] = msgspec.msgpack.Decoder(_FrameHeader)
         self.frame_bytes_max = frame_bytes_max
 
@@ -114,7 +115,7 @@ class FrameCodec(Generic[M]):
         try:
             message = self._decoder.decode(body)
             # The header is skipped by the decoder above as any unknown field is.
-            if body[1 : 1 + len(CONTEXT)] == CONTEXT or _was_traced(message):
+            if body[1 : 1 + len(CONTEXT)] == CONTEXT or type(message) in self._former:
                 traceparent = self._header.decode(body).traceparent
                 if traceparent is not None and len(traceparent) == CONTEXT_BYTES:
                     return TracedMessage(message, traceparent)
@@ -129,9 +130,12 @@ class FrameCodec(Generic[M]):
             raise MalformedFrame(f"not a msgpack message: {error}") from None
 
 
-def _was_traced(message: Any) -> bool:
-    config = getattr(message, "__struct_config__", None)
-    return config is not None and config.tag in FORMERLY_TRACED
+def _formerly_traced(kind: Any) -> frozenset[type[Any]]:
+    """Return the types in a union whose context was a field."""
+    configs = {each: getattr(each, "__struct_config__", None) for each in get_args(kind)}
+    return frozenset(
+        each for each, config in configs.items() if config and config.tag in FORMERLY_TRACED
+    )
 
 
 class FrameBuffer:

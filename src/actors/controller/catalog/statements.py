@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ from actors.controller.catalog.replacements import (
     swap_view,
 )
 from actors.controller.catalog.subscribed_views import SubscribedViews
+from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import AlterTable, CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
@@ -157,8 +158,17 @@ class _Queued(msgspec.Struct, frozen=True, gc=False):
 class StatementQueue:
     """The queue of statements, and the consequences of each."""
 
-    def __init__(self, state: ControllerState) -> None:
+    def __init__(
+        self,
+        state: ControllerState,
+        connectors: ConnectorObjects,
+        owned: Callable[[str | None, tuple[CatalogObject, ...]], None],
+    ) -> None:
+        """Take the parts that follow a change: `owned` is called with a session's role and the
+        objects that it has created."""
         self._state = state
+        self._connectors = connectors
+        self._owned = owned
         self._queue: deque[_Queued] = deque()
         self._current: _Queued | None = None
         self._closing: set[ObjectId] = set()
@@ -293,7 +303,6 @@ class StatementQueue:
             return await alter_object(state.store, state.catalog, state.seqno, statement)
         entry = state.catalog.find(statement.name)
         schema = grown_schema(entry, statement.add_columns)
-        assert state.writer is not None, "statements are carried out by it"
         target = TableTarget(entry.id, entry.name, entry.shard or "", schema)
 
         async def work() -> CatalogChanged:
@@ -307,7 +316,7 @@ class StatementQueue:
         """Create a table; the first one is given a first time, so that views on it can start."""
         state = self._state
         changed = await state.store.create_table(state.catalog, state.seqno, statement)
-        if state.frontiers.tables_upper == 0 and state.writer is not None:
+        if state.frontiers.tables_upper == 0:
             with suppress(PenstockError):  # `open_times` tries again
                 await state.writer.ask(TickTables)
         return changed
@@ -324,7 +333,6 @@ class StatementQueue:
 
     async def _open_times(self) -> None:
         state = self._state
-        assert state.writer is not None, "statements are carried out by it"
         retry = RetryLoop(state.settings)
         while state.frontiers.tables_upper == 0:
             try:
@@ -343,7 +351,7 @@ class StatementQueue:
         also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
         # Only for its check: an object in use is refused before its writes are.
         state.catalog.remove(entry, *also)
-        if entry.kind != TABLE or state.writer is None:
+        if entry.kind != TABLE:
             return await state.store.drop(state.catalog, state.seqno, entry, also)
         self._closing.add(entry.id)
         try:
@@ -483,9 +491,8 @@ class StatementQueue:
                 # From here on the old one stands still, so that the new one passes it.
                 self._ended[entry.id] = entry.dataflow_id
                 state.command(AllowCompaction(entry.dataflow_id, EMPTY))
-            if state.writer is not None:
-                # Without writes no upper would move, and both would stand at the same.
-                await state.writer.ask(TickTables)
+            # Without writes no upper would move, and both would stand at the same.
+            await state.writer.ask(TickTables)
             await retry.pause()
         raise DeadlineExceeded(
             f"the new view {entry.name} was not further than the old one at any time within "
@@ -540,7 +547,7 @@ class StatementQueue:
             self._created(result.created, queued.traceparent)
             for entry in result.also:
                 self._track(entry)
-            self._state.objects_created(queued.role, (result.created, *result.also))
+            self._owned(queued.role, (result.created, *result.also))
         for entry in result.altered:
             self._altered(before, entry, queued.traceparent)
         if result.dropped is None:
@@ -632,7 +639,7 @@ class StatementQueue:
         if entry.kind == TABLE:
             self.open_times()
         elif entry.kind in CONNECTOR_KINDS:
-            self._state.connector_created(entry)
+            self._connectors.created(entry)
         elif entry.kind != PLAIN_VIEW:
             self.build(entry, entry.as_of, traceparent=traceparent)
 
@@ -684,7 +691,7 @@ class StatementQueue:
         forget_measures(entry.name, LAG_MS)
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
-            state.connector_dropped(entry)
+            self._connectors.dropped(entry)
         if entry.kind in (TABLE, PLAIN_VIEW) or entry.kind in CONNECTOR_KINDS:
             return
         # One that goes on for another object is not ended with this one.

@@ -98,10 +98,7 @@ class ConnectorObjects:
     ) -> None:
         self._state = state
         self.copies = copies
-        copies.push = None if link is None else self._push
         self.leftovers = ExternalCleanup(state, leftovers)
-        state.connector_created, state.connector_dropped = self.created, self.dropped
-        state.health = self.health
         self._link = link
         self._incarnation = 0
         self._health: dict[ObjectId, StatusUpdate] = {}

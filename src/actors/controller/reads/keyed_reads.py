@@ -67,11 +67,10 @@ class KeyedReads:
         if entry.kind != TABLE or not entry.schema.key or entry.shard is None:
             return None
         found = self._contents.view(entry.id, time)
-        writer = self._state.writer
-        if found is None and writer is not None and self._contents.ask(entry.id, time):
+        if found is None and self._contents.ask(entry.id, time):
             target = TableTarget(entry.id, entry.name, entry.shard, entry.schema)
             # Its queue takes one such message a table at most.
-            writer.reply(ArrangeTable(target))
+            self._state.writer.reply(ArrangeTable(target))
         return found
 
     def begin(self, entry: CatalogObject, peek: Peek) -> KeyedPeek | None:

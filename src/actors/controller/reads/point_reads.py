@@ -57,23 +57,20 @@ class _Resolved(msgspec.Struct, frozen=True, gc=False):
 
 
 class PointReads:
-    """Reads rows of one key. Until it is attached, and where the workers are in another process,
-    it finds nothing."""
+    """Reads rows of one key. Until the controller has started it finds nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, partitions: ClusterPartitions | None = None) -> None:
+        """`partitions` are those of all indexes; None: in another process, so that none is read."""
         self._state: ControllerState | None = None
         self._keyed: KeyedReads | None = None
-        self._partitions: ClusterPartitions | None = None
+        self._partitions = partitions
         self._catalog: CatalogSnapshot | None = None
         self._resolved: dict[PointSelection, _Resolved | None] = {}
 
     def attach_state(self, state: ControllerState, keyed: KeyedReads) -> None:
-        """Read the catalog, the frontiers and the tables from there."""
+        """Read the catalog, the frontiers and the tables from there: a controller makes its state
+        when it starts."""
         self._state, self._keyed = state, keyed
-
-    def attach_partitions(self, partitions: ClusterPartitions) -> None:
-        """Read the rows from there."""
-        self._partitions = partitions
 
     def find(
         self, selection: PointSelection, values: Sequence[Any], role: str | None

@@ -92,6 +92,7 @@ class SystemRelations:
         sources: ConnectorObjects,
     ) -> None:
         self._state = state
+        self._sources = sources
         self._reads = reads
         self._subscribes = subscribes
         self._queries = queries
@@ -217,7 +218,7 @@ class SystemRelations:
             status = state.frontiers.status(entry.id)
             shown = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
             if entry.kind in CONNECTOR_KINDS:
-                shown = state.health(entry).status
+                shown = self._sources.health(entry).status
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
             # An index has no shard of its own: its since is in memory.

@@ -14,6 +14,7 @@ from actors.controller.catalog.catalog import (
     TABLE,
     CatalogObject,
 )
+from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.state import ControllerState, to_penstock_error
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress
@@ -62,7 +63,7 @@ def read_sinces(state: ControllerState, session: ActorAddress[Any], request: int
 
 async def _held(state: ControllerState) -> dict[ObjectId, IndexMemory]:
     held: dict[ObjectId, IndexMemory] = {}
-    found = None if state.statistics is None else await state.statistics()
+    found = await state.statistics()
     rows: dict[tuple[str, str], int] = {}
     if found is not None:
         for worker in found.workers:
@@ -77,10 +78,12 @@ async def _held(state: ControllerState) -> dict[ObjectId, IndexMemory]:
     return held
 
 
-def report(state: ControllerState, read: StatusRead) -> StatusReport | RequestFailed:
+def report(
+    state: ControllerState, connectors: ConnectorObjects, read: StatusRead
+) -> StatusReport | RequestFailed:
     """Return the answer to `StatusResponse`."""
     frontiers = state.frontiers
-    objects = tuple(_status(state, entry, read) for entry in state.catalog.objects)
+    objects = tuple(_status(state, connectors, entry, read) for entry in state.catalog.objects)
     return StatusReport(read.request, state.oracle_now(), frontiers.tables_upper, objects)
 
 
@@ -114,7 +117,9 @@ def _tables(state: ControllerState, entry: CatalogObject) -> list[CatalogObject]
     return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
 
 
-def _status(state: ControllerState, entry: CatalogObject, read: StatusRead) -> ObjectStatus:
+def _status(
+    state: ControllerState, connectors: ConnectorObjects, entry: CatalogObject, read: StatusRead
+) -> ObjectStatus:
     sinces, held = read.sinces, read.held.get(entry.id, IndexMemory())
     frontiers = state.frontiers
     upper = frontiers.upper(entry)
@@ -140,7 +145,7 @@ def _status(state: ControllerState, entry: CatalogObject, read: StatusRead) -> O
         id=entry.id,
     )
     if entry.kind in CONNECTOR_KINDS:
-        health = state.health(entry)
+        health = connectors.health(entry)
         text = ": ".join(filter(None, (health.error, health.hint)))
         return msgspec.structs.replace(shown, state=health.status, text=text)
     if status is None:

@@ -316,16 +316,18 @@ class ComputeInstance:
         first = (serial - 1) << 32
         link = ReplicaLink(ctx, name, lambda: supply.connect(name), self._settings, first)
         self._links[name] = link
-        link.connect()
+
+    def begin(self) -> None:
+        """Connect to all replicas."""
+        for link in self._links.values():
+            link.connect()
 
     def storage(self) -> ReplicaLink | None:
-        """Start the link to the storage half, where there is one."""
+        """Return a link to the storage half, not connected yet; None where there is no half."""
         connect = self._supply.storage
         if connect is None:
             return None
-        link = ReplicaLink(self._ctx, "storage", connect, self._settings, half="storage")
-        link.connect()
-        return link
+        return ReplicaLink(self._ctx, "storage", connect, self._settings, half="storage")
 
     async def aclose(self) -> None:
         """End all links."""
@@ -463,6 +465,7 @@ class ComputeInstance:
             raise message.error
         if message.request.add:
             self._add(message.request.add)
+            self._links[message.request.add].connect()
             log.info("replica %s was added", message.request.add)
         else:
             log.info("replica %s was dropped", message.request.drop)

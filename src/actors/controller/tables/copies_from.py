@@ -20,6 +20,7 @@ from actors.connectors.sources import oneshot as files
 from actors.connectors.sources.file_reading import OPTIONS, check_options
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
+from actors.controller.replicas.replica import ReplicaLink
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.staged import StagedCopy, claim_parts, parts_of
@@ -91,12 +92,15 @@ class CopiesFrom:
     raises the reason why it cannot be written."""
 
     def __init__(
-        self, state: ControllerState, target: Callable[[CatalogObject], TableTarget]
+        self,
+        state: ControllerState,
+        target: Callable[[CatalogObject], TableTarget],
+        link: ReplicaLink | None,
     ) -> None:
+        """`link` leads to the cluster's storage half; None: there is none."""
         self._state = state
         self._target = target
-        self.push: Callable[[Command], None] | None = None
-        """Sends a command to the cluster's storage half; None: there is none."""
+        self._link = link
         self._copies: dict[str, _Copy] = {}
 
     def __len__(self) -> int:
@@ -108,7 +112,7 @@ class CopiesFrom:
         """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
         target = self._target(state.catalog.find(request.table))
-        if self.push is None:
+        if self._link is None:
             raise InvalidUsage("this service reads nothing from outside")
         check_options(request.format, request.options)
         if not request.path:
@@ -183,8 +187,8 @@ class CopiesFrom:
         return [made.command for made in self._copies.values() if made.state == "reading"]
 
     def _push(self, command: Command) -> None:
-        if self.push is not None:
-            self.push(command)
+        if self._link is not None:
+            self._link.push(command)
 
     # -- progress ------------------------------------------------------------------------------
 
@@ -271,7 +275,6 @@ class CopiesFrom:
                 raise UnknownObject(f"table {made.target.name} was dropped")
             # Raises while the table is being dropped.
             self._target(entry)
-            assert self._state.writer is not None
             self._state.writer.send_nowait(AppendCopy(made.name, copy))
         except (PenstockError, WouldBlock) as error:
             self._discard(copy.parts)

@@ -110,7 +110,7 @@ class TableTicks:
     def _tick(self) -> None:
         state = self._state
         writer = state.writer
-        if self._ticking or writer is None or state.frontiers.tables_upper >= self._wanted:
+        if self._ticking or state.frontiers.tables_upper >= self._wanted:
             return
         self._ticking = True
         state.ctx.effect(
