@@ -40,20 +40,19 @@ class SparkHouse:
 
 
 @contextmanager
-def spark_house(folder: Path) -> Iterator[SparkHouse]:
+def spark_house(folder: Path, **changes: Any) -> Iterator[SparkHouse]:
     """A service whose engine is Spark."""
-    settings = for_short_lives(
-        Settings(
-            state_dir=str(folder / "state"),
-            listen="127.0.0.1:0",
-            connect_listen="127.0.0.1:0",
-            connect_inline_bytes_max=64 * 1024,
-            spark_master="local[2]",
-            engine_jobs_in_flight_max=2,
-            # Large contents are files, which Spark scans.
-            inline_part_bytes_max=1024,
-        )
-    )
+    given: dict[str, Any] = {
+        "state_dir": str(folder / "state"),
+        "listen": "127.0.0.1:0",
+        "connect_listen": "127.0.0.1:0",
+        "connect_inline_bytes_max": 64 * 1024,
+        "spark_master": "local[2]",
+        "engine_jobs_in_flight_max": 2,
+        # Large contents are files, which Spark scans.
+        "inline_part_bytes_max": 1024,
+    }
+    settings = for_short_lives(Settings(**(given | changes)))
     with start_blocking_portal("asyncio") as portal:
         service = Service(settings)
         with portal.wrap_async_context_manager(service):

@@ -127,6 +127,14 @@ class SparkStandIn:
             return [complete_answer()]
         return table_answers(rows_in(plan))
 
+    async def ReattachExecute(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> AsyncIterator[Any]:
+        self._note(request)
+        answer = complete_answer()
+        answer.operation_id, answer.response_id = request.operation_id, str(uuid.uuid4())
+        yield self._named(request, answer)
+
     async def ReleaseExecute(self, request: Any, context: Any) -> Any:  # noqa: N802
         self._note(request)
         answer = base_pb2.ReleaseExecuteResponse(operation_id=request.operation_id)

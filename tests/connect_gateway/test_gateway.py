@@ -196,7 +196,7 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
         with pytest.raises(AnalysisException, match="it is") as failed:
             await world.run(lambda: spark.sql("SELECT boom"))
         assert failed.value.getCondition() == "BOOM"
-        with pytest.raises(AnalysisException, match="Changes of orders"):
+        with pytest.raises(AnalysisException, match="its Spark is local"):
             await world.run(lambda: spark.readStream.table("orders").isStreaming)
         with pytest.raises(AnalysisException, match="does not replace it"):
             await world.run(lambda: spark.range(1).write.saveAsTable("orders", mode="overwrite"))

@@ -66,6 +66,16 @@ def operation_missing(operation: str) -> SparkCondition:
     )
 
 
+def engine_ended() -> SparkCondition:
+    """Return the error of a call whose Spark has ended: its client's session is gone."""
+    return SparkCondition(
+        "INVALID_HANDLE.SESSION_CHANGED",
+        "HY000",
+        "Spark has ended while it served this call, and its sessions with it. Another one is being "
+        "started: create a new session.",
+    )
+
+
 def operation_canceled() -> SparkCondition:
     """Return the error of an operation that its client has interrupted."""
     return SparkCondition("OPERATION_CANCELED", "HY008", "Operation has been canceled.")

@@ -12,6 +12,7 @@ from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
 from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
+from actors.connect_gateway.change_streams import bind_streams
 from actors.connect_gateway.error_status import unsupported
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
 from actors.connect_gateway.object_catalog import (
@@ -413,7 +414,7 @@ class PlanRouter:
         """Return a request with relations in place of names. `original`: see `ForwardRoute`;
         `text`: the statement that the plan is."""
         session = operation.session
-        expanded = self._expanded(session, request, names)
+        expanded = await self._streamed(session, self._expanded(session, request, names), names)
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_others(found)
         if not found.read:
@@ -440,6 +441,16 @@ class PlanRouter:
         )
         return ForwardRoute(bound.message, original, bound.views, names_texts=bound.texts)
 
+    async def _streamed(
+        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+    ) -> ProtoMessage:
+        """Return a plan in which streams of objects' changes are Spark's to read."""
+        bound, keys = bind_streams(message, names.resolver(session.hidden), self._settings)
+        if keys:
+            self._check(session, "read", keys)
+            await self._calls.prepare_streams(session)
+        return bound
+
     async def _opened(
         self, operation: OpenOperation, names: ObjectNames, found: PlanNames
     ) -> OpenedRows:
@@ -452,7 +463,7 @@ class PlanRouter:
     async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
         """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
         names = await self._directory.names()
-        expanded = self._expanded(session, request, names)
+        expanded = await self._streamed(session, self._expanded(session, request, names), names)
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_changes(found)
         if not found.read:
@@ -609,8 +620,8 @@ def _refuse_changes(found: PlanNames) -> None:
     """Raise `SparkCondition` if changes of an object are read."""
     if found.followed:
         raise unsupported(
-            f"Changes of {', '.join(sorted(found.followed))} of Penstock are not a relation of "
-            "Spark yet: subscribe to it with the service's own client."
+            f"Changes of {', '.join(sorted(found.followed))} of Penstock are a stream of a query "
+            "(readStream), and neither a relation nor kept in a temporary view."
         )
 
 

@@ -24,7 +24,7 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.access.access_rules import UNPROVEN
 from actors.access.role_registry import token_digest
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
-from actors.connect_gateway.error_status import status_of
+from actors.connect_gateway.error_status import engine_ended, status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
@@ -37,7 +37,7 @@ from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
-from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
+from actors.connect_gateway.spark_upstream import REMOTE, SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
 from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError
 from actors.kernel import ActorClock
@@ -124,6 +124,9 @@ class GatewayCalls:
                     return await handler(request, context)
             except grpc.aio.AioRpcError as error:
                 failed = error
+                if self._is_lost(error):
+                    # Told as it is: tried again, the client would be told of unknown handles.
+                    await context.abort_with_status(rpc_status.to_status(status_of(engine_ended())))
             except PenstockError as error:
                 status = rpc_status.to_status(status_of(error))
                 await context.abort_with_status(status)
@@ -141,6 +144,12 @@ class GatewayCalls:
             return None
 
         return call
+
+    def _is_lost(self, error: grpc.aio.AioRpcError) -> bool:
+        """Return whether a call failed because the service's own Spark has ended."""
+        # Another machine's may be there still, and the network be at fault.
+        own = not self._settings.spark_master.startswith(REMOTE)
+        return own and error.code() is grpc.StatusCode.UNAVAILABLE
 
     async def _caller(self, context: Any) -> CallerIdentity:
         """Return who makes a call, by its token. Raises `AuthenticationFailed` if a token is wanted
@@ -172,6 +181,10 @@ class GatewayCalls:
         if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
             raise InvalidUsage("the names of a session are too long")
         found = self._found(key)
+        if found is not None and found.server != self._upstream.server:
+            # Spark would open it again by itself, in another pool than that of clients.
+            await self._forget(found)
+            found = None
         if found is None:
             # One after the other: two first calls of a session must not open it twice.
             async with self._opening:
@@ -180,6 +193,7 @@ class GatewayCalls:
                     self._sessions.check_room()
                     opened = await self._calls.open_session(request)
                     found = GatewaySession(key, opened, caller())
+                    found.server = self._upstream.server
                     self._sessions.add(found)
         found.used_ms = self._clock.monotonic_ms()
         return found
@@ -228,7 +242,7 @@ class GatewayCalls:
             for operation in list(session.operations.values()):
                 left = not operation.attached and operation.left_ms
                 if left and now - operation.left_ms > settings.connect_detached_ms:
-                    await self._sessions.end(operation)
+                    await self._give_up(operation)
             idle = now - session.used_ms > settings.connect_session_idle_ms
             if idle and not session.operations:
                 await self._forget(session)
@@ -237,6 +251,13 @@ class GatewayCalls:
                 # Spark releases it as well, when its own time is over.
                 except (grpc.aio.AioRpcError, PenstockError) as error:
                     log.info("an idle session was not released: %s", error)
+
+    async def _give_up(self, operation: OpenOperation) -> None:
+        """End an operation whose client has left for good, at Spark too."""
+        # First at Spark: what it reads is given back next.
+        if operation.own is None:
+            await self._calls.interrupt(operation.session, operation.operation_id)
+        await self._sessions.end(operation)
 
     async def end_all(self) -> None:
         """Forget all sessions, and end their operations."""
@@ -275,13 +296,16 @@ class GatewayCalls:
             else:
                 over = await self._stream_spark(operation, route, context, reattachable)
         except grpc.aio.AioRpcError as error:
-            over = not (reattachable and error.code() in _STILL_THERE)
+            over = self._is_lost(error) or not (reattachable and error.code() in _STILL_THERE)
             if is_forgotten(error):
                 await self._forget(session)
             raise
         except anyio.get_cancelled_exc_class():
             # The client has left: it may come back for an operation that it may reattach to.
             over = not reattachable
+            if over:
+                with anyio.CancelScope(shield=True):
+                    await self._give_up(operation)
             raise
         finally:
             if over:
@@ -360,7 +384,7 @@ class GatewayCalls:
                         over = _looked_at(answer, None)[1]
                         await context.write(answer)
         except grpc.aio.AioRpcError as error:
-            over = error.code() not in _STILL_THERE
+            over = self._is_lost(error) or error.code() not in _STILL_THERE
             raise
         finally:
             if over and operation is not None:
@@ -485,6 +509,7 @@ class GatewayCalls:
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
         made = GatewaySession(key, answer.new_server_side_session_id, session.caller)
+        made.server = session.server
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files

@@ -80,7 +80,11 @@ class GatewaySession:
         """True if a setting of the session may give texts another meaning than by default."""
         self.reads_files = False
         """True if the session's settings are those under which Spark may read parts of shards."""
+        self.reads_streams = False
+        """True if the session knows the data source that streams objects' changes."""
         self.used_ms = 0.0
+        self.server = 0
+        """Number of the server that has the session (`SparkUpstream.server`)."""
         self.operations: dict[str, OpenOperation] = {}
 
     @property

@@ -38,6 +38,7 @@ try:
     from actors.connect_gateway.pipelines import PipelineCommands
     from actors.connect_gateway.spark_calls import SparkCalls
     from actors.connect_gateway.spark_upstream import (
+        REMOTE,
         ConnectPlace,
         SparkUpstream,
         place_of_address,
@@ -57,7 +58,6 @@ CALLS_PER_OPERATION: Final = 8
 """Calls at a time, for each operation and session that there may be."""
 STOP_SECONDS: Final = 2.0
 """Time for calls that run when the gateway stops."""
-REMOTE: Final = "sc://"
 
 
 class GatewayParts(msgspec.Struct, frozen=True):

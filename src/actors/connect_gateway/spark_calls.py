@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, asynccontextmanager
@@ -11,9 +12,11 @@ import anyio
 import grpc.aio
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 
+from actors.connect_gateway.change_streams import registration
 from actors.connect_gateway.gateway_sessions import GatewaySession, SessionKey
 from actors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
 from actors.connect_gateway.spark_upstream import SparkUpstream
+from actors.errors import PenstockError
 
 POOL_SETTING: Final = "spark.scheduler.pool"
 POOL: Final = "clients"
@@ -45,6 +48,12 @@ class SparkCalls:
         if not session.reads_files:
             await self._configure(session.key, FILE_SETTINGS)
             session.reads_files = True
+
+    async def prepare_streams(self, session: GatewaySession) -> None:
+        """Make the data source known that a session needs before it streams changes."""
+        if not session.reads_streams:
+            await self.execute(session, registration())
+            session.reads_streams = True
 
     async def _configure(self, key: SessionKey, settings: Mapping[str, str]) -> ProtoMessage:
         asked = base_pb2.ConfigRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
@@ -86,9 +95,10 @@ class SparkCalls:
         finally:
             # A call that is cancelled ends its stream; what Spark runs for it would go on.
             if not ended:
-                await self._interrupt(session, asked.operation_id)
+                await self.interrupt(session, asked.operation_id)
 
-    async def _interrupt(self, session: GatewaySession, operation_id: str) -> None:
+    async def interrupt(self, session: GatewaySession, operation_id: str) -> None:
+        """End an operation at Spark, if it runs. Raises nothing."""
         asked = base_pb2.InterruptRequest(
             session_id=session.key.session_id,
             client_type=CLIENT_TYPE,
@@ -98,10 +108,9 @@ class SparkCalls:
         asked.user_context.user_id = session.key.user_id
         # Shielded and bounded: the caller may itself be cancelled, and Spark be gone.
         with anyio.move_on_after(INTERRUPT_SECONDS, shield=True):
-            try:
+            # What Spark does not run any more, or cannot answer for, is ended.
+            with contextlib.suppress(grpc.aio.AioRpcError, PenstockError):
                 await self._upstream.call("Interrupt", asked.SerializeToString())
-            except grpc.aio.AioRpcError:
-                return
 
     async def execute(self, session: GatewaySession, plan: ProtoMessage) -> None:
         """Execute a plan, without a look at its answers."""

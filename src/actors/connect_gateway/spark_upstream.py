@@ -14,10 +14,12 @@ import grpc
 import grpc.aio
 import msgspec
 
-from actors.errors import EngineLost, EngineUnavailable
+from actors.errors import EngineUnavailable
 from actors.plan.jobs import EngineReady
 from actors.settings import Settings
 
+REMOTE: Final = "sc://"
+"""Begin of `spark_master` where it is a Connect server of somebody else's."""
 SERVICE: Final = "/spark.connect.SparkConnectService/"
 _SPARE_BYTES: Final = 1024 * 1024
 _KEPT_HEADERS: Final = "x-"
@@ -83,12 +85,14 @@ class SparkUpstream:
         ]
         self._place: ConnectPlace | None = None
         self._channel: Any = None
+        self.server = 0
+        """Number of the server that was called last: another one knows no session of the former."""
 
     async def call(
         self, method: str, request: bytes, *, timeout: float | None = None, metadata: Metadata = ()
     ) -> bytes:
-        """Make a call with one request and one answer. Raises `grpc.aio.AioRpcError`, `EngineLost`
-        and `EngineUnavailable`."""
+        """Make a call with one request and one answer. Raises `grpc.aio.AioRpcError`, and
+        `EngineUnavailable`."""
         channel, own = await self._open()
         answer: bytes = await channel.unary_unary(SERVICE + method)(
             request, timeout=timeout, metadata=(*metadata, *own)
@@ -129,7 +133,7 @@ class SparkUpstream:
         # Asked each time: another engine has another port, and the answer costs microseconds.
         place = await self._locate()
         if place != self._place:
-            former = self._channel
+            former, self.server = self._channel, self.server + 1
             self._place, self._channel = place, self._dial(place)
             if former is not None:
                 # The engine was replaced: what still runs over it has no one to answer it.
@@ -163,10 +167,3 @@ def is_forgotten(error: Any) -> bool:
         f"INVALID_HANDLE.{name}" in text
         for name in ("SESSION_CHANGED", "SESSION_CLOSED", "SESSION_NOT_FOUND")
     )
-
-
-def lost_engine(error: Any) -> EngineLost | None:
-    """Return the error for a server that does not answer; None if it has answered."""
-    if error.code() is grpc.StatusCode.UNAVAILABLE:
-        return EngineLost(f"Spark does not answer: {error.details()}")
-    return None

@@ -189,14 +189,16 @@ def make_clean_folder(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
-def engine_environment(java: JavaHome | None) -> dict[str, str]:
-    """Return the environment of an engine's process: our Java, and nothing of other
-    installations."""
+def engine_environment(java: JavaHome | None, *, local: bool = False) -> dict[str, str]:
+    """Return the environment of an engine's process: our Java, and nothing of other installations.
+    `local`: all of Spark is this process, and its Python ours."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     home = {} if java is None else {"JAVA_HOME": str(java.home)}
     kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
-    return kept | home | {"PYTHONPATH": path}
+    # By default Spark takes whatever `python3` is on the path for clients' functions.
+    python = {"PYSPARK_PYTHON": sys.executable} if local else {}
+    return python | kept | home | {"PYTHONPATH": path}
 
 
 def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
@@ -235,7 +237,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=engine_environment(java),
+            env=engine_environment(java, local=settings.spark_master.startswith("local")),
             # A process group of its own: to kill it ends the JVM, too, even when neither reads its
             # pipe.
             start_new_session=True,
