@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from typing import Any
 
 import pyspark
@@ -145,8 +146,12 @@ def fresh(spark: Any) -> None:
 
 def subscribe(spark: Any) -> None:
     stream = spark.readStream.table("lengths")
-    query = stream.writeStream.format("memory").queryName("told").start()
-    query.stop()
+    query = stream.writeStream.format("memory").queryName("told").trigger(availableNow=True).start()
+    query.awaitTermination()
+    found: Counter[tuple[str, int]] = Counter()
+    for row in spark.table("told").collect():
+        found[row.word, row.n] += row["_diff"]
+    check(+found, {("one", 3): 1})
 
 
 def large(spark: Any) -> None:

@@ -136,6 +136,9 @@ async def test_an_operation_of_spark_is_reattached_at_spark(tmp_path: Path) -> N
         call.cancel()
         await anyio.sleep(0.05)
         assert " 1 operations" in described(world)
+        released = await client.release("op", first.response_id)
+        assert released.server_side_session_id == first.server_side_session_id
+        assert world.spark.of_kind("ReleaseExecuteRequest") == []  # Spark needs only the last one
         with pytest.raises(grpc.aio.AioRpcError, match="ALREADY_EXISTS"):
             await client.execute("SELECT 'hang'", "op").read()
         assert world.spark.interrupted == []

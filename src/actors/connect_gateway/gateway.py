@@ -393,14 +393,18 @@ class GatewayCalls:
     async def _release_execute(self, data: bytes, context: Any) -> bytes:
         operation = self._operation(request := self._decode(base_pb2.ReleaseExecuteRequest, data))
         whole = not request.HasField("release_until")
-        if operation is None or operation.own is None:
+        own = None if operation is None else operation.own
+        session = self._found(key_of_request(request))
+        if session is None or (whole and own is None):
             answer = await self._pass_on("ReleaseExecute", data, context)
         else:
-            if not whole:
-                operation.own.release_until(request.release_until.response_id)
+            # PySpark releases each response by itself. Of an operation of Spark's this is not
+            # passed on: Spark keeps few of those that were sent, and lets them go at the end.
+            if not whole and own is not None:
+                own.release_until(request.release_until.response_id)
             told = base_pb2.ReleaseExecuteResponse(
                 session_id=request.session_id,
-                server_side_session_id=operation.session.server_side_session_id,
+                server_side_session_id=session.server_side_session_id,
                 operation_id=request.operation_id,
             )
             answer = told.SerializeToString()
