@@ -27,6 +27,7 @@ from actors.protocol.compute import (
     SubscribeExport,
     ViewExport,
 )
+from actors.telemetry import TracedMessage
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 PLAN = DeltaPlan(("t",), (SCHEMA,), SCHEMA, "", "incremental", "", ())
@@ -176,3 +177,12 @@ def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> N
         take(hydrations.responded(hydrated(id)))
     assert done == set(living)
     assert (hydrations.hydrating, hydrations.waiting) == (0, 0)
+
+
+def test_a_withheld_schedule_keeps_its_trace_context() -> None:
+    hydrations = HydrationTracker(1)
+    first, second = (TracedMessage(ScheduleDataflow(id), f"of {id}") for id in ("u1", "u2"))
+    assert sent(hydrations, [index("u1"), index("u2")]) == [index("u1"), index("u2")]
+    assert hydrations.command(first) == [first]
+    assert hydrations.command(second) == []
+    assert hydrations.responded(hydrated("u1")) == [second]
