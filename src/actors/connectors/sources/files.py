@@ -50,6 +50,7 @@ from actors.connectors.sources.source import (
     ConnectorContext,
     Given,
     PositionMark,
+    SourceConfig,
     SourceExport,
     SourceIdle,
     SourceLag,
@@ -66,9 +67,7 @@ EXPORT: Final = "rows"
 WARNED_NAMES_MAX: Final = 3
 
 
-class FilesConfig(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files"
-):
+class FilesConfig(SourceConfig, frozen=True, kw_only=True, tag="files"):
     """A folder of files of one format."""
 
     folder: str
@@ -77,7 +76,7 @@ class FilesConfig(
     columns: tuple[TableColumn, ...] = ()
     """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
     first files when the source is made."""
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of Spark's reader for the format."""
     pattern: str = "*"
     """Shell pattern of file names."""
