@@ -50,6 +50,7 @@ from actors.connectors.sources.source import (
     ConnectorContext,
     Given,
     PositionMark,
+    RowsWithdrawn,
     SourceConfig,
     SourceExport,
     SourceIdle,
@@ -251,12 +252,14 @@ class FilesSource:
         try:
             piece = await anext(pieces, None)
         except MalformedFile as error:
-            # Rows that were given cannot be taken back: then the batch cannot be made shorter.
-            shorter = [] if self._given else self._before(error.path)
+            shorter = self._before(error.path)
             if not shorter:
                 raise
+            given = self._given
             self._begin(shorter)
-            return None
+            # Taken back, since some may be rows of the malformed file: the files before it are
+            # read anew, and become durable.
+            return RowsWithdrawn(EXPORT) if given else None
         if piece is not None:
             self._given += 1
             diffs = pa.array(np.ones(piece.num_rows, np.int64))

@@ -154,6 +154,13 @@ class ExportTruncated(msgspec.Struct, frozen=True):
     export: str
 
 
+class RowsWithdrawn(msgspec.Struct, frozen=True):
+    """The `SourceRows` of an export since the last mark do not count; others may follow. For
+    exports without upserts."""
+
+    export: str
+
+
 class PositionMark(msgspec.Struct, frozen=True):
     """A position of everything given so far."""
 
@@ -181,7 +188,13 @@ class SourceIdle(msgspec.Struct, frozen=True):
 
 
 Given: TypeAlias = (
-    SourceRows | SourceUpserts | ExportTruncated | PositionMark | ExportFailed | SourceIdle
+    SourceRows
+    | SourceUpserts
+    | ExportTruncated
+    | RowsWithdrawn
+    | PositionMark
+    | ExportFailed
+    | SourceIdle
 )
 
 
