@@ -502,6 +502,27 @@ async def test_a_failed_replacement_is_tried_again_before_anybody_hears_of_it(
     assert await stage.answer(reply) == QueryAnalyzed("a")
 
 
+async def test_deaths_of_a_running_engine_are_no_failed_starts(
+    stage: ActorIsolation, tmp_path: Path
+) -> None:
+    """It died twice under work; then one start fails, and only three would be told."""
+    bench = Bench(stage, tmp_path, engine_attempts_max=5)
+    reply = await bench.run(analyze("a"))
+    for number in range(2):
+        await bench.shop.sent(number, "a")
+        if number:
+            bench.shop.refusal = EngineUnavailable("no memory just now")
+        bench.shop.children[number].die()
+        await bench.restarted()
+    await stage.idle()
+    assert len(bench.shop.children) == 3
+    bench.shop.refusal = None
+    await bench.restarted()
+    await bench.shop.sent(3, "a")
+    bench.shop.children[3].answer(QueryAnalyzed("a"))
+    assert await stage.answer(reply) == QueryAnalyzed("a")
+
+
 async def test_a_stop_answers_everybody(stage: ActorIsolation, tmp_path: Path) -> None:
     """Slots by the executor itself; askers (`ActorAddress.ask`) hear from the kernel first."""
     bench = Bench(stage, tmp_path, engine_jobs_in_flight_max=1)

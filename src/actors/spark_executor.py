@@ -232,6 +232,9 @@ class SparkExecutor(Actor[_Message]):
         self._process: EngineProcess | None = None
         self._ready: EngineReady | None = None
         self._failures = 0
+        """Deaths and failed starts since the last answer; the next start waits longer for each."""
+        self._failed_starts = 0
+        """Failed starts since the engine was last up."""
         self._unavailable: PenstockError | None = None
         self._order = 0
         self._deaths = 0
@@ -479,7 +482,7 @@ class SparkExecutor(Actor[_Message]):
 
     def _started(self, message: _Started) -> None:
         self._process, self._ready = message.process, message.ready
-        self._unavailable = None
+        self._unavailable, self._failed_starts = None, 0
         for asked in self._locating:
             asked.reply.set(message.ready)
         self._locating.clear()
@@ -495,15 +498,24 @@ class SparkExecutor(Actor[_Message]):
             self._deaths += 1
             why = str(error or why or "the child ended")
             self._take_back(why, DEATHS_OUTSIDE if message.outside else 1)
-        elif self._failures >= START_FAILURES_MAX or not self._deaths:
-            self._unavailable = error or EngineUnavailable("the engine ended while it started")
-            for entry in self._waiting:
-                self._fail(entry, EngineUnavailable(str(self._unavailable)))
-            self._waiting.clear()
-            for asked in self._locating:
-                asked.reply.fail(EngineUnavailable(str(self._unavailable)))
-            self._locating.clear()
+        else:
+            self._failed_starts += 1
+            # Deaths of a running engine do not count: it can be started.
+            if self._failed_starts >= START_FAILURES_MAX or not self._deaths:
+                self._report_unavailable(
+                    error or EngineUnavailable("the engine ended while it started")
+                )
         self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
+
+    def _report_unavailable(self, error: PenstockError) -> None:
+        """Fail all that waits for the engine."""
+        self._unavailable = error
+        for entry in self._waiting:
+            self._fail(entry, EngineUnavailable(str(error)))
+        self._waiting.clear()
+        for asked in self._locating:
+            asked.reply.fail(EngineUnavailable(str(error)))
+        self._locating.clear()
 
     def _take_back(self, why: str, share: int) -> None:
         """Requeue the jobs that were in flight: in front, in their order; former lone runners last.

@@ -13,6 +13,7 @@ import pyarrow as pa
 from actors.connectors.sources.source import (
     ConnectorContext,
     PositionMark,
+    RowsWithdrawn,
     RunJob,
     SourceConnector,
     SourceExport,
@@ -66,6 +67,8 @@ class Contents:
             assert given.updates.num_rows > 0
             self.columns[given.export] = given.updates.column_names[:-1]
             self.waiting.append(given)
+        elif isinstance(given, RowsWithdrawn):
+            self.waiting = [rows for rows in self.waiting if rows.export != given.export]
         elif isinstance(given, PositionMark):
             self.marks.append(given)
             touched: set[tuple[str, tuple[Any, ...]]] = set()

@@ -442,6 +442,47 @@ def test_a_torn_parquet_file_is_named(lab: Lab, monkeypatch: pytest.MonkeyPatch)
     on_virtual_time(main)
 
 
+@pytest.mark.parametrize("fault", ["NULL", "torn", "NULL, read by Spark"])
+def test_a_malformed_file_behind_given_rows_does_not_hold_up_those_before_it(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """The rows of the files before it become durable once, also when the first pieces of the batch,
+    or even of the malformed file, were given already."""
+    monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
+    monkeypatch.setattr(file_reading, "BATCH_ROWS", 1_000)
+    strict = TableSchema((TableColumn("k", "bigint", nullable=False), COLUMNS[1]))
+
+    def put(name: str, keys: list[int | None]) -> Path:
+        path = lab.folder / name
+        table = pa.table({"k": pa.array(keys, pa.int64()), "v": ["x"] * len(keys)})
+        pq.write_table(table, path, row_group_size=10_000, compression="none")
+        return path
+
+    async def main() -> None:
+        put("a.parquet", list(range(20_000)))
+        Contents.wait_for_tick(lab.folder)
+        path = put("b.parquet", [*range(20_000, 39_999), None if "NULL" in fault else 39_999])
+        if fault == "torn":
+            data = bytearray(path.read_bytes())
+            second = pq.ParquetFile(path).metadata.row_group(1).column(0)
+            start = second.dictionary_page_offset or second.data_page_offset
+            data[start : start + 400] = bytes(400)
+            path.write_bytes(data)
+        if "Spark" in fault:
+            monkeypatch.setattr(file_reading, "reads_like_spark", lambda *_: False)
+            lab.spark.as_files = True
+        for _ in range(2):
+            with pytest.raises(MalformedFile) as caught:
+                source = FilesSource(lab.config(format="parquet"), lab.around())
+                await drive(source, (SourceExport(EXPORT, strict),), lab.contents)
+            assert str(path) in str(caught.value)
+            assert lab.keys == list(range(20_000))
+        where = {"NULL": "in row 20000", "torn": "behind row 10000"}.get(fault, "")
+        assert where in str(caught.value)
+
+    on_virtual_time(main)
+
+
 def test_pieces_are_bounded_and_small_files_share_one(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:

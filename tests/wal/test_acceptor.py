@@ -53,7 +53,11 @@ def test_a_greeting_is_answered_with_number_membership_and_term() -> None:
         ({}, {"pg_version": 130000}, "PostgreSQL 130000 is not known here: 140000 to 179999"),
         ({}, {"pg_version": 180000}, "PostgreSQL 180000 is not known here"),
         ({"pg_version": 160001}, {}, "a log of PostgreSQL 170005, this one is of 160001"),
-        ({"pg_version": 160001}, {"pg_version": 0}, "a log of PostgreSQL 0, this one is of 160001"),
+        (
+            {"pg_version": 160001},
+            {"pg_version": 0},
+            "does not tell its version of PostgreSQL, and this log is of 160001: let it tell",
+        ),
         ({}, {"tenant": "1" * 32}, f"of tenant {'1' * 32}, this is tenant {TENANT}"),
         ({}, {"timeline": "1" * 32}, f"of timeline {'1' * 32}, this is timeline {TIMELINE}"),
         ({"segment_bytes": SEGMENT * 2}, {}, "1048576 bytes, this log has 2097152"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 from pathlib import Path
 from random import Random
@@ -222,6 +223,56 @@ def test_old_segments_are_removed_whole_and_the_last_never() -> None:
     assert [each.number for each in wal.segments()] == [5]
     with pytest.raises(WalRemoved, match="no longer kept"):
         wal.read(START, 8)
+
+
+def test_the_segment_where_an_unfinished_record_begins_is_kept() -> None:
+    """A log that is opened anew reads that record from its begin on."""
+    files = disk()
+    log = log_of(START, [100, 3 * SMALL])
+    (_, first), _ = log.records
+    wal = begun(files)
+    wal.write(START, bytes(log.wal[:-8]))
+    wal.flush()
+    assert wal.flush_lsn // SMALL > first // SMALL + 1
+    assert wal.remove_before(1 << 60) == []
+    files.restart()
+    assert opened(files, first).flush_record_lsn == first
+
+
+def test_a_log_whose_segments_end_where_it_is_needed_goes_on_without_them() -> None:
+    files = disk()
+    log = log_of(START, [100])
+    log.switch()
+    append(wal := begun(files), log, 4096)
+    assert [each.number for each in wal.remove_before(4 * SMALL)] == [3]
+    assert wal.segments() == []
+    files.restart(keep=True)
+    wal = opened(files, 4 * SMALL)
+    wal.truncate(4 * SMALL)
+    assert positions(wal) == (4 * SMALL,) * 4
+    after = log_of(4 * SMALL, [40_000])
+    append(wal, after, 4096)
+    assert wal.read(4 * SMALL, 40_000) == bytes(after.wal[:40_000])
+
+
+@pytest.mark.parametrize("survives", ["nothing", "some", "everything"])
+@pytest.mark.parametrize("call", range(1, 6))
+def test_a_crash_between_removals_leaves_a_log_that_opens_and_removes_the_rest(
+    call: int, survives: str
+) -> None:
+    """Names that were removed may be there again, also with a gap between them."""
+    files = disk()
+    wal = begun(files)
+    append(wal, OLD, 8192)
+    files.crash_at(call)
+    with contextlib.suppress(MachineCrashed):
+        wal.remove_before(5 * SMALL)
+    rng = Random(call) if survives == "some" else None
+    files.restart(keep=survives == "everything", rng=rng)
+    wal = opened(files, next(begin for begin, _ in OLD.records if begin >= 5 * SMALL))
+    assert wal.flush_record_lsn == OLD.end_lsn
+    wal.remove_before(5 * SMALL)
+    assert [each.number for each in wal.segments()] == [5]
 
 
 def test_missing_committed_bytes_are_corrupt() -> None:

@@ -18,7 +18,7 @@ from actors.catalyst.plan_tree import (
     type_of,
     walk,
 )
-from actors.plan.relational import AggregateCall, AggregateFormula
+from actors.plan.relational import SAME_DISTINCT, SPREADS, AggregateCall, AggregateFormula
 
 # -- Aggregates that are no sums → calls with a formula whose value the bag of rows determines -----
 # A touched group is computed afresh before and after a change, and the value before must equal the
@@ -407,10 +407,7 @@ _FUNCTIONS: Final = {
     "BoolAnd": "bool_and",
     "BoolOr": "bool_or",
 }
-_SPREADS: Final = frozenset({"StddevSamp", "StddevPop", "VarianceSamp", "VariancePop"})
 _EXACT_AS_DOUBLE: Final = frozenset({"tinyint", "smallint", "int"})
-_SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
-"""Functions whose result repeated values do not change."""
 
 
 class CallCollector:
@@ -473,7 +470,7 @@ class CallCollector:
         if function is None or is_trying(inner):
             row = self._rows.get(filter_text(node, self._write_over), ())
             return formula_call(node, self._write_over, row)
-        distinct = bool(node.fields["isDistinct"]) and function not in _SAME_DISTINCT
+        distinct = bool(node.fields["isDistinct"]) and function not in SAME_DISTINCT
         argument = self._argument(inner, distinct=distinct)
         if conditions:
             condition = self._write(conditions[0]).text
@@ -502,7 +499,7 @@ class CallCollector:
         if inner.name == "Count" and not distinct and not is_nullable(given[0]):
             return None
         argument = given[0]
-        if inner.name in _SPREADS and argument.name == "Cast":
+        if _FUNCTIONS[inner.name] in SPREADS and argument.name == "Cast":
             # Spark casts the argument to double; the uncast values can be summed exactly.
             exact = argument.children[0]
             if type_of(exact) in _EXACT_AS_DOUBLE or type_of(exact).startswith("decimal"):

@@ -66,13 +66,11 @@ class ConnectorFactory:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
         # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
-        return ConnectorConfiguration(
-            kind, source_kinds.encode(source_kinds.with_token(found, token))
-        )
+        return ConnectorConfiguration(kind, source_kinds.encode(found.with_token(token)))
 
     def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
-        return source_kinds.external_resource(source_kinds.decode(configuration.encoded), id)
+        return source_kinds.decode(configuration.encoded).external_resource(id)
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
         """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""

@@ -10,7 +10,7 @@ expression that a row alone determines. Types are what Spark said.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -173,14 +173,19 @@ class AggregateFormula(msgspec.Struct, frozen=True):
     """Expressions over the columns below the grouping."""
 
 
+SPREADS: Final = frozenset({"stddev_samp", "stddev_pop", "var_samp", "var_pop"})
+"""Aggregate functions that Spark computes in floats."""
+SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
+"""Aggregate functions whose result repeated values do not change."""
+
+
 class AggregateCall(msgspec.Struct, frozen=True):
     """One aggregate over one argument.
 
-    `function` is Spark's name in lower case. ``count``, ``sum``, ``avg``, ``min``, ``max``,
-    ``stddev_samp``, ``stddev_pop``, ``var_samp``, ``var_pop``, ``bool_and`` and ``bool_or`` pass
-    over NULL arguments, so a FILTER is a CASE in the argument. ``count`` without an argument counts
-    rows. Any other one has a `formula`: its argument is the formula's only one, or a struct
-    of them.
+    `function` is Spark's name in lower case. Without a `formula` (``count``, ``sum``, ``avg``, and
+    those of `SPREADS` and `SAME_DISTINCT`) it passes over NULL arguments, so a FILTER is a CASE in
+    the argument; ``count`` without an argument counts rows. Any other one has a `formula`: its
+    argument is the formula's only one, or a struct of them.
     """
 
     name: str

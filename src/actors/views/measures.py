@@ -13,12 +13,17 @@ from typing import Final
 import msgspec
 
 from actors.plan.delta import AdditiveMeasure
-from actors.plan.relational import AggregateCall, AggregationNode, NamedExpression
+from actors.plan.relational import (
+    SAME_DISTINCT,
+    SPREADS,
+    AggregateCall,
+    AggregationNode,
+    NamedExpression,
+)
 
 ROWS: Final = "n"
 SQUARED_DIGITS_MAX: Final = 13
 _INTEGERS: Final = {"tinyint": 3, "smallint": 5, "int": 10}
-_VARIANCES: Final = frozenset(["stddev_samp", "stddev_pop", "var_samp", "var_pop"])
 
 
 class FinishedMeasures(msgspec.Struct, frozen=True):
@@ -58,7 +63,7 @@ def not_additive(call: AggregateCall, *, ansi: bool) -> str:
     what = f"{call.function}({kind})"
     if call.formula is not None:
         return f"{call.function} is no sum"
-    if call.distinct and call.function not in ("min", "max", "bool_and", "bool_or"):
+    if call.distinct and call.function not in SAME_DISTINCT:
         return f"{call.function}(DISTINCT …) is no sum"
     if call.function in ("count", "bool_and", "bool_or"):
         return ""
@@ -67,7 +72,7 @@ def not_additive(call: AggregateCall, *, ansi: bool) -> str:
         return f"{call.function} is no sum"
     if kind in _INTEGERS:
         return ""
-    if call.function in _VARIANCES:
+    if call.function in SPREADS:
         if kind.startswith("decimal") and digits(kind)[0] <= SQUARED_DIGITS_MAX:
             return ""
         return f"{what} is no exact sum"
@@ -104,7 +109,7 @@ def _result(call: AggregateCall, measures: _Measures) -> str:
         word, test = ("NOT ", "= 0") if call.function == "bool_and" else ("", "> 0")
         deciding = f"CASE WHEN {word}({argument}) THEN 1 END"
         result = f"{measures.take('count', deciding, 'bigint')} {test}"
-    elif call.function in _VARIANCES:
+    elif call.function in SPREADS:
         return _variance(call, argument, count, measures)
     else:
         kind = call.argument_type.lower()

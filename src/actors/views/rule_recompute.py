@@ -9,7 +9,7 @@ groups: mode *keyed*. Without keys, all rows are read whenever one changes.
 from __future__ import annotations
 
 from actors.plan.delta import FilterRows, Node, RecomputeGroups, SparkCall
-from actors.plan.relational import AggregateCall, AggregationNode, NamedExpression
+from actors.plan.relational import SPREADS, AggregateCall, AggregationNode, NamedExpression
 from actors.views.lookups import Wanted
 from actors.views.operators import DerivationContext, Ids, Origins, ViewOperator, narrowed
 from actors.views.rule_kept import make_searchable
@@ -127,7 +127,7 @@ def _call(call: AggregateCall, index: int) -> SparkCall:
     distinct = "DISTINCT " if call.distinct else ""
     kind = call.argument_type.lower()
     # Spark computes variances of any type in floats, so they depend on the order of rows, too.
-    spread = call.function in ("stddev_samp", "stddev_pop", "var_samp", "var_pop")
+    spread = call.function in SPREADS
     # Aggregates in floats depend on the order of rows, so they are folded in a fixed one.
     if spread or (call.function in ("sum", "avg") and kind in _FOLDED):
         return SparkCall(call.name, _folded(call, f"{distinct}{argument}"), call.type)

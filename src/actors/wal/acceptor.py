@@ -70,6 +70,12 @@ def check_greeting(node_id: int, state: ControlState, message: ProposerGreeting)
             f"PostgreSQL {version} is not known here: {PG_VERSION_MIN} to {PG_VERSION_MAX},"
             " or 0 where it is unknown"
         )
+    # Refused as by Neon: a log of an unknown version could be of another major one.
+    if state.pg_version and not version:
+        raise PeerRejected(
+            f"the proposer does not tell its version of PostgreSQL, and this log is of"
+            f" {state.pg_version}: let it tell the version that it runs"
+        )
     if state.pg_version and version // 10_000 != state.pg_version // 10_000:
         raise PeerRejected(
             f"a log of PostgreSQL {version}, this one is of {state.pg_version}: another major"

@@ -358,7 +358,9 @@ class FileWal:
         """Remove the whole segments that end at `lsn` or before, and return them. Raises
         `StorageError`."""
         self._check_usable()
-        horizon = min(lsn, self._flush_lsn)
+        # Up to a record's end only: a record that is not whole yet is read again from its begin
+        # when the log is opened.
+        horizon = min(lsn, self._flush_record_lsn)
         gone = [each for each in self.segments() if each.whole and each.end_lsn <= horizon]
         for segment in gone:
             try:

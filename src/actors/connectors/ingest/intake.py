@@ -27,6 +27,7 @@ from actors.connectors.sources.source import (
     ExportTruncated,
     Given,
     PositionMark,
+    RowsWithdrawn,
     SourceIdle,
     SourceRows,
     SourceUpserts,
@@ -127,6 +128,8 @@ class SourceIntake:
                     work = self._gather(given, settled)
                 case ExportTruncated():
                     work = self._truncate(given, settled, time)
+                case RowsWithdrawn():
+                    work = self._withdraw(given)
                 case PositionMark():
                     work = self._mark(given, settled)
                 case ExportFailed():
@@ -192,6 +195,11 @@ class SourceIntake:
             # The truncate stays in the queue, and is taken again when these are deleted.
             return DiscardStaged(tuple(parts))
         return self._next(RetractExport(export, time()))
+
+    def _withdraw(self, given: RowsWithdrawn) -> Work | _Turn:
+        assert given.export not in self._contents, "its rows cannot be taken out of an index"
+        parts = self._staging.forget(given.export)
+        return self._next(DiscardStaged(tuple(parts)) if parts else None)
 
     def _mark(self, given: PositionMark, settled: bool) -> Work | _Turn:
         # A mark belongs after the rows of all upserts before it.

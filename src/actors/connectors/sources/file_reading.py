@@ -15,6 +15,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.connectors.sources.copied_files import UnreadableCopy, has_types, read_copied
@@ -128,7 +129,7 @@ class FileReader:
             return
         answer = await self._taken(files)
         try:
-            made = _answered(answer, self._keep)
+            made = _answered(answer, self._keep, files[0].path if len(files) == 1 else None)
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
         finally:
@@ -276,36 +277,47 @@ def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
     return bool(there == wanted)
 
 
-def _from_parquet(paths: Sequence[str], keep: TableSchema, ours: bool = True) -> Iterator[pa.Table]:
-    """Yield the rows of Parquet files; `ours`: False for files that the engine made. Blocks."""
+def _from_parquet(
+    paths: Sequence[str], keep: TableSchema, *, engine: bool = False, named: str | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows of Parquet files. `engine`: it made these from others; `named` is the path of
+    the only one of those. Blocks."""
     shape = keep.arrow()
     waiting: list[pa.Table] = []
     size = 0
     for path in paths:
+        count = 0
         try:
             with pq.ParquetFile(path, pre_buffer=True) as file:
                 for batch in file.iter_batches(BATCH_ROWS, columns=shape.names):
                     read = pa.Table.from_batches([batch]).select(shape.names)
-                    rows = _as_stored(read, keep, path if ours else None)
+                    rows = (
+                        _as_stored(read, keep, named)
+                        if engine
+                        else _as_stored(read, keep, path, count)
+                    )
+                    count += rows.num_rows
                     waiting.append(rows)
                     size += rows.nbytes
                     if FILE_PIECE.exceeded_by(size):
                         yield pa.concat_tables(waiting)
                         waiting, size = [], 0
         except (OSError, pa.ArrowException) as error:
-            raise _Unreadable(path, error) from None
+            behind = f"behind row {count}: {error}" if count else error
+            raise _Unreadable(path, behind) from None
     if waiting:
         yield pa.concat_tables(waiting)
 
 
-def _answered(answer: RowsDone, keep: TableSchema) -> Iterator[pa.Table]:
-    """Yield the rows that the engine has read. Blocks."""
+def _answered(answer: RowsDone, keep: TableSchema, path: str | None) -> Iterator[pa.Table]:
+    """Yield the rows that the engine has read; `path`: of the file, if it was one. Blocks."""
     if answer.arrow is not None:
-        yield from _cut(from_ipc(answer.arrow), keep)
+        yield from _cut(from_ipc(answer.arrow), keep, path)
     if answer.arrow_file is not None:
         with pa.memory_map(answer.arrow_file) as source:
-            yield from _cut(pa.ipc.open_file(source).read_all(), keep)
-    yield from _from_parquet([file.path for file in answer.files or ()], keep, ours=False)
+            yield from _cut(pa.ipc.open_file(source).read_all(), keep, path)
+    made = [file.path for file in answer.files or ()]
+    yield from _from_parquet(made, keep, engine=True, named=path)
 
 
 def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:
@@ -323,15 +335,23 @@ def _remove(paths: Sequence[str]) -> None:
             Path(path).unlink()
 
 
-def _as_stored(rows: pa.Table, keep: TableSchema, path: str | None) -> pa.Table:
-    """Return rows in the types of `keep`, with CHAR(n) filled up. Raises `_Unreadable` for a NULL
-    where none may be, and for a text that is too long."""
+def _as_stored(
+    rows: pa.Table, keep: TableSchema, path: str | None, rows_before: int | None = None
+) -> pa.Table:
+    """Return rows in the types of `keep`, with CHAR(n) filled up; `rows_before`: rows of the file
+    before them, if known. Raises `_Unreadable` for a NULL where none may be, and for a text that is
+    too long."""
     shape = keep.arrow()
     if rows.schema != shape:
         rows = rows.cast(shape)
     for column in keep.columns:
         if not column.nullable and rows.column(column.name).null_count:
-            raise _Unreadable(path, f"column {column.name} holds NULL, and may not")
+            where = ""
+            # The engine's rows may come in another order than the files have them.
+            if rows_before is not None:
+                first = pc.index(pc.is_null(rows.column(column.name)), True).as_py()
+                where = f" in row {rows_before + first + 1}"
+            raise _Unreadable(path, f"column {column.name} holds NULL{where}, and may not")
     try:
         return fit_texts_of(rows, keep)
     except TextTooLong as error:

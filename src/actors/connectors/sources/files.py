@@ -50,6 +50,8 @@ from actors.connectors.sources.source import (
     ConnectorContext,
     Given,
     PositionMark,
+    RowsWithdrawn,
+    SourceConfig,
     SourceExport,
     SourceIdle,
     SourceLag,
@@ -66,9 +68,7 @@ EXPORT: Final = "rows"
 WARNED_NAMES_MAX: Final = 3
 
 
-class FilesConfig(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="files"
-):
+class FilesConfig(SourceConfig, frozen=True, kw_only=True, tag="files"):
     """A folder of files of one format."""
 
     folder: str
@@ -77,7 +77,7 @@ class FilesConfig(
     columns: tuple[TableColumn, ...] = ()
     """Columns of the files (in order, for CSV without names). None: inferred by Spark from the
     first files when the source is made."""
-    options: dict[str, str] = {}
+    options: dict[str, str] = msgspec.field(default_factory=dict)
     """Options of Spark's reader for the format."""
     pattern: str = "*"
     """Shell pattern of file names."""
@@ -252,12 +252,14 @@ class FilesSource:
         try:
             piece = await anext(pieces, None)
         except MalformedFile as error:
-            # Rows that were given cannot be taken back: then the batch cannot be made shorter.
-            shorter = [] if self._given else self._before(error.path)
+            shorter = self._before(error.path)
             if not shorter:
                 raise
+            given = self._given
             self._begin(shorter)
-            return None
+            # Taken back, since some may be rows of the malformed file: the files before it are
+            # read anew, and become durable.
+            return RowsWithdrawn(EXPORT) if given else None
         if piece is not None:
             self._given += 1
             diffs = pa.array(np.ones(piece.num_rows, np.int64))

@@ -30,6 +30,7 @@ import pyarrow as pa
 from actors.connectors.sources.source import (
     Given,
     PositionMark,
+    SourceConfig,
     SourceExport,
     SourceIdle,
     SourceLag,
@@ -41,7 +42,7 @@ from actors.plan.schema import DIFF, TableSchema
 from actors.threshold_probes import GENERATED_EVENTS
 
 
-class GeneratorConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class GeneratorConfig(SourceConfig, frozen=True, kw_only=True):
     """Options of all generators."""
 
     seed: int = 0

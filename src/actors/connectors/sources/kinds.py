@@ -1,13 +1,14 @@
-"""All kinds of sources: their configurations as one tagged union, and their factories.
+"""All kinds of sources: their configurations, and what makes a source from each.
 
-A new kind has its configuration (a frozen Struct with a tag) and its class in a file of its own,
-and is added to `SourceConfig` and to `make_source`.
+A new kind has its configuration (a `SourceConfig` with a tag) and its class in a file of its own,
+and is added to `_MAKERS`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeAlias, assert_never, get_args
+from typing import Any, Final, TypeAlias, Union
 
 import msgspec
 
@@ -17,7 +18,7 @@ from actors.connectors.sources.files import FilesConfig, FilesSource
 from actors.connectors.sources.generators import GeneratorSource
 from actors.connectors.sources.nexmark import NexmarkConfig, NexmarkSeries
 from actors.connectors.sources.postgres_config import PostgresConfig
-from actors.connectors.sources.source import ConnectorContext, SourceConnector
+from actors.connectors.sources.source import ConnectorContext, SourceConfig, SourceConnector
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
@@ -61,60 +62,6 @@ def _check_file(name: str, path: str, allowed: str) -> None:
         raise InvalidUsage(f"{name} {path!r}: must lie below {root} (secret_dir)")
 
 
-SourceConfig: TypeAlias = (
-    CounterConfig
-    | ChurnConfig
-    | NexmarkConfig
-    | TpchConfig
-    | FilesConfig
-    | PostgresConfig
-    | WalConfig
-)
-
-
-KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(SourceConfig))
-
-
-def with_token(config: SourceConfig, token: str) -> SourceConfig:
-    """Return the configuration of a new source: `token` names its resources in the external
-    system."""
-    if not isinstance(config, PostgresConfig):
-        return config
-    return msgspec.structs.replace(config, token=token)
-
-
-def external_resource(config: SourceConfig, id: str) -> str:
-    """Return the name of the external resource to remove with the source; "" if none is ours."""
-    if isinstance(config, PostgresConfig) and config.create:
-        return f"slot {config.slot_name(id)}"
-    return ""
-
-
-def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnector:
-    """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
-    or a package that the kind needs is not installed."""
-    config.check()
-    match config:
-        case CounterConfig():
-            return GeneratorSource(CounterSeries(config), config, around.clock)
-        case ChurnConfig():
-            return GeneratorSource(ChurnSeries(config), config, around.clock)
-        case NexmarkConfig():
-            return GeneratorSource(NexmarkSeries(config), config, around.clock)
-        case TpchConfig():
-            series = TpchSeries(config, around.clock, around.scratch)
-            return GeneratorSource(series, config, around.clock)
-        case FilesConfig():
-            return FilesSource(config, around)
-        case PostgresConfig():
-            return _postgres(config, around)
-        case WalConfig():
-            check_secrets(config, around.settings)
-            return WalSource(config, around)
-        case _:
-            assert_never(config)
-
-
 def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:
     try:
         # Imported here: psycopg is an optional dependency.
@@ -126,6 +73,45 @@ def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnect
         ) from None
     check_secrets(config, around.settings)
     return PostgresSource(config, around.id, around.clock)
+
+
+_Maker: TypeAlias = Callable[[Any, ConnectorContext], SourceConnector]
+
+
+def _tpch(config: TpchConfig, around: ConnectorContext) -> SourceConnector:
+    series = TpchSeries(config, around.clock, around.scratch)
+    return GeneratorSource(series, config, around.clock)
+
+
+def _wal(config: WalConfig, around: ConnectorContext) -> SourceConnector:
+    check_secrets(config, around.settings)
+    return WalSource(config, around)
+
+
+_MAKERS: Final[Mapping[type[SourceConfig], _Maker]] = {
+    CounterConfig: lambda config, around: GeneratorSource(
+        CounterSeries(config), config, around.clock
+    ),
+    ChurnConfig: lambda config, around: GeneratorSource(ChurnSeries(config), config, around.clock),
+    NexmarkConfig: lambda config, around: GeneratorSource(
+        NexmarkSeries(config), config, around.clock
+    ),
+    TpchConfig: _tpch,
+    FilesConfig: FilesSource,
+    PostgresConfig: _postgres,
+    WalConfig: _wal,
+}
+"""All kinds, and nowhere else: the configuration's class, and what makes its source."""
+KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in _MAKERS)
+# For the parser, which chooses the class by the tag.
+_ANY_CONFIG: Final[Any] = Union[tuple(_MAKERS)]  # noqa: UP007 - the members are computed
+
+
+def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnector:
+    """Return a source that is not opened yet. Raises `InvalidUsage` when an option is out of range,
+    or a package that the kind needs is not installed."""
+    config.check()
+    return _MAKERS[type(config)](config, around)
 
 
 def kind_of(config: SourceConfig) -> str:
@@ -142,7 +128,7 @@ def decode(data: bytes | str) -> SourceConfig:
     """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
     that does not fit."""
     try:
-        found: SourceConfig = msgspec.json.decode(data, type=SourceConfig)
+        found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
     except msgspec.DecodeError as error:
         raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
     return found
@@ -154,7 +140,7 @@ def _choice(data: bytes | str) -> str:
         given = msgspec.json.decode(data, type=dict[str, Any])
     except msgspec.DecodeError:
         return ""
-    for kind in get_args(SourceConfig):
+    for kind in _MAKERS:
         if given.get("type") == kind.__struct_config__.tag:
             names = [field.name for field in msgspec.structs.fields(kind) if field.name != "token"]
             return "" if set(given) <= {"type", *names} else f"; it has {', '.join(names)}"

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import Final
+from typing import Final, Self
 
 import msgspec
 
+from actors.connectors.sources.source import SourceConfig
 from actors.errors import InvalidUsage
 from actors.plan.schema import arrow_type
 
@@ -37,7 +38,9 @@ _SESSION: Final = {
 queries of the catalog, whose cost is overestimated, are not compiled."""
 
 
-class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):
+class PostgresConfig(
+    SourceConfig, frozen=True, kw_only=True, forbid_unknown_fields=False, tag="postgres"
+):
     """A database of a PostgreSQL server (13 or newer). It holds no password, but names the place
     from which the service reads it when it connects."""
 
@@ -96,6 +99,14 @@ class PostgresConfig(msgspec.Struct, frozen=True, kw_only=True, tag="postgres"):
         for name, value in (("feedback_ms", self.feedback_ms), ("poll_ms", self.poll_ms)):
             if not 100 <= value <= 3_600_000:
                 raise InvalidUsage(f"{name}={value}: give 100 to 3600000")
+
+    def with_token(self, token: str) -> Self:
+        """See `SourceConfig`."""
+        return msgspec.structs.replace(self, token=token)
+
+    def external_resource(self, id: str) -> str:
+        """See `SourceConfig`."""
+        return f"slot {self.slot_name(id)}" if self.create else ""
 
     def slot_name(self, id: str) -> str:
         """Return the slot's name, for the source with that id."""

@@ -31,7 +31,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, TypeAlias
+from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
 import msgspec
 import pyarrow as pa
@@ -64,6 +64,22 @@ class ConnectorContext(NamedTuple):
     run_job: RunJob = no_engine
     id: str = ""
     """Id of the source, for the names of its external resources."""
+
+
+class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of a source; each kind has its own, with its name as the tag."""
+
+    def check(self) -> None:
+        """Raise `InvalidUsage` naming the option that does not fit."""
+
+    def with_token(self, token: str) -> Self:
+        """Return the options of a new source; `token` names its external resources."""
+        return self
+
+    def external_resource(self, id: str) -> str:
+        """Return the name of the external resource to remove with the source; "" if none is
+        ours."""
+        return ""
 
 
 POSITION_BYTES_MAX: Final = 64 * 1024
@@ -138,6 +154,13 @@ class ExportTruncated(msgspec.Struct, frozen=True):
     export: str
 
 
+class RowsWithdrawn(msgspec.Struct, frozen=True):
+    """The `SourceRows` of an export since the last mark do not count; others may follow. For
+    exports without upserts."""
+
+    export: str
+
+
 class PositionMark(msgspec.Struct, frozen=True):
     """A position of everything given so far."""
 
@@ -165,7 +188,13 @@ class SourceIdle(msgspec.Struct, frozen=True):
 
 
 Given: TypeAlias = (
-    SourceRows | SourceUpserts | ExportTruncated | PositionMark | ExportFailed | SourceIdle
+    SourceRows
+    | SourceUpserts
+    | ExportTruncated
+    | RowsWithdrawn
+    | PositionMark
+    | ExportFailed
+    | SourceIdle
 )
 
 

@@ -7,11 +7,10 @@ import ssl
 from pathlib import Path
 from typing import Final, Literal
 
-import msgspec
-
 from actors.connectors.sources.file_reading import check_columns
 from actors.connectors.sources.generators import at_least
 from actors.connectors.sources.json_rows import check_type
+from actors.connectors.sources.source import SourceConfig
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.wal.dialling import AcceptorAddress, parse_addresses
@@ -22,7 +21,7 @@ TABLES_MAX: Final = 256
 _HEX: Final = "0123456789abcdef"
 
 
-class WalConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag="wal"):
+class WalConfig(SourceConfig, frozen=True, kw_only=True, tag="wal"):
     """A timeline of acceptors, as ``penstock wal push`` writes it. It holds no token, but names the
     place from which the service reads it when it connects."""
 

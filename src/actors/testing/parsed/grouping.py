@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import AggregateCall, GroupKey
+from actors.plan.relational import SAME_DISTINCT, AggregateCall, GroupKey
 from actors.testing.parsed.joins import FreshColumnIds
 from actors.testing.parsed.parse import Tree
 from actors.testing.parsed.scope import Listing, NameReplacement
@@ -52,8 +52,6 @@ _OTHER_NAMES: Final[dict[str, Any]] = {
     "any": exp.LogicalOr,
 }
 _DISTINCT: Final = frozenset({"count", "sum", "avg"})
-_SAME_DISTINCT: Final = frozenset({"min", "max", "bool_and", "bool_or"})
-"""Functions whose result repeated values do not change."""
 
 
 class SelectGrouping(msgspec.Struct):
@@ -193,7 +191,7 @@ class _Over:
         if distinct:
             check_args(node.this, {"expressions"}, "DISTINCT")
             arguments = list(node.this.expressions)
-            if function not in _DISTINCT | _SAME_DISTINCT or isinstance(node, exp.CountIf):
+            if function not in _DISTINCT | SAME_DISTINCT or isinstance(node, exp.CountIf):
                 raise UnsupportedConstruct(f"{type(node).__name__.upper()}(DISTINCT …)")
         distinct = distinct and function in _DISTINCT
         argument = _argument(node, function, arguments, distinct)
