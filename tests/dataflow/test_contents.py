@@ -30,7 +30,6 @@ from actors.settings import Settings
 from actors.spark.rows import load
 
 IN_FILES = replace(SETTINGS, inline_part_bytes_max=1, inline_bytes_per_shard_max=1)
-WIDE = TableSchema((TableColumn("a", "bigint"), TableColumn("more", "string")))
 S = "s1"
 
 
@@ -104,17 +103,28 @@ async def test_large_contents_of_a_bucket_become_files_of_ours(tmp_path: Path) -
     assert persist._book.own(S) == frozenset()
 
 
-async def test_only_parts_with_the_wanted_columns_go_as_files(tmp_path: Path) -> None:
+async def test_parts_of_other_schemas_go_as_files_if_their_types_are_the_wanted(
+    tmp_path: Path,
+) -> None:
     engine = engine_at(tmp_path)
+    narrow = TableSchema((TableColumn("a", "int"),))
+    wide = TableSchema((TableColumn("a", "int"), TableColumn("more", "string")))
+    longer = TableSchema((TableColumn("a", "bigint"), TableColumn("more", "string")))
     async with store(tmp_path) as persist:
-        await shard(persist, S, NUMBERS)
-        await write(persist, S, 4, table(NUMBERS, (1, 2, 1)))
-        assert await persist.schemas.evolve(S, 0, WIDE) == SchemaEvolved(1)
-        await write(persist, S, 6, table(WIDE, (2, "b", 5, 1)))
-        first, second = [b.parts[0] for b in (await persist.state(S)).batches]
-        async with contents(persist, engine, S, WIDE, 5, "new") as found:
-            assert found.rows.files == (persist.path(second),)
+        await shard(persist, S, narrow)
+        await write(persist, S, 4, table(narrow, (1, 2, 1)))
+        assert await persist.schemas.evolve(S, 0, wide) == SchemaEvolved(1)
+        await write(persist, S, 6, table(wide, (2, "b", 5, 1)))
+        parts = [b.parts[0] for b in (await persist.state(S)).batches]
+        # What a file lacks is NULL, and what is not asked for is not read.
+        async with contents(persist, engine, S, wide, 5, "new") as found:
+            assert found.rows.files == tuple(map(persist.path, parts))
             assert listed(found.rows) == [(1, None, 5, 1), (2, "b", 5, 1)]
-        async with contents(persist, engine, S, NUMBERS, 5, "old") as found:
-            assert found.rows.files == (persist.path(first),)
+        async with contents(persist, engine, S, narrow, 5, "old") as found:
+            assert found.rows.files == tuple(map(persist.path, parts))
             assert listed(found.rows) == [(1, 5, 1), (2, 5, 1)]
+        assert await persist.schemas.evolve(S, 1, longer) == SchemaEvolved(2)
+        await write(persist, S, 8, table(longer, (3, "c", 7, 1)))
+        async with contents(persist, engine, S, longer, 7, "longer") as found:
+            assert len(found.rows.files) == 1
+            assert listed(found.rows) == [(1, None, 7, 1), (2, "b", 7, 1), (3, "c", 7, 1)]
