@@ -35,7 +35,6 @@ from actors.protocol.compute import (
     PeekError,
     PeekResponse,
     PeekRows,
-    RowSetFinishing,
     ScheduleDataflow,
     ShardImport,
     ShardTarget,
@@ -58,6 +57,7 @@ from actors.protocol.internal import (
     SequencedCommand,
     WritesAllowed,
 )
+from actors.protocol.message_parts import RowSetFinishing
 from actors.protocol.storage_internal import DropObjects as StorageDrop
 from actors.protocol.storage_internal import ForStorage
 

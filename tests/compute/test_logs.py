@@ -19,17 +19,14 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
-    ColumnComparison,
     Command,
     CreateDataflow,
     Hello,
     IndexTarget,
     InitializationComplete,
     LogTarget,
-    OrderBy,
     Peek,
     PeekResponse,
-    RowSetFinishing,
     ScheduleDataflow,
 )
 from actors.protocol.internal import (
@@ -38,6 +35,7 @@ from actors.protocol.internal import (
     InputStatistics,
     SequencedCommand,
 )
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from cluster_house import index, subscribe  # type: ignore[import-not-found]
 

@@ -42,7 +42,7 @@ from actors.kernel import Actor, ActorAddress
 from actors.memory_ledger import MemoryUse
 from actors.persist import BatchPart
 from actors.progress import Frontier, ObjectId
-from actors.protocol.storage import OperatorStatistics
+from actors.protocol.message_parts import OperatorStatistics
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.ingest")

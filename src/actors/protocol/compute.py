@@ -15,6 +15,7 @@ import msgspec
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
+from actors.protocol.message_parts import ColumnComparison, RowSetFinishing
 
 
 # `gc=False`: messages hold no cycles, and so many live at a time that the collector would spend
@@ -166,37 +167,6 @@ class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
-
-
-class ColumnComparison(msgspec.Struct, frozen=True, gc=False):
-    """Keeps rows whose `column` compares with `value` as `op` says, by SQL's rules: unknown is not
-    kept.
-
-    `value`: an Arrow IPC stream of one row and one column; empty for the two tests of null.
-    """
-
-    column: str
-    op: Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null"]
-    value: bytes = b""
-
-
-class OrderBy(msgspec.Struct, frozen=True, gc=False):
-    """One column of an order."""
-
-    column: str
-    descending: bool = False
-    nulls_first: bool = True
-
-
-class RowSetFinishing(msgspec.Struct, frozen=True, gc=False):
-    """Last operations on the rows: order, then `offset` rows skipped, then at most `limit`.
-
-    A worker may apply `limit + offset` to its own part; the client finishes over all parts.
-    """
-
-    order_by: tuple[OrderBy, ...] = ()
-    limit: int | None = None
-    offset: int = 0
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -56,12 +56,12 @@ from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, R
 from actors.persist import BatchPart, PersistClient
 from actors.progress import Nonce, ObjectId
 from actors.protocol.internal import SequencedCommand
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     ConnectorConfiguration,
     DroppedId,
     FrontierUpper,
     IngestionDescription,
-    ObjectStatistics,
     Response,
     RunOneshotIngestion,
     SinkDescription,

@@ -22,7 +22,8 @@ from actors.protocol.internal import (
     DataflowStatus,
     EmitBatch,
 )
-from actors.protocol.storage import FilesStaged, ObjectStatistics, StagingFailed
+from actors.protocol.message_parts import ObjectStatistics
+from actors.protocol.storage import FilesStaged, StagingFailed
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
 from actors.storage.renderings import owner_of

@@ -45,9 +45,7 @@ from actors.progress import TIME_MAX, ObjectId, Time
 from actors.protocol.api import CopyTo, ReadContents, ReadObject, RequestDone, RunQuery, WaitFor
 from actors.protocol.compute import (
     CancelPeek,
-    ColumnComparison,
     IndexTarget,
-    OrderBy,
     Peek,
     PeekCanceled,
     PeekError,
@@ -58,6 +56,7 @@ from actors.protocol.compute import (
     ShardImport,
     ShardTarget,
 )
+from actors.protocol.message_parts import ColumnComparison, OrderBy
 from actors.protocol.row_finishing import check_finishing
 from actors.telemetry import TRACEPARENT
 
