@@ -28,13 +28,9 @@ from actors.protocol.compute import (
     Peek,
     PeekResponse,
     ScheduleDataflow,
+    StatusResponse,
 )
-from actors.protocol.internal import (
-    DataflowProgress,
-    DataflowStatus,
-    InputStatistics,
-    SequencedCommand,
-)
+from actors.protocol.internal import DataflowProgress, InputStatistics, SequencedCommand
 from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from cluster_house import index, subscribe  # type: ignore[import-not-found]
@@ -69,7 +65,7 @@ class Room:
         """A dataflow speaks, as the worker hears it."""
         rendered = self.state.by_number(number)
         assert rendered is not None
-        seen = DataflowStatus(rendered.id, **status)
+        seen = StatusResponse(rendered.id, **status)
         self.logs.steps.note(rendered, seen, 1000 + seen.steps)
         self.state.handle(e.StatusSeen(number, seen))
 

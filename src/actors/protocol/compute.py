@@ -353,7 +353,10 @@ class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
 
 
 class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
-    """Informational: what a dataflow is doing, its last step, or why it stalls."""
+    """Informational: what a dataflow is doing, its last step, or why it stalls.
+
+    The dataflow itself makes it, for worker 0; it is the one record of a step's measures.
+    """
 
     id: ObjectId
     state: str
@@ -377,6 +380,8 @@ class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
+    wait_ms: float = 0.0
+    """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
 
 
 Response: TypeAlias = (
