@@ -20,6 +20,7 @@ from actors.commands import cli
 from actors.commands import console as terminal
 from actors.commands.console import parse_settings
 from actors.commands.status import doing
+from actors.connectors.sources.kinds import KINDS
 from actors.errors import AddressInUse, BadSettings, UnknownObject
 from actors.settings import Settings
 
@@ -53,6 +54,16 @@ def test_every_command_explains_itself(command: str) -> None:
     answer = runner.invoke(cli.app, [*command.split(), "--help"])
     assert answer.exit_code == 0
     assert len(answer.output.splitlines()) > 4
+
+
+def test_help_and_page_name_every_kind_of_source(root: Path) -> None:
+    help_text = runner.invoke(
+        cli.app, ["source", "create", "--help"], env={"COLUMNS": "200"}
+    ).output
+    page = (root / "docs" / "sources.md").read_text()
+    for kind in KINDS:
+        assert kind in help_text
+        assert f"`{kind}`" in page
 
 
 def test_version() -> None:

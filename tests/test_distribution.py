@@ -83,3 +83,16 @@ def test_the_project_file_and_the_locks_agree(root: Path) -> None:
     for lock in (root / "requirements").glob("*.txt"):
         for name in re.findall(r"(?:via|#  ) ([\w-]+) \(pyproject", lock.read_text()):
             assert name == NAME, lock
+
+
+def test_a_client_loads_no_part_of_the_service() -> None:
+    """Messages of its protocol, transport and Arrow; no compute functions before the first use."""
+    script = "import sys, actors.client; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    modules = set(ran.stdout.split())
+    rooms = {name.split(".")[1] for name in modules if name.startswith("actors.")}
+    needed = {"client", "protocol", "transport", "plan", "errors", "progress", "settings"}
+    assert rooms == needed | {"spans", "telemetry", "threshold_probes"}
+    protocols = {name for name in modules if name.startswith("actors.protocol.")}
+    assert not protocols & {"actors.protocol.compute", "actors.protocol.storage"}
+    assert not modules & {"pyarrow.compute", "pyspark", "uvloop", "obstore", "sqlglot", "typer"}

@@ -52,7 +52,6 @@ from actors.protocol.internal import (
     CompactionAllowed,
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     GrantDescriptions,
     InputStarted,
@@ -519,7 +518,7 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
         dataflow = await h.dataflows.expect()
         for time in range(1, 2000):
             tell_workers(dataflow, DataflowProgress("i1", time, time, time))
-            tell_workers(dataflow, DataflowStatus("i1", "gathering", steps=time))
+            tell_workers(dataflow, StatusResponse("i1", "gathering", steps=time))
         await stage.idle()
         assert len(h.adapter.received) == 4
         assert (await h.statistics()).responses_waiting == 2

@@ -257,3 +257,23 @@ WAL_OFFLOADED: Final = "penstock.wal.offload.segments"
 WAL_OFFLOAD_FAILURES: Final = "penstock.wal.offload.failures"
 WAL_BACKUP_LAG: Final = "penstock.wal.offload.lag"
 """Bytes of a timeline that are committed and kept nowhere else."""
+
+
+class ActorStatistics(msgspec.Struct, frozen=True):
+    """A live actor at one moment. Counts are of its whole life, restarts included."""
+
+    path: str
+    state: str
+    """``starting``, ``idle``, ``handles X``, ``asks /path``, ``restarts``, ``stops``."""
+    doing: str
+    """The actor's own description."""
+    depth: int
+    """Number of waiting messages."""
+    depth_max: int
+    limit: int
+    senders_waiting: int
+    received: int
+    busy_ms: float
+    """Time in handlers, their waits included."""
+    effects: int
+    crashes: int

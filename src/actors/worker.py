@@ -68,6 +68,7 @@ from actors.protocol.compute import (
     IndexExport,
     Peek,
     PeekResponse,
+    StatusResponse,
     TaggedCommand,
     TaggedResponse,
     TaggedResponses,
@@ -76,7 +77,6 @@ from actors.protocol.internal import (
     BatchEmitted,
     CopyFinished,
     DataflowProgress,
-    DataflowStatus,
     EmitBatch,
     InstallUpdates,
     ProposeCommand,
@@ -450,7 +450,7 @@ class Worker(Actor[WorkerMessage]):
         match message:
             case DataflowProgress():
                 await self._feed(e.DataflowProgressed(number, message))
-            case DataflowStatus() if self._index == 0:
+            case StatusResponse() if self._index == 0:
                 self._note_step(number, message)
                 await self._feed(e.StatusSeen(number, message))
             case EmitBatch() if self._index == 0:
@@ -464,7 +464,7 @@ class Worker(Actor[WorkerMessage]):
             case InstallUpdates() if live.index is not None:
                 await self._installs.queue(live, message, signed.dataflow)
 
-    def _note_step(self, number: int, status: DataflowStatus) -> None:
+    def _note_step(self, number: int, status: StatusResponse) -> None:
         rendered = self._state.by_number(number)
         if rendered is not None:
             self._logs.steps.note(rendered, status, self.ctx.now_ms())

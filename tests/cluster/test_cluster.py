@@ -51,7 +51,6 @@ from actors.protocol.compute import (
 from actors.protocol.internal import (
     BatchEmitted,
     DataflowProgress,
-    DataflowStatus,
     EmitBatch,
     InputStarted,
     InstallUpdates,
@@ -148,7 +147,7 @@ async def test_one_answer_from_all_workers(tmp_path: Path, workers: int, wire: b
         assert len(await w.stage.message(dataflow, UpdatesInstalled, workers)) == workers
         dataflow.tell_workers(DataflowProgress("i1", 6, 6, 6))
         assert await client.receive() == Frontiers("i1", input=6)
-        dataflow.tell_workers(DataflowStatus("i1", "gathering"))
+        dataflow.tell_workers(StatusResponse("i1", "gathering"))
         assert await client.receive() == StatusResponse("i1", "gathering")
         await client.send(AllowCompaction("i1", EMPTY))
         assert await client.receive() == Frontiers("i1", EMPTY, EMPTY, EMPTY)

@@ -35,7 +35,6 @@ from actors.protocol.compute import (
     PeekError,
     PeekResponse,
     PeekRows,
-    RowSetFinishing,
     ScheduleDataflow,
     ShardImport,
     ShardTarget,
@@ -52,12 +51,12 @@ from actors.protocol.internal import (
     CompactionAllowed,
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
     WritesAllowed,
 )
+from actors.protocol.message_parts import RowSetFinishing
 from actors.protocol.storage_internal import DropObjects as StorageDrop
 from actors.protocol.storage_internal import ForStorage
 
@@ -392,7 +391,7 @@ def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh() ->
     room = Room()
     room.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
     room.sealed(1, 30)
-    room.event(e.StatusSeen(1, DataflowStatus("i1", "gathering")))
+    room.event(e.StatusSeen(1, StatusResponse("i1", "gathering")))
     room.do(ask("p1", 99))
     assert room.do(Hello("b")) == [e.SwitchComputeClient("b")]  # the peek is gone, silently
     assert room.sealed(1, 31) == []  # nothing is said before the initialization is complete

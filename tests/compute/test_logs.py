@@ -19,25 +19,19 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.compute import (
     AllowCompaction,
-    ColumnComparison,
     Command,
     CreateDataflow,
     Hello,
     IndexTarget,
     InitializationComplete,
     LogTarget,
-    OrderBy,
     Peek,
     PeekResponse,
-    RowSetFinishing,
     ScheduleDataflow,
+    StatusResponse,
 )
-from actors.protocol.internal import (
-    DataflowProgress,
-    DataflowStatus,
-    InputStatistics,
-    SequencedCommand,
-)
+from actors.protocol.internal import DataflowProgress, InputStatistics, SequencedCommand
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.relations import RELATIONS, is_relation, relation_of, worker_relation
 from cluster_house import index, subscribe  # type: ignore[import-not-found]
 
@@ -71,7 +65,7 @@ class Room:
         """A dataflow speaks, as the worker hears it."""
         rendered = self.state.by_number(number)
         assert rendered is not None
-        seen = DataflowStatus(rendered.id, **status)
+        seen = StatusResponse(rendered.id, **status)
         self.logs.steps.note(rendered, seen, 1000 + seen.steps)
         self.state.handle(e.StatusSeen(number, seen))
 

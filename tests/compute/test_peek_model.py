@@ -26,16 +26,8 @@ from actors.kernel import SystemClock
 from actors.persist import PersistClient
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
-from actors.protocol.compute import (
-    ColumnComparison,
-    IndexTarget,
-    OrderBy,
-    Peek,
-    PeekError,
-    PeekRows,
-    PeekStashed,
-    RowSetFinishing,
-)
+from actors.protocol.compute import IndexTarget, Peek, PeekError, PeekRows, PeekStashed
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.row_finishing import RowFinisher, finished, thinned
 from actors.settings import Settings
 

@@ -27,16 +27,14 @@ from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.plan.updates import ResultPiece, from_ipc, to_ipc
 from actors.protocol.compute import (
-    ColumnComparison,
     IndexTarget,
-    OrderBy,
     Peek,
     PeekRows,
     PeekStashed,
-    RowSetFinishing,
     ShardImport,
     ShardTarget,
 )
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.row_finishing import finished
 from actors.settings import Settings
 

@@ -45,7 +45,6 @@ from actors.protocol.api import (
 from actors.protocol.compute import (
     AllowCompaction,
     CancelPeek,
-    ColumnComparison,
     CreateDataflow,
     Frontiers,
     IndexExport,
@@ -56,12 +55,13 @@ from actors.protocol.compute import (
     PeekRows,
     ScheduleDataflow,
     ShardTarget,
+    StatusResponse,
     SubscribeBatch,
     SubscribeExport,
     SubscribeResponse,
     ViewExport,
 )
-from actors.protocol.compute import StatusResponse as DataflowStatus
+from actors.protocol.message_parts import ColumnComparison
 from actors.settings import Settings
 from actors.testing.drawn_settings import kernel_limits_of
 from deadlines import Deadlines  # type: ignore[import-not-found]
@@ -239,7 +239,7 @@ async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
         assert await world.refused(ReadObject(n(), "v", key_columns=("n",))) == "InvalidUsage"
         key = to_ipc(pa.table({"n": ["x"]}))
         assert await world.refused(ReadObject(n(), "v", None, key, ("n",))) == "TypeMismatch"
-        world.replica.respond(DataflowStatus("u2", "hydrating", "waiting for the engine"))
+        world.replica.respond(StatusResponse("u2", "hydrating", "waiting for the engine"))
         while (await world.ask(ReadStatus(n()), StatusReport)).objects[-1].state != "hydrating":
             pass
         late = await world.ask(ReadObject(n(), "v", deadline_ms=30), RequestFailed)
@@ -503,7 +503,7 @@ async def test_status_shows_all(tmp_path: Path) -> None:
         await _table(world)
         time = await _write(world, {"id": 1, "n": 2})
         await _view(world)
-        world.replica.respond(DataflowStatus("u2", "gathering", steps=3, step_ms=1.5))
+        world.replica.respond(StatusResponse("u2", "gathering", steps=3, step_ms=1.5))
         world.replica.respond(Frontiers("u2", write=time + 1))
         await world.ask(WaitFor(world.number(), "v", time), RequestDone)
         later = await _write(world, {"id": 2, "n": 2})
@@ -519,7 +519,7 @@ async def test_status_shows_all(tmp_path: Path) -> None:
             "bytes_read": 30,
             "bytes_total": 80,
         }
-        world.replica.respond(DataflowStatus("u2", "hydrating", **far))
+        world.replica.respond(StatusResponse("u2", "hydrating", **far))
         world.replica.respond(Frontiers("u2", write=later + 1))
         await world.ask(WaitFor(world.number(), "v", later), RequestDone)
         _, view = (await world.ask(ReadStatus(world.number()), StatusReport)).objects

@@ -196,6 +196,35 @@ async def test_an_answer_that_no_frame_holds_is_told() -> None:
         await link.aclose()
 
 
+async def test_changes_that_no_frame_holds_end_their_request_alone() -> None:
+    """The controller hears of it: else it would wait for their delivery for ever."""
+    async with started() as world:
+        where = world.listener.address
+        link = await dial(where, ClientMessage, ServiceMessage, SETTINGS, CLIENT_MAGIC)
+        await link.send(ClientHello(PROTOCOL_VERSION))
+        await link.receive()
+        await link.send(ReadStatus(1))
+        submit = await world.controller.expect(SubmitRequest)
+        submit.session.reply(SubscribeChanges(1, 0, 5, b"x" * (1 << 17)))
+        submit.session.reply(SubscribeChanges(1, 5, 6))
+        ended = await world.controller.expect(SubmitRequest)
+        assert isinstance(ended.request, EndRequest)
+        assert ended.request.target == 1
+        submit.session.reply(SubscribeChanges(1, 6, 7))
+        submit.session.reply(RequestDone(ended.request.request))
+        # Nothing behind the gap comes.
+        seen = await link.receive()
+        assert (seen.request, seen.code) == (1, "InvalidUsage")
+        # Its number is free, and nothing counts as waiting to be written.
+        await link.send(ReadStatus(1))
+        again = await world.controller.expect(SubmitRequest)
+        again.session.reply(RequestDone(1, "after"))
+        assert await link.receive() == RequestDone(1, "after")
+        texts = [text for path, text in world.system.describe() if "session-" in path]
+        assert all("(0 bytes) to write" in text for text in texts)
+        await link.aclose()
+
+
 async def test_memory_link_is_bounded_and_keeps_what_was_sent_before_the_close() -> None:
     left, right = pair(2)
     for number in range(2):

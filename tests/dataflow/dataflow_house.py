@@ -47,6 +47,7 @@ from actors.protocol.compute import (
     DataflowDescription,
     Export,
     ShardImport,
+    StatusResponse,
     SubscribeBatch,
     ViewExport,
 )
@@ -54,7 +55,6 @@ from actors.protocol.internal import (
     BatchEmitted,
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     InputStarted,
     InstallUpdates,
@@ -210,7 +210,7 @@ class FakeWorker(Actor[Any]):
         self.installs: list[InstallUpdates] = []
         self.batches: list[SubscribeBatch] = []
         self.progress: list[int] = []
-        self.statuses: list[DataflowStatus] = []
+        self.statuses: list[StatusResponse] = []
         self.tasks: list[ActorAddress[Any]] = []
 
     async def receive(self, message: Any) -> None:
@@ -240,7 +240,7 @@ class FakeWorker(Actor[Any]):
                 )
             case DataflowProgress():
                 self.progress.append(message.output)
-            case DataflowStatus():
+            case StatusResponse():
                 self.statuses.append(message)
         house.news.set()
         house.news = anyio.Event()
@@ -336,7 +336,7 @@ class House:
     async def reported(self, frontier: int) -> None:
         await self.until(lambda: max(self.workers[0].progress, default=0) >= frontier)
 
-    async def status(self, state: str) -> DataflowStatus:
+    async def status(self, state: str) -> StatusResponse:
         statuses = self.workers[0].statuses
         await self.until(lambda: any(status.state == state for status in statuses))
         return next(status for status in statuses if status.state == state)

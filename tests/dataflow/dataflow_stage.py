@@ -43,11 +43,10 @@ from actors.plan.jobs import (
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import TIME
 from actors.plan.updates import to_ipc
-from actors.protocol.compute import DataflowDescription
+from actors.protocol.compute import DataflowDescription, StatusResponse
 from actors.protocol.internal import (
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     DescribedPart,
     FetchFailed,
     FetchPart,
@@ -293,16 +292,16 @@ class Flow:
     async def reported(self, frontier: int) -> None:
         await self.until(lambda: max(self.progress, default=0) >= frontier, f"output {frontier}")
 
-    async def status(self, state: str) -> DataflowStatus:
-        def found() -> list[DataflowStatus]:
-            return [status for status in self.told(DataflowStatus) if status.state == state]
+    async def status(self, state: str) -> StatusResponse:
+        def found() -> list[StatusResponse]:
+            return [status for status in self.told(StatusResponse) if status.state == state]
 
         await self.until(lambda: bool(found()), f"status {state}")
         return found()[0]
 
     async def rests_in(self, state: str) -> None:
         def last() -> str:
-            return str(self.told(DataflowStatus)[-1].state)
+            return str(self.told(StatusResponse)[-1].state)
 
         await self.until(lambda: last() == state, f"rest in {state}")
 

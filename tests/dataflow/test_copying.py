@@ -48,8 +48,9 @@ from actors.protocol.compute import (
     CopyDone,
     CopyFailed,
     CopyToExport,
+    StatusResponse,
 )
-from actors.protocol.internal import CopyFinished, DataflowScheduled, DataflowStatus, WritesAllowed
+from actors.protocol.internal import CopyFinished, DataflowScheduled, WritesAllowed
 from actors.settings import Settings
 from actors.testing.probe import MessageProbe
 from actors.threshold_probes import SLICED_ROWS
@@ -336,7 +337,7 @@ async def test_it_begins_when_scheduled_and_allowed_to_write(tmp_path: Path) -> 
         await stand.address.send(DataflowScheduled())
         await stand.worker.expect_nothing()
         await stand.address.send(WritesAllowed())
-        await stand.worker.expect(DataflowStatus, state="waiting")
+        await stand.worker.expect(StatusResponse, state="waiting")
         await write(persist, "numbers", 5, table(NUMBERS, (1, 2, 1)))
         *shown, last = await stand.said()
         assert isinstance(last.result, CopyDone)
@@ -379,7 +380,7 @@ async def test_a_dropped_copy_removes_what_it_has_written(
         stand = Stand(system, persist, tmp_path, as_of=99 if waits else 4)
         for message in (DataflowScheduled(), WritesAllowed()):
             await stand.address.send(message)
-        await stand.worker.expect(DataflowStatus, state="waiting")
+        await stand.worker.expect(StatusResponse, state="waiting")
         if not waits:
             await hangs.wait()
         cell = system.cells[stand.address.path]

@@ -41,8 +41,8 @@ from actors.object_store.bucket_store import BucketStore
 from actors.persist import PersistClient
 from actors.plan.copy_manifest import MANIFEST, CopyManifest
 from actors.plan.schema import TableSchema
-from actors.protocol.compute import CopyDone, CopyFailed, DataflowDescription
-from actors.protocol.internal import CopyFinished, DataflowScheduled, DataflowStatus, WritesAllowed
+from actors.protocol.compute import CopyDone, CopyFailed, DataflowDescription, StatusResponse
+from actors.protocol.internal import CopyFinished, DataflowScheduled, WritesAllowed
 from actors.settings import Settings
 from actors.testing.probe import MessageProbe
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
@@ -345,7 +345,7 @@ async def test_a_dropped_copy_does_not_wait_for_a_store_that_hangs(
     )
     for message in (DataflowScheduled(), WritesAllowed()):
         await address.send(message)
-    await worker.expect(DataflowStatus, state="waiting")
+    await worker.expect(StatusResponse, state="waiting")
     with anyio.fail_after(200):
         await hangs.wait()
         # The copy's thread, actor and loop are free: others go on.

@@ -36,11 +36,10 @@ from actors.plan.jobs import (
 )
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
-from actors.protocol.compute import SubscribeExport
+from actors.protocol.compute import StatusResponse, SubscribeExport
 from actors.protocol.internal import (
     BatchEmitted,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     StartInputs,
     WritesAllowed,
@@ -63,7 +62,7 @@ async def test_a_fresh_view_hydrates_then_follows(stage: ActorIsolation, tmp_pat
         assert await contents(persist, "out", NUMBERS, 7) == [(10, 1), (4, 1)]
         assert house.progress == sorted(set(house.progress))
         assert min(house.progress) >= 4
-        status = house.told(DataflowStatus)[-1]
+        status = house.told(StatusResponse)[-1]
         assert (status.hi, status.rows_in, status.rows_out, status.spark_ms) == (8, 2, 2, 2.0)
 
 
@@ -382,7 +381,7 @@ async def test_a_rehearsal_is_nobodys_progress(stage: ActorIsolation, tmp_path: 
         await house.rests_in("gathering")
         house.subject.reply(JobProgress("flow/1/0/rehearse", 1, 2))
         await stage.idle()
-        assert [s.text for s in house.told(DataflowStatus) if "tasks done" in s.text] == []
+        assert [s.text for s in house.told(StatusResponse) if "tasks done" in s.text] == []
 
 
 async def test_steps_do_not_wait_for_rehearsals(stage: ActorIsolation, tmp_path: Path) -> None:

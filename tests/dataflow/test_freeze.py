@@ -35,9 +35,9 @@ from actors.fetch_task import FetchTask
 from actors.listen_task import ListenTask
 from actors.persist import AppendCommitted, LeasedReader, PersistClient, ShardAppend
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
+from actors.protocol.compute import StatusResponse
 from actors.protocol.internal import (
     DataflowScheduled,
-    DataflowStatus,
     DescribedPart,
     InputStarted,
     PartsDescribed,
@@ -133,7 +133,7 @@ class House:
 
     def reasons(self) -> list[str]:
         """Why it was frozen."""
-        return [each.text for each in self.flow.told(DataflowStatus) if each.state == "frozen"]
+        return [each.text for each in self.flow.told(StatusResponse) if each.state == "frozen"]
 
     @property
     def incarnations(self) -> int:

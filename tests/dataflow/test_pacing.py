@@ -33,7 +33,8 @@ from actors.dataflow import events as m
 from actors.dataflow.events import DataflowPhase
 from actors.errors import CorruptData
 from actors.plan.jobs import RunStep as StepJob
-from actors.protocol.internal import DataflowStatus, ListenFailed
+from actors.protocol.compute import StatusResponse
+from actors.protocol.internal import ListenFailed
 from actors.testing.isolation import ActorIsolation
 
 TARGET_MS = 500
@@ -234,5 +235,5 @@ async def test_a_long_step_begins_earlier(
         assert max(waits) <= max(0, target_ms - 200)
         if not target_ms:
             assert max(ages) <= 5
-        status = view.flow.told(DataflowStatus)[-1]
+        status = view.flow.told(StatusResponse)[-1]
         assert status.step_ms > 199

@@ -14,6 +14,7 @@ from actors.connectors.sources.source import (
     ExportFailed,
     Given,
     PositionMark,
+    RowsWithdrawn,
     SourceExport,
     SourceIdle,
     SourceLag,
@@ -128,6 +129,11 @@ class MadeUp:
         last = min(len(self.transactions), self.at + self.chance.choice((1, 1, 1, 4)))
         if self.at == last:
             return
+        if self.wanted and self.chance.random() < 0.2:
+            # Rows that do not count; some are spilled before they are withdrawn.
+            name = self.chance.choice(sorted(self.wanted))
+            rows = tuple(((-number, "void"), 1) for number in range(1, 40))
+            self.queue += [rows_of(name, rows[:20]), rows_of(name, rows[20:]), RowsWithdrawn(name)]
         for transaction in self.transactions[self.at : last]:
             for change in transaction.changes:
                 if change.export not in self.wanted:

@@ -18,8 +18,8 @@ from actors.connectors.ingest_task import (
     IngestRunning,
     IngestTask,
 )
-from actors.connectors.sources.source import ExportFailed
-from actors.errors import StorageError
+from actors.connectors.sources.source import ExportFailed, hint_of
+from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull
 from actors.persist import NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.settings import Settings
@@ -212,6 +212,21 @@ async def test_the_end_is_told_with_what_to_do(stage: ActorIsolation) -> None:
         else:
             assert ended == [IngestEnded("u1", house.number, "Unreachable: no open", "wait")]
             break
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        (StoreFull("could not write blob a: no space", determinate=True), "free space"),
+        (StorageError("could not read blob a: I/O error", determinate=True), "look at the store"),
+        (CorruptData("blob a has other bytes", determinate=True), "penstock shard inspect"),
+        (ValueError("a fault of ours"), "the service's log"),
+        (InvalidUsage("rate = -1: must be at least 0"), ""),
+    ],
+)
+def test_every_error_but_those_that_say_it_has_a_remedy(error: Exception, hint: str) -> None:
+    assert hint in hint_of(error)
+    assert bool(hint) == bool(hint_of(error))
 
 
 async def test_two_tasks_of_one_source_cannot_both_write(stage: ActorIsolation) -> None:

@@ -28,7 +28,7 @@ from actors.persist.shard import BatchPart, NewShard, ShardAppend, ShardState, a
 from actors.persist.statistics import BOUND_BYTES_MAX, ColumnStatistics, of_footer
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import to_ipc
-from actors.protocol.compute import ColumnComparison
+from actors.protocol.message_parts import ColumnComparison
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf])
 INSTANTS = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001

@@ -19,7 +19,7 @@ from actors.compute.history import MEANING
 from actors.compute.state import ComputeState
 from actors.errors import RemoteProtocolError
 from actors.progress import EMPTY
-from actors.protocol import compute
+from actors.protocol import compute, message_parts
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -43,10 +43,10 @@ from cluster_house import index  # type: ignore[import-not-found]
 
 STRUCTS = [
     kind
-    for kind in vars(compute).values()
+    for kind in (*vars(compute).values(), message_parts.OrderBy)
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
-    and kind.__module__ == compute.__name__
+    and kind.__module__ in (compute.__name__, message_parts.__name__)
     and kind
     not in (
         compute.TaggedCommand,

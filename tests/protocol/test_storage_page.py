@@ -13,17 +13,17 @@ from wire_names import wire_name  # type: ignore[import-not-found]
 from actors.cluster.rules import mermaid
 from actors.cluster.storage_rules import TABLES
 from actors.plan.schema import TableSchema
-from actors.protocol import storage, storage_internal
+from actors.protocol import message_parts, storage, storage_internal
 from actors.protocol.compute import ShardImport
 from actors.protocol.storage_internal import InternalCommand
 from actors.storage.history import StorageDefinitions
 
 STRUCTS = [
     kind
-    for kind in vars(storage).values()
+    for kind in (*vars(storage).values(), message_parts.OperatorStatistics)
     if isinstance(kind, type)
     and issubclass(kind, msgspec.Struct)
-    and kind.__module__ == storage.__name__
+    and kind.__module__ in (storage.__name__, message_parts.__name__)
     and kind not in (storage.StorageTagged, storage.StorageTaggedResponse)
 ]
 

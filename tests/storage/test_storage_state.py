@@ -21,12 +21,12 @@ from actors.errors import LocalProtocolError
 from actors.progress import EMPTY
 from actors.protocol.compute import AllowCompaction, AllowWrites, Hello
 from actors.protocol.internal import ProposeCommand, SequencedCommand
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     DroppedId,
     FilesStaged,
     FrontierUpper,
-    ObjectStatistics,
     RetryDelays,
     StagedBatch,
     StagedBatches,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.protocol.storage import ObjectStatistics, StatisticsUpdates
+from actors.protocol.message_parts import ObjectStatistics
+from actors.protocol.storage import StatisticsUpdates
 from actors.protocol.storage_internal import StatisticsMeasurement, StatisticsUpdate
 from actors.storage.telling import LocalStatistics, StatisticsSums
 

@@ -44,6 +44,28 @@ def test_division_is_sparks() -> None:
         run_query("select nothing from t", tables, output)
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "rest"),
+    [
+        ("7", "3", 1),
+        ("-7", "3", -1),
+        ("7", "-3", 1),
+        ("5", "1.5", 0.5),
+        ("-5", "1.5", -0.5),
+        ("4611686018427387905", "10", 5),
+        ("1.0", "0.1", 0.0),
+        ("null", "0", None),
+    ],
+)
+def test_the_remainder_is_sparks(a: str, b: str, rest: object) -> None:
+    """With the sign of the dividend, exact, and for numbers of two types, too."""
+    output = TableSchema((TableColumn("r", "double"),))
+    tables = {"t": (T, Counter({(1, None, None): 1}))}
+    assert run_query(f"select {a} % {b} as r from t", tables, output) == {(rest,): 1}
+    with pytest.raises(DefiniteError, match="DIVIDE_BY_ZERO"):
+        run_query(f"select {a.replace('null', '1')} % 0 as r from t", tables, output)
+
+
 def test_bags_compare_with_tolerance_for_floats_only() -> None:
     assert differences(Counter({(1, 0.1 + 0.2): 2}), Counter({(1, 0.3): 2})) == []
     assert differences(Counter({(None, 0.3): 1}), Counter({(1, 0.3): 1})) != []

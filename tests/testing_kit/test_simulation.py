@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from actors.errors import ConnectionBroken, StorageError
 from actors.persist.location import CompareAndSet
-from actors.testing.virtual_time import VirtualClock
+from actors.testing.virtual_time import VirtualClock, VirtualTimeLoop
 from tests.simulators import campaign as simulation
 from tests.simulators.__main__ import app
 from tests.simulators.service.cluster import RunReport, simulate
@@ -39,6 +39,7 @@ from tests.simulators.service.links import MemoryListener
 from tests.simulators.service.planted import PLANTED
 from tests.simulators.service.planted_storage import BUGS
 from tests.simulators.service.rivals import RivalConnection
+from tests.simulators.service.run import OPERATION_S, SimulatedClient
 from tests.simulators.service.schedule import (
     RIVAL,
     ClientOperation,
@@ -400,3 +401,24 @@ def _run(body: Any) -> None:
         with undisturbed():
             loop.close_killed_tasks()
         loop.close()
+
+
+@pytest.mark.parametrize(("own_s", "text"), [(15.0, "after 15 s"), (None, "after 60 s")])
+def test_a_finding_tells_the_time_that_an_operation_took(
+    monkeypatch: pytest.MonkeyPatch, own_s: float | None, text: str
+) -> None:
+    """An operation may have a deadline of its own, which is shorter than the simulator's."""
+    found: list[Exception] = []
+    world = type("World", (), {"fail": lambda _, error: found.append(error)})()
+    client = SimulatedClient(type("Shared", (), {"world": world})(), 1)
+
+    async def do(_: ClientOperation) -> None:
+        with anyio.fail_after(OPERATION_S * 2 if own_s is None else own_s):
+            await anyio.sleep_forever()
+
+    monkeypatch.setattr(client, "do", do)
+    monkeypatch.setattr("tests.simulators.service.run.doing", lambda _: "nothing")
+    loop = VirtualTimeLoop()
+    loop.run_until_complete(client.work([ClientOperation(1, 0, "peek", "v")]))
+    loop.close()
+    assert [str(error) for error in found] == [f"liveness: peek v has no answer {text}; nothing"]

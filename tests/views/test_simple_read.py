@@ -11,7 +11,7 @@ import pytest
 from actors.errors import QueryRejected
 from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import OrderBy, RowSetFinishing
+from actors.protocol.message_parts import OrderBy, RowSetFinishing
 from actors.views.plain_sql import query_text
 from actors.views.simple import SimpleRead, simple_read
 

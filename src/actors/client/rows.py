@@ -16,15 +16,15 @@ from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, TypeMismatch
+from actors.plan import arrow_compute as pc
 from actors.plan.one_row import RowForm, form_of
 from actors.plan.schema import DIFF, TableColumn
 from actors.plan.updates import to_ipc
 from actors.progress import Time
 from actors.protocol.api import ReadObject
-from actors.protocol.compute import ColumnComparison, OrderBy, RowSetFinishing
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.relations import fold
 from actors.protocol.row_finishing import RowFinisher
 

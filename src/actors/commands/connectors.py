@@ -20,7 +20,7 @@ from actors.progress import EMPTY
 
 if TYPE_CHECKING:
     from actors.protocol.api import ObjectHealth, SourceStatus
-    from actors.protocol.storage import ObjectStatistics
+    from actors.protocol.message_parts import ObjectStatistics
 
 source = typer.Typer(help="Sources: what brings changes in.", no_args_is_help=True)
 sink = typer.Typer(help="Sinks: what carries changes out.", no_args_is_help=True)

@@ -20,6 +20,7 @@ from actors.protocol.compute import (
     PeekRows,
     PeekStashed,
     Response,
+    StatusResponse,
     TaggedCommand,
 )
 from actors.protocol.internal import (
@@ -27,7 +28,6 @@ from actors.protocol.internal import (
     CompactionAllowed,
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
@@ -57,7 +57,7 @@ class StatusSeen(msgspec.Struct, frozen=True, gc=False):
     """A dataflow reported its status."""
 
     number: int
-    status: DataflowStatus
+    status: StatusResponse
 
 
 class IndexSealed(msgspec.Struct, frozen=True, gc=False):

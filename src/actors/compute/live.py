@@ -26,12 +26,11 @@ from actors.kernel import STOP, Actor, ActorAddress, ActorContext
 from actors.persist import PartFilter
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId
-from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, StatusResponse, ViewExport
 from actors.protocol.internal import (
     CompactionAllowed,
     DataflowReport,
     DataflowScheduled,
-    DataflowStatus,
     InputStarted,
     InstallUpdates,
     ListenFailed,
@@ -377,7 +376,7 @@ class IndexInstaller:
         site = self._site
         log.warning("%s: cannot install: %s", site.ctx.path, error, exc_info=error)
         text = f"worker {site.index} cannot install: {type(error).__name__}: {error}"
-        await site.feed(StatusSeen(live.number, DataflowStatus(live.id, "stalled", text)))
+        await site.feed(StatusSeen(live.number, StatusResponse(live.id, "stalled", text)))
         # Retry is safe: a failed install changed nothing. The index's frontier does not move
         # meanwhile.
         delay = site.settings.retry_delay_ms(retry.attempt + 1)

@@ -37,10 +37,11 @@ from actors.protocol.compute import (
     IndexTarget,
     Peek,
     ShardTarget,
+    StatusResponse,
     SubscribeExport,
     ViewExport,
 )
-from actors.protocol.internal import DataflowStatus, InputStatistics
+from actors.protocol.internal import InputStatistics
 from actors.protocol.relations import PREFIX, SystemRelation, worker_relation
 
 Row: TypeAlias = tuple[Any, ...]
@@ -95,9 +96,9 @@ class StepLog:
     """Log of the last steps of a worker's dataflows."""
 
     def __init__(self, rows_max: int) -> None:
-        self._rows: deque[tuple[int, DataflowDescription, DataflowStatus]] = deque(maxlen=rows_max)
+        self._rows: deque[tuple[int, DataflowDescription, StatusResponse]] = deque(maxlen=rows_max)
 
-    def note(self, rendered: RenderedDataflow, seen: DataflowStatus, now_ms: int) -> None:
+    def note(self, rendered: RenderedDataflow, seen: StatusResponse, now_ms: int) -> None:
         """Add a step if the status reports one more than the last status did.
 
         Call this before `rendered` takes over the status.

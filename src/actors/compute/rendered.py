@@ -18,7 +18,7 @@ from actors.protocol.compute import (
     StatusResponse,
     SubscribeExport,
 )
-from actors.protocol.internal import DataflowProgress, DataflowStatus
+from actors.protocol.internal import DataflowProgress
 
 
 class RenderedDataflow(msgspec.Struct):
@@ -111,29 +111,6 @@ class RenderedDataflow(msgspec.Struct):
         kinds = ("write", "input", "output")
         left = {kind: EMPTY for kind in kinds if not _ended(getattr(known, kind))}
         return Frontiers(self.id, **left) if left else None
-
-    def show(self, seen: DataflowStatus) -> StatusResponse:
-        """Store the dataflow's status, and return it as a response."""
-        self.status = StatusResponse(
-            self.id,
-            seen.state,
-            seen.text,
-            seen.hi,
-            seen.rows_in,
-            seen.rows_out,
-            seen.step_ms,
-            seen.spark_ms,
-            seen.steps,
-            seen.rows_read,
-            seen.prepared,
-            seen.recomputed,
-            seen.rejected,
-            seen.parts_read,
-            seen.parts_total,
-            seen.bytes_read,
-            seen.bytes_total,
-        )
-        return self.status
 
 
 def _ended(known: Frontier | None) -> bool:

@@ -74,6 +74,7 @@ from actors.protocol.compute import (
     InitializationComplete,
     Peek,
     ScheduleDataflow,
+    StatusResponse,
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
@@ -84,7 +85,6 @@ from actors.protocol.internal import (
     BatchEmitted,
     CompactionAllowed,
     DataflowScheduled,
-    DataflowStatus,
     ProposeCommand,
     SequencedCommand,
     WritesAllowed,
@@ -405,9 +405,9 @@ class ComputeState:
         news = None if self.muted else rendered.news()
         return [] if news is None else [SendComputeResponse(news)]
 
-    def _show(self, rendered: RenderedDataflow, seen: DataflowStatus) -> list[Effect]:
-        status = rendered.show(seen)
-        return [] if self.muted else [SendComputeResponse(status)]
+    def _show(self, rendered: RenderedDataflow, seen: StatusResponse) -> list[Effect]:
+        rendered.status = seen
+        return [] if self.muted else [SendComputeResponse(seen)]
 
     def _sealed(self, rendered: RenderedDataflow, event: IndexSealed) -> list[Effect]:
         rendered.seal(event.upper, event.since)
@@ -447,7 +447,7 @@ class ComputeState:
         if rendered.is_copy:
             return self._answer_copy(rendered, CopyFailed("ActorDead", text))
         if not rendered.is_subscribe:
-            stalled = self._show(rendered, DataflowStatus(rendered.id, "stalled", text))
+            stalled = self._show(rendered, StatusResponse(rendered.id, "stalled", text))
             return [*stalled, RespawnDataflow(rendered.number)]
         # A subscribe cannot run again either: the batches sent cannot be sent again.
         if self.muted or is_empty(rendered.emitted):

@@ -34,15 +34,15 @@ from actors.connectors.sources.source import (
     SourceExport,
     SourceLag,
     SourceRows,
-    SourceUnreachable,
     SourceUpserts,
+    hint_of,
 )
-from actors.errors import PenstockError, UnknownObject, WriterFenced
+from actors.errors import PenstockError, UnknownObject
 from actors.kernel import Actor, ActorAddress
 from actors.memory_ledger import MemoryUse
 from actors.persist import BatchPart
 from actors.progress import Frontier, ObjectId
-from actors.protocol.storage import OperatorStatistics
+from actors.protocol.message_parts import OperatorStatistics
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.ingest")
@@ -449,14 +449,11 @@ class IngestTask(Actor[_Message]):
         named = isinstance(error, PenstockError)
         if not named:
             log.error("source %s failed by a fault of ours", self._id, exc_info=error)
-        hint = error.hint if isinstance(error, SourceUnreachable) else ""
-        if isinstance(error, WriterFenced):
-            hint = "it is opened again at what is durable"
         self._doing = f"ended: {error}"
         text, is_dropped = f"{type(error).__name__}: {error}", isinstance(error, UnknownObject)
         # The owner starts another task, which opens the source at the durable position: a retry is
         # safe.
-        self._owner.reply(IngestEnded(self._id, self._number, text, hint, is_dropped))
+        self._owner.reply(IngestEnded(self._id, self._number, text, hint_of(error), is_dropped))
         self.ctx.stop()
 
     def describe(self) -> str:

@@ -50,7 +50,7 @@ from actors.connectors.sinks.sink import (
     move_out_of_stretches,
     stretches_in_error,
 )
-from actors.connectors.sources.source import SourceUnreachable
+from actors.connectors.sources.source import hint_of
 from actors.errors import InvalidUsage, PenstockError
 from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
@@ -172,14 +172,13 @@ class SinkTask(Actor[_Message]):
     def _end(self, error: PenstockError | None) -> None:
         if error is not None:
             text = str(error).encode()[: self._settings.error_text_bytes_max]
-            hint = error.hint if isinstance(error, SourceUnreachable) else ""
             self._tell(
                 SinkStatus(
                     self._work.id,
                     self._number,
                     "stalled",
                     f"{type(error).__name__}: {text.decode(errors='ignore')}",
-                    hint or None,
+                    hint_of(error) or None,
                 )
             )
         self._tell(SinkEnded(self._work.id, self._number, error))

@@ -157,10 +157,10 @@ from actors.protocol.compute import (
     PeekResponse,
     Response,
     ScheduleDataflow,
+    StatusResponse,
     SubscribeResponse,
     UpdateConfiguration,
 )
-from actors.protocol.compute import StatusResponse as DataflowStatus
 from actors.protocol.relations import is_relation
 from actors.protocol.role_messages import (
     AlterRole,
@@ -663,7 +663,7 @@ class Controller(Actor[ControllerMessage]):
                 self._reads.answered(response)
             case SubscribeResponse():
                 self._subscribes.responded(response)
-            case DataflowStatus(id=id_):
+            case StatusResponse(id=id_):
                 entry = self._state.catalog.of_dataflow(id_)
                 if entry is not None:
                     self._state.frontiers.note(replace(response, id=entry.id))

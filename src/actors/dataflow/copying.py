@@ -37,13 +37,13 @@ from actors.protocol.compute import (
     CopyFailed,
     CopyToExport,
     DataflowDescription,
+    StatusResponse,
 )
 from actors.protocol.internal import (
     CopyFinished,
     DataflowMessage,
     DataflowReport,
     DataflowScheduled,
-    DataflowStatus,
     WritesAllowed,
 )
 from actors.settings import Settings
@@ -136,7 +136,7 @@ class CopyTask(Actor[_Message]):
 
     def _show(self, state: str, far: CopyPosition | None = None, *, text: str = "") -> None:
         self._state = state
-        status = DataflowStatus(self._description.id, state, text)
+        status = StatusResponse(self._description.id, state, text)
         if far is not None:
             status = msgspec.structs.replace(
                 status,

@@ -16,10 +16,10 @@ import msgspec
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow import events as m
-from actors.dataflow.costs import StepMeasures
+from actors.dataflow.costs import forget_steps, measured, record_step
 from actors.dataflow.engine import EngineClient
 from actors.dataflow.events import REST, DataflowPhase, DataflowStep, Event
-from actors.dataflow.gather import PartInterval
+from actors.dataflow.gather import PartInterval, SnapshotProgress
 from actors.dataflow.hydrate import ResumedHydration
 from actors.dataflow.machine import DataflowMachine
 from actors.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
@@ -43,6 +43,7 @@ from actors.plan.jobs import ExecutorMessage, JobProgress
 from actors.progress import EMPTY, Frontier
 from actors.protocol.compute import (
     DataflowDescription,
+    StatusResponse,
     SubscribeBatch,
     SubscribeExport,
     ViewExport,
@@ -297,7 +298,9 @@ class DataflowActor(Actor[_Message]):
         )
         self._restoring: m.RestoreState | None = None  # a view's, while its restore runs
         self._awaiting: set[int] = set()
-        self._measures = StepMeasures()
+        self._step_began_ms = 0.0
+        self._status = StatusResponse(description.id, "")
+        """Status with the measures of the last step."""
         self._frontiers = FrontierReports(description, self._machine, workers)
         persist.ledger.add(self._frontiers.memory)
         self._traces = StepTraces(persist, description)
@@ -339,7 +342,7 @@ class DataflowActor(Actor[_Message]):
     async def on_stop(self) -> None:
         """Release the engine's plan and the arrangements."""
         self._traces.end()
-        StepMeasures.forget(self._description.id)
+        forget_steps(self._description.id)
         if self._engine is not None:
             # Jobs are cancelled already, with their stage.
             self._engine.forget()
@@ -436,7 +439,7 @@ class DataflowActor(Actor[_Message]):
             case m.DropRequested() if isinstance(result, SubscribeBatch):
                 self._emit(result)  # the batch has the error that ends the subscribe
             case m.StepInstalled():
-                self._traces.installed(machine.step, self._measures)
+                self._traces.installed(machine.step, self._status)
                 if self._upkeep is not None:
                     self._upkeep.merge()
                     self._upkeep.rehearse(machine.incarnation)
@@ -448,10 +451,10 @@ class DataflowActor(Actor[_Message]):
             case m.StepComputed() | m.ReplicaFollowed() if current:
                 self._outcome = result
             case m.StepCommitted() if current:
-                started = self._measures.started_ms
-                self._measures.step_ms = self.ctx.monotonic_ms() - started
-                self._step_ms = max(self._measures.step_ms, _FADING * self._step_ms)
-                self._measures.tell(self._description.id)
+                step_ms = self.ctx.monotonic_ms() - self._step_began_ms
+                self._status = msgspec.structs.replace(self._status, step_ms=step_ms)
+                self._step_ms = max(step_ms, _FADING * self._step_ms)
+                record_step(self._status)
         await self._feed(event)
 
     async def _input_started(self, message: InputStarted) -> None:
@@ -473,7 +476,7 @@ class DataflowActor(Actor[_Message]):
         if worker in self._awaiting:
             self._awaiting.discard(worker)
             if not self._awaiting:
-                self._traces.installed(step, self._measures)
+                self._traces.installed(step, self._status)
                 await self._feed(m.StepInstalled(step.number))
 
     # -- effects -----------------------------------------------------------------------------------
@@ -585,7 +588,7 @@ class DataflowActor(Actor[_Message]):
         self._traces.begin(step)
         self._outcome = None
         rows_in = sum(table.num_rows for tables in step.deltas for table in tables)
-        self._measures = StepMeasures(self.ctx.monotonic_ms(), rows_in)
+        self._begin_measures(rows_in)
         computed, work = m.StepComputed(step.number), self._view or self._passing
         assert work is not None, "made at the start"
         self._run_stage(
@@ -601,11 +604,11 @@ class DataflowActor(Actor[_Message]):
             return
         if step.error is not None or not step.times:
             if not step.times:
-                self._measures = StepMeasures(self.ctx.monotonic_ms())
+                self._begin_measures()
             self._outcome = view.without_change(step)
         outcome = self._outcome
         assert isinstance(outcome, StepOutcome)
-        self._measures.take(outcome)
+        self._status = measured(self._status, outcome)
         self._run_stage(*committing(view, step, outcome))
 
     def _stand_by(self, step: DataflowStep) -> None:
@@ -617,13 +620,13 @@ class DataflowActor(Actor[_Message]):
 
     def _follow(self, step: DataflowStep) -> None:
         assert self._view is not None, "only a view is raced for"
-        self._measures = StepMeasures(self.ctx.monotonic_ms())
+        self._begin_measures()
         self._run_stage(*following(self._view, step))
 
     def _install(self, step: DataflowStep) -> bool:
         """Pass the step on; return True if a subscribe ends with it, in error."""
         if not step.times and not step.snapshot:
-            self._measures = StepMeasures(self.ctx.monotonic_ms())
+            self._begin_measures()
         # Cleared here, so that the step's rows are not kept until the next step.
         view, outcome, self._outcome = self._view, self._outcome, None
         if view is not None:
@@ -635,7 +638,7 @@ class DataflowActor(Actor[_Message]):
         assert self._passing is not None
         if not isinstance(outcome, PassthroughStep) or outcome.number != step.number:
             outcome = self._passing.make(step)  # without changes, so it does not block
-        self._measures.rows_out = outcome.rows
+        self._status = msgspec.structs.replace(self._status, rows_out=outcome.rows)
         if outcome.batch is not None:
             self._awaiting = {0}
             self._emit(outcome.batch)
@@ -703,5 +706,21 @@ class DataflowActor(Actor[_Message]):
         machine = self._machine
         if not text and self._view is not None and state == DataflowPhase.ERRORED.value:
             text = self._view.held_error
-        status = self._measures.status(self._description.id, state, text, machine.reading())
-        self._workers[0].reply(msgspec.structs.replace(status, hi=machine.lo, steps=machine.steps))
+        far = machine.reading() or SnapshotProgress()
+        self._status = msgspec.structs.replace(
+            self._status,
+            state=state,
+            text=text,
+            hi=machine.lo,
+            steps=machine.steps,
+            parts_read=far.parts_read,
+            parts_total=far.parts_total,
+            bytes_read=far.bytes_read,
+            bytes_total=far.bytes_total,
+        )
+        self._workers[0].reply(self._status)
+
+    def _begin_measures(self, rows_in: int = 0) -> None:
+        """Begin to measure a step."""
+        self._step_began_ms = self.ctx.monotonic_ms()
+        self._status = StatusResponse(self._description.id, "", rows_in=rows_in)

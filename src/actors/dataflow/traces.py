@@ -17,12 +17,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from actors.dataflow.costs import StepMeasures
 from actors.dataflow.events import DataflowStep
 from actors.dataflow.gather import PartInterval
 from actors.persist import PersistClient
 from actors.progress import Frontier, Time
-from actors.protocol.compute import DataflowDescription, SubscribeBatch
+from actors.protocol.compute import DataflowDescription, StatusResponse, SubscribeBatch
 from actors.protocol.internal import PartsDescribed
 from actors.spans import OpenSpan, begin, span_below, use_context
 from actors.telemetry import HYDRATION, PREPARED, ROWS_OUT, SPARK_MS, STEP, TRACEPARENT
@@ -135,14 +134,14 @@ class StepTraces:
             return batch
         return SubscribeBatch(batch.lower, batch.upper, batch.arrow, batch.error, here)
 
-    def installed(self, step: DataflowStep | None, measures: StepMeasures) -> None:
+    def installed(self, step: DataflowStep | None, status: StatusResponse) -> None:
         """End the step's span, and forget notes of changes below its `hi`."""
         if step is None or not (self._notes or self._opened):
             return
         if self._opened is not None:
-            self._opened.note(ROWS_OUT, measures.rows_out)
-            self._opened.note(SPARK_MS, round(measures.spark_ms, 3))
-            self._opened.note(PREPARED, measures.prepared)
+            self._opened.note(ROWS_OUT, status.rows_out)
+            self._opened.note(SPARK_MS, round(status.spark_ms, 3))
+            self._opened.note(PREPARED, status.prepared)
         self.end()
         # A description may reach beyond this step.
         left = [note for note in self._notes if note[2] > step.hi]

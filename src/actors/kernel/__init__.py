@@ -12,7 +12,6 @@ from actors.kernel.actor import ActorCrashed as ActorCrashed
 from actors.kernel.actor import CrashPolicy as CrashPolicy
 from actors.kernel.actor import RunningEffect as RunningEffect
 from actors.kernel.actor import restart as restart
-from actors.kernel.cell import ActorStatistics as ActorStatistics
 from actors.kernel.clock import ActorClock as ActorClock
 from actors.kernel.clock import SystemClock as SystemClock
 from actors.kernel.lane import FlowWindow as FlowWindow
@@ -22,4 +21,5 @@ from actors.kernel.mailbox import ReplySlot as ReplySlot
 from actors.kernel.retry import RetryLoop as RetryLoop
 from actors.kernel.retry import with_jitter as with_jitter
 from actors.kernel.supervisor import ActorSystem as ActorSystem
+from actors.telemetry import ActorStatistics as ActorStatistics
 from actors.telemetry import TracedMessage as TracedMessage

@@ -20,7 +20,8 @@ from actors.kernel.clock import ActorClock
 from actors.kernel.mailbox import BoundedMailbox, MailboxStatistics, ReplySlot
 
 if TYPE_CHECKING:
-    from actors.kernel.cell import ActorCell, ActorStatistics, MessageTimer
+    from actors.kernel.cell import ActorCell, MessageTimer
+    from actors.telemetry import ActorStatistics
 
 # -- Supervision policies: the consequence of an actor's crash -------------------------------------
 

@@ -25,7 +25,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 import anyio
-import msgspec
 
 from actors.kernel.actor import (
     HANDLING,
@@ -36,7 +35,13 @@ from actors.kernel.actor import (
     CrashPolicy,
 )
 from actors.kernel.mailbox import BoundedMailbox, LatchedFlag
-from actors.telemetry import TRACEPARENT, TracedMessage, activate_context, deactivate_context
+from actors.telemetry import (
+    TRACEPARENT,
+    ActorStatistics,
+    TracedMessage,
+    activate_context,
+    deactivate_context,
+)
 
 if TYPE_CHECKING:
     from actors.kernel.supervisor import ActorSystem
@@ -47,26 +52,6 @@ T = TypeVar("T")
 log = logging.getLogger("penstock.kernel")
 
 STORY_MESSAGES_MAX: Final = 16
-
-
-class ActorStatistics(msgspec.Struct, frozen=True):
-    """A live actor at one moment. Counts are of its whole life, restarts included."""
-
-    path: str
-    state: str
-    """``starting``, ``idle``, ``handles X``, ``asks /path``, ``restarts``, ``stops``."""
-    doing: str
-    """The actor's own description."""
-    depth: int
-    """Number of waiting messages."""
-    depth_max: int
-    limit: int
-    senders_waiting: int
-    received: int
-    busy_ms: float
-    """Time in handlers, their waits included."""
-    effects: int
-    crashes: int
 
 
 class _Stop:

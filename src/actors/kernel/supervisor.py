@@ -18,9 +18,10 @@ from typing import Any, Self, TypeVar
 import anyio
 
 from actors.kernel.actor import ESCALATE, Actor, ActorAddress, ActorCrashed, CrashPolicy
-from actors.kernel.cell import ActorCell, ActorStatistics
+from actors.kernel.cell import ActorCell
 from actors.kernel.clock import ActorClock, SystemClock
 from actors.kernel.mailbox import BoundedMailbox
+from actors.telemetry import ActorStatistics
 
 M = TypeVar("M")
 N = TypeVar("N")

@@ -31,8 +31,8 @@ from actors.persist.shard import BatchPart
 from actors.persist.statistics import ColumnStatistics, Value, column_of, has_bounds
 from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import ColumnComparison
 from actors.protocol.internal import FilteredParts
+from actors.protocol.message_parts import ColumnComparison
 from actors.settings import Settings
 from actors.threshold_probes import FILTER_AUDIT, FILTER_KEYS
 

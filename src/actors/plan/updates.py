@@ -14,9 +14,9 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.errors import MalformedFrame
+from actors.plan import arrow_compute as pc
 from actors.plan.schema import DIFF, ERROR, TIME, TableSchema, inner_types, text_limit
 from actors.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED_ROWS
 

@@ -13,10 +13,9 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
-from actors.kernel import ActorStatistics
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import Frontier, Time
-from actors.protocol.compute import ColumnComparison, RowSetFinishing
+from actors.protocol.message_parts import ColumnComparison, ObjectStatistics, RowSetFinishing
 from actors.protocol.role_messages import (
     AlterRole,
     ChangeRights,
@@ -26,7 +25,7 @@ from actors.protocol.role_messages import (
     ListRoles,
     RolesReport,
 )
-from actors.protocol.storage import ObjectStatistics
+from actors.telemetry import ActorStatistics
 
 # -- Requests of the Python client about sources and sinks, and their answers; part of `api` -------
 # The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`):

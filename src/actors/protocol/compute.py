@@ -15,6 +15,7 @@ import msgspec
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, Nonce, ObjectId, ShardId, Time
+from actors.protocol.message_parts import ColumnComparison, RowSetFinishing
 
 
 # `gc=False`: messages hold no cycles, and so many live at a time that the collector would spend
@@ -164,37 +165,6 @@ class LogTarget(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 PeekTarget: TypeAlias = IndexTarget | ShardTarget | LogTarget
-
-
-class ColumnComparison(msgspec.Struct, frozen=True, gc=False):
-    """Keeps rows whose `column` compares with `value` as `op` says, by SQL's rules: unknown is not
-    kept.
-
-    `value`: an Arrow IPC stream of one row and one column; empty for the two tests of null.
-    """
-
-    column: str
-    op: Literal["=", "<>", "<", "<=", ">", ">=", "is null", "is not null"]
-    value: bytes = b""
-
-
-class OrderBy(msgspec.Struct, frozen=True, gc=False):
-    """One column of an order."""
-
-    column: str
-    descending: bool = False
-    nulls_first: bool = True
-
-
-class RowSetFinishing(msgspec.Struct, frozen=True, gc=False):
-    """Last operations on the rows: order, then `offset` rows skipped, then at most `limit`.
-
-    A worker may apply `limit + offset` to its own part; the client finishes over all parts.
-    """
-
-    order_by: tuple[OrderBy, ...] = ()
-    limit: int | None = None
-    offset: int = 0
 
 
 class Peek(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -379,7 +349,10 @@ class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
 
 
 class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
-    """Informational: what a dataflow is doing, its last step, or why it stalls."""
+    """Informational: what a dataflow is doing, its last step, or why it stalls.
+
+    The dataflow itself makes it, for worker 0; it is the one record of a step's measures.
+    """
 
     id: ObjectId
     state: str
@@ -403,6 +376,8 @@ class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):
     parts_total: int = 0
     bytes_read: int = 0
     bytes_total: int = 0
+    wait_ms: float = 0.0
+    """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
 
 
 Response: TypeAlias = (

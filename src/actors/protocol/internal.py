@@ -15,7 +15,14 @@ import pyarrow as pa
 from actors.errors import PenstockError
 from actors.kernel import ReplySlot
 from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.compute import Command, CommandBatch, CopyDone, CopyFailed, SubscribeBatch
+from actors.protocol.compute import (
+    Command,
+    CommandBatch,
+    CopyDone,
+    CopyFailed,
+    StatusResponse,
+    SubscribeBatch,
+)
 from actors.protocol.storage_internal import ForStorage
 
 # -- the sequencer: one order of all that renders ----------------------------------------------
@@ -227,35 +234,6 @@ class DataflowProgress(msgspec.Struct, frozen=True, gc=False, tag=True):
     output: Frontier
 
 
-class DataflowStatus(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Dataflow → worker 0: state for people, with the measures of the last step."""
-
-    dataflow: ObjectId
-    state: str
-    text: str = ""
-    hi: Frontier = 0
-    rows_in: int = 0
-    rows_out: int = 0
-    step_ms: float = 0.0
-    spark_ms: float = 0.0
-    steps: int = 0
-    rows_read: int = 0
-    """Rows of state that the last step's lookups returned."""
-    prepared: bool = False
-    """True if the last step's plans were prepared."""
-    recomputed: bool = False
-    """True if the view was computed whole instead of stepping."""
-    rejected: str = ""
-    """The alternative to the last step, and its estimated cost."""
-    parts_read: int = 0
-    """Parts of the inputs that were read while it hydrates, of `parts_total`; bytes likewise."""
-    parts_total: int = 0
-    bytes_read: int = 0
-    bytes_total: int = 0
-    wait_ms: float = 0.0
-    """Time that the last step waited for the engine, and in it for others' jobs, in ms."""
-
-
 class EmitBatch(msgspec.Struct, frozen=True, gc=False, tag="Emit"):
     """Dataflow → worker 0: a batch of a subscribe; answered by `BatchEmitted` when the client's
     queue has room again."""
@@ -331,7 +309,7 @@ DataflowReport: TypeAlias = (
     | InstallUpdates
     | EmitBatch
     | DataflowProgress
-    | DataflowStatus
+    | StatusResponse
     | CopyFinished
 )
 """Messages of dataflows to a worker."""

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from actors.errors import InvalidUsage, PenstockError
 from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
-from actors.protocol.compute import ColumnComparison
+from actors.protocol.message_parts import ColumnComparison
 
 _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage
+from actors.plan import arrow_compute as pc
 from actors.plan.schema import DIFF
-from actors.protocol.compute import OrderBy, RowSetFinishing
+from actors.protocol.message_parts import OrderBy, RowSetFinishing
 from actors.threshold_probes import TOP_ROWS
 
 

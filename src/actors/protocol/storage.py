@@ -25,6 +25,7 @@ from actors.protocol.compute import (
     InitializationComplete,
     ShardImport,
 )
+from actors.protocol.message_parts import ObjectStatistics
 
 # -- descriptions ----------------------------------------------------------------------------------
 
@@ -258,52 +259,6 @@ class StatusUpdate(msgspec.Struct, frozen=True, gc=False, tag=True):
     time_ms: int = 0
     """Unix time of the observation. Two workers may report one object (worker 0 its look-ups): the
     later report counts."""
-
-
-class OperatorStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Work of one operator of a running task since the task began."""
-
-    operator: str
-    text: str
-    rows: int = 0
-    """Rows that have passed it."""
-    ms: float = 0.0
-    """Time spent in it, waits included."""
-    bytes_memory: int = 0
-    """Bytes that it holds in memory."""
-    bytes_mapped: int = 0
-    """Bytes in files, in memory only as far as they are read."""
-
-
-class ObjectStatistics(msgspec.Struct, frozen=True, gc=False):
-    """Work of a source, sink or one-shot ingestion (by its uuid) since it was created (counts), and
-    its state (the rest; None: unknown)."""
-
-    id: ObjectId
-    messages: int = 0
-    """Changes received; for a sink: commits made; for a one-shot ingestion: files read."""
-    bytes: int = 0
-    rows_inserted: int = 0
-    rows_deleted: int = 0
-    rows_staged: int = 0
-    """Rows written into parts, or externally, and not committed at the time."""
-    snapshot_rows_known: int | None = None
-    """Rows of the first contents, about."""
-    snapshot_rows_staged: int | None = None
-    position_known: str | None = None
-    """Newest external position."""
-    position_committed: str | None = None
-    """Newest position that is durable; for a sink: its external upper."""
-    lag_ms: int | None = None
-    lag_bytes: int | None = None
-    restarts: int = 0
-    """Restarts since the worker started."""
-    files_known: int | None = None
-    """Files that a one-shot ingestion must read; `messages` of them were."""
-    bytes_known: int | None = None
-    """Bytes that it must read; `bytes` of them were."""
-    operators: tuple[OperatorStatistics, ...] | None = None
-    """Operators of the task that runs now, the last one of the rows' path first."""
 
 
 class StatisticsUpdates(msgspec.Struct, frozen=True, gc=False, tag=True):

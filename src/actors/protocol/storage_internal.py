@@ -12,9 +12,9 @@ from typing import TypeAlias
 import msgspec
 
 from actors.progress import Frontier, ObjectId, Time
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     IngestionDescription,
-    ObjectStatistics,
     RunOneshotIngestion,
     SinkDescription,
     UpdateStorageConfiguration,

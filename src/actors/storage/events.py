@@ -12,10 +12,10 @@ import msgspec
 
 from actors.progress import Frontier, Nonce, ObjectId
 from actors.protocol.internal import ProposeCommand, SequencedCommand
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     HealthStatus,
     IngestionDescription,
-    ObjectStatistics,
     Response,
     RetryDelays,
     RunOneshotIngestion,

@@ -45,18 +45,22 @@ from actors.connectors.sinks.messages import (
     SinkStatus,
     StopSink,
 )
-from actors.connectors.sources.source import SourceConnector, SourceExport, SourceUnreachable
+from actors.connectors.sources.source import (
+    SourceConnector,
+    SourceExport,
+    hint_of,
+)
 from actors.errors import PenstockError, UnknownObject
 from actors.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
 from actors.persist import BatchPart, PersistClient
 from actors.progress import Nonce, ObjectId
 from actors.protocol.internal import ProposeCommand, SequencedCommand
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     ConnectorConfiguration,
     DroppedId,
     FrontierUpper,
     IngestionDescription,
-    ObjectStatistics,
     Response,
     RunOneshotIngestion,
     SinkDescription,
@@ -392,7 +396,7 @@ class StorageHalf:
         try:
             task = make()
         except PenstockError as error:
-            failed = e.TaskFailed(number, _text(error), None)
+            failed = e.TaskFailed(number, _text(error), hint_of(error) or None)
             # Sent as a message, since the state machine's effects are being performed.
             self._ctx.after(0, StorageTurn(failed))
             return
@@ -450,7 +454,8 @@ class StorageHalf:
             if not ended and isinstance(self._described.get(number), RunOneshotIngestion):
                 await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
             elif not ended:
-                await self._feed(e.TaskFailed(number, text))
+                hint = "it is started again; the service's log holds more"
+                await self._feed(e.TaskFailed(number, text, hint))
             return
         description = self._described.pop(number, None)
         for id_ in ids_of(description):
@@ -575,8 +580,7 @@ class StorageHalf:
             case SinkEnded(_, number, error):
                 self._ended.add(number)
                 if error is not None:
-                    hint = error.hint if isinstance(error, SourceUnreachable) else None
-                    await self._feed(e.TaskFailed(number, _text(error), hint or None))
+                    await self._feed(e.TaskFailed(number, _text(error), hint_of(error) or None))
 
     async def _from_oneshot(self, message: OneshotProgress | OneshotEnded) -> None:
         what = self._described.get(message.number)

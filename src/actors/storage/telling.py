@@ -13,10 +13,10 @@ from actors.connectors.oneshot_task import OneshotProgress
 from actors.connectors.sinks.messages import SinkProgress
 from actors.connectors.sources.source import SourceLag
 from actors.progress import Frontier, ObjectId, format_frontier, frontier_or_null, ms_behind
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     HealthStatus,
     IngestionDescription,
-    ObjectStatistics,
     RunOneshotIngestion,
     SinkDescription,
     StatisticsUpdates,

@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from datetime import date, datetime
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Final
 
 import apsw
@@ -106,7 +107,15 @@ def _div(a: Any, b: Any) -> int:
 
 
 def _mod(a: Any, b: Any) -> Any:
-    return math.fmod(a, _nonzero(b)) if isinstance(a, float) else int(math.fmod(a, _nonzero(b)))
+    """Return the remainder with the sign of the dividend, as Spark's."""
+    if not (math.isfinite(a) and math.isfinite(_nonzero(b))):
+        # Of infinity there is no remainder; divided by infinity a number remains as it is.
+        return a if math.isfinite(a) and math.isinf(b) else math.nan
+    # Exact: floats would lose the low digits of a bigint, and SQLite holds decimals as floats, of
+    # which 1.0 % 0.1 is not 0.
+    left, right = Fraction(str(a)), Fraction(str(b))
+    rest = left - math.trunc(left / right) * right
+    return int(rest) if isinstance(a, int) and isinstance(b, int) else float(rest)
 
 
 def _cast(value: Any, kind: str) -> Any:

@@ -33,12 +33,11 @@ from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
 from actors.plan.updates import between
-from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
+from actors.protocol.compute import DataflowDescription, ShardImport, StatusResponse, ViewExport
 from actors.protocol.internal import (
     BatchEmitted,
     DataflowProgress,
     DataflowScheduled,
-    DataflowStatus,
     EmitBatch,
     InputStarted,
     InstallUpdates,
@@ -100,9 +99,9 @@ class _Worker(Actor[Any]):
             case DataflowProgress(dataflow=id_, output=output):
                 self.upper = max(self.upper, output)
                 self._stage.progress[id_] = max(output, self._stage.progress.get(id_, 0))
-            case DataflowStatus(state=state, text=text):
+            case StatusResponse(state=state, text=text):
                 self.status = f"{state} {text}".strip()
-                self._stage.statuses[message.dataflow] = message
+                self._stage.statuses[message.id] = message
         self._stage.news.set()
         self._stage.news = anyio.Event()
 
@@ -150,7 +149,7 @@ class ScriptStage:
         self.persist = persist
         self.settings = settings
         self.progress: dict[str, int] = {}
-        self.statuses: dict[str, DataflowStatus] = {}
+        self.statuses: dict[str, StatusResponse] = {}
         self.wait_seconds = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system

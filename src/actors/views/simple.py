@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from actors.plan.schema import TableSchema, arrow_type
 from actors.plan.updates import to_ipc
-from actors.protocol.compute import ColumnComparison, OrderBy, RowSetFinishing
+from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
 
 

@@ -16,13 +16,10 @@ import msgspec
 from actors.compute import events as ce
 from actors.progress import EMPTY, Frontier, ObjectId
 from actors.protocol import compute, storage
-from actors.protocol.internal import (
-    DataflowProgress,
-    DataflowScheduled,
-    DataflowStatus,
-    EmitBatch,
-)
-from actors.protocol.storage import FilesStaged, ObjectStatistics, StagingFailed
+from actors.protocol.compute import StatusResponse
+from actors.protocol.internal import DataflowProgress, DataflowScheduled, EmitBatch
+from actors.protocol.message_parts import ObjectStatistics
+from actors.protocol.storage import FilesStaged, StagingFailed
 from actors.protocol.storage_internal import ResumeState
 from actors.storage import events as e
 from actors.storage.renderings import owner_of
@@ -394,7 +391,7 @@ class SimulatedConnectors:
             flow.crashed = True
             self._crashes.append(flow)
         elif which < 0.2:
-            status = DataflowStatus(flow.id, "running")
+            status = StatusResponse(flow.id, "running")
             self._world.nodes[0].feed_compute(ce.StatusSeen(flow.number, status))
         else:
             self.clock += 1

@@ -79,6 +79,12 @@ class FollowedSubscription:
                 self.upper = change.upper
 
 
+def after(began: float) -> str:
+    """Return the time since `began`, for a text: a deadline of the operation's own may be shorter
+    than that of the simulator."""
+    return f"after {asyncio.get_running_loop().time() - began:.3g} s"
+
+
 class SimulatedClient:
     """One client, with its operations."""
 
@@ -110,6 +116,7 @@ class SimulatedClient:
         """Run all operations, in order."""
         for operation in operations:
             await asyncio.sleep(operation.pause_ms / 1000)
+            began = asyncio.get_running_loop().time()
             try:
                 self.idle = False
                 async with asyncio.timeout(OPERATION_S):
@@ -119,7 +126,7 @@ class SimulatedClient:
                 what = f"{operation.kind} {operation.name}"
                 self.world.fail(
                     CheckerViolation(
-                        f"liveness: {what} took more than {OPERATION_S} s; {doing(self.world)}"
+                        f"liveness: {what} has no answer {after(began)}; {doing(self.world)}"
                     )
                 )
 
@@ -357,6 +364,7 @@ async def _course(world: SimulatedCluster) -> None:
     world.injector.active = False
     world.trace.note("calm")
     shared.calm = True
+    began = loop.time()
     try:
         async with asyncio.timeout(OPERATION_S + CALM_S):
             await calm_down(world, shared, first)
@@ -364,7 +372,7 @@ async def _course(world: SimulatedCluster) -> None:
                 await worker.leave()
             await drop_all(world, first)
     except TimeoutError:
-        world.fail(CheckerViolation(f"liveness: no rest within {CALM_S} s: {doing(world)}"))
+        world.fail(CheckerViolation(f"liveness: no rest {after(began)}: {doing(world)}"))
         return
     world.stop(for_good=True)
     await supervisor

@@ -14,7 +14,7 @@ import msgspec
 
 from actors.memory_ledger import MemoryUse
 from actors.progress import ObjectId
-from actors.protocol.storage import OperatorStatistics
+from actors.protocol.message_parts import OperatorStatistics
 
 OF_SOURCE: Final = {
     "Append": "Append position and rows of all tables at one time",

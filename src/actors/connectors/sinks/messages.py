@@ -14,7 +14,7 @@ from actors.connectors.sinks.sink import SinkStatistics
 from actors.errors import PenstockError
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.storage import OperatorStatistics
+from actors.protocol.message_parts import OperatorStatistics
 
 
 class SinkWork(msgspec.Struct, frozen=True, gc=False):

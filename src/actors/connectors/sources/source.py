@@ -36,7 +36,14 @@ from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.errors import EngineUnavailable, PenstockError
+from actors.errors import (
+    CorruptData,
+    EngineUnavailable,
+    PenstockError,
+    StorageError,
+    StoreFull,
+    WriterFenced,
+)
 from actors.kernel import ActorClock
 from actors.plan.jobs import Answer, Job
 from actors.plan.schema import TableSchema
@@ -64,6 +71,27 @@ class ConnectorContext(NamedTuple):
     run_job: RunJob = no_engine
     id: str = ""
     """Id of the source, for the names of its external resources."""
+
+
+def hint_of(error: Exception) -> str:
+    """Return what to do about an error that has ended a source or sink; "" if its text says it, or
+    nobody can do anything."""
+    match error:
+        case SourceUnreachable():
+            return error.hint
+        case WriterFenced():
+            return "it is opened again at what is durable"
+        case StoreFull():
+            return "free space in the store that holds the service's shards: it is tried again"
+        case CorruptData():
+            return (
+                "the service's own store is damaged: penstock shard inspect tells more, restore it"
+            )
+        case StorageError():
+            return "look at the store that holds the service's shards: it is tried again"
+        case PenstockError():
+            return ""
+    return "this was not foreseen: the service's log holds more"
 
 
 class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

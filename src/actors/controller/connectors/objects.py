@@ -45,13 +45,13 @@ from actors.protocol.compute import (
     InitializationComplete,
     ShardImport,
 )
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     Command,
     DroppedId,
     FrontierUpper,
     IngestionDescription,
     IngestionExport,
-    ObjectStatistics,
     Response,
     RunIngestion,
     RunSink,

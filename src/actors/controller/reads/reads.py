@@ -46,9 +46,7 @@ from actors.progress import TIME_MAX, ObjectId, Time
 from actors.protocol.api import CopyTo, ReadContents, ReadObject, RequestDone, RunQuery, WaitFor
 from actors.protocol.compute import (
     CancelPeek,
-    ColumnComparison,
     IndexTarget,
-    OrderBy,
     Peek,
     PeekCanceled,
     PeekError,
@@ -59,6 +57,7 @@ from actors.protocol.compute import (
     ShardImport,
     ShardTarget,
 )
+from actors.protocol.message_parts import ColumnComparison, OrderBy
 from actors.protocol.row_finishing import check_finishing
 from actors.spans import use_context
 from actors.telemetry import TRACEPARENT

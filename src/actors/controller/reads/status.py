@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,6 +21,11 @@ from actors.kernel import ActorAddress
 from actors.progress import ObjectId, Time, is_empty
 from actors.protocol.api import ObjectStatus, RequestFailed, StatusReport
 from actors.protocol.compute import StatusResponse
+
+_OF_STATUS: Final = set(StatusResponse.__struct_fields__) & {*ObjectStatus.__struct_fields__} - {
+    "id"
+}
+"""Fields that an object's status takes from that of its dataflow."""
 
 
 class IndexMemory(msgspec.Struct, gc=False):
@@ -151,24 +156,7 @@ def _status(
     if status is None:
         phase = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
         return msgspec.structs.replace(shown, state=phase)
-    return msgspec.structs.replace(
-        shown,
-        state=status.state,
-        text=status.text,
-        steps=status.steps,
-        step_ms=status.step_ms,
-        spark_ms=status.spark_ms,
-        rows_in=status.rows_in,
-        rows_out=status.rows_out,
-        rows_read=status.rows_read,
-        prepared=status.prepared,
-        recomputed=status.recomputed,
-        rejected=status.rejected,
-        parts_read=status.parts_read,
-        parts_total=status.parts_total,
-        bytes_read=status.bytes_read,
-        bytes_total=status.bytes_total,
-    )
+    return msgspec.structs.replace(shown, **{name: getattr(status, name) for name in _OF_STATUS})
 
 
 def live_text(status: StatusResponse | None) -> str:

@@ -132,6 +132,8 @@ class ClientSession(Actor[_SessionMessage]):
         self._settings = settings
         self._welcomed = False
         self._open: set[int] = set()
+        self._refused: dict[int, RequestFailed] = {}
+        """Open requests that the controller is told to end, with their answers."""
         self._spans: dict[int, OpenSpan] = {}
         """Spans of open requests that are traced."""
         self._out: deque[tuple[ServiceMessage, str | None]] = deque()
@@ -174,7 +176,7 @@ class ClientSession(Actor[_SessionMessage]):
             case _WriteFailed(answer, error):
                 self._writing = False
                 self._out_bytes -= _size(answer)
-                self._write_failed(answer, error)
+                await self._write_failed(answer, error)
             case _TooLate():
                 if not self._welcomed and not self._ending:
                     self._end(RemoteProtocolError("no Welcome in time"))
@@ -237,13 +239,17 @@ class ClientSession(Actor[_SessionMessage]):
             return
         self._open.add(number)
         opened = self._begin_span(message, traceparent)
+        with use_context(None if opened is None else opened.traceparent):
+            await self._submit(message)
+
+    async def _submit(self, request: Request) -> None:
+        """Send a request to the controller; answer it if there is none."""
         try:
-            with use_context(None if opened is None else opened.traceparent):
-                await self._controller.send(
-                    SubmitRequest(self.ctx.self, message, self._connection.peer, self._role)
-                )
+            await self._controller.send(
+                SubmitRequest(self.ctx.self, request, self._connection.peer, self._role)
+            )
         except (ResourceClosed, ConnectionBroken) as error:
-            self._answer(RequestFailed(number, *to_wire(error)))
+            self._answer(RequestFailed(request.request, *to_wire(error)))
 
     def _begin_span(self, request: Request, traceparent: str | None) -> OpenSpan | None:
         if not isinstance(request, Traced):
@@ -277,6 +283,12 @@ class ClientSession(Actor[_SessionMessage]):
     # -- writing -------------------------------------------------------------------------------
 
     def _answer(self, answer: Answer) -> None:
+        if answer.request in self._refused:
+            return
+        # Numbers of clients are positive: this answers the session's own `EndRequest`, behind all
+        # that the controller sends for the refused request.
+        if answer.request < 0:
+            answer = self._refused.pop(-answer.request)
         traceparent = None
         if isinstance(answer, SubscribeChanges):
             traceparent = self._sign(answer)
@@ -334,7 +346,7 @@ class ClientSession(Actor[_SessionMessage]):
         for _ in range(count):
             self._out_bytes -= _size(self._out.popleft()[0])
 
-    def _write_failed(self, answer: ServiceMessage, error: PenstockError) -> None:
+    async def _write_failed(self, answer: ServiceMessage, error: PenstockError) -> None:
         if not isinstance(error, LocalProtocolError) or isinstance(
             answer, ServiceHello | RequestFailed
         ):
@@ -342,8 +354,25 @@ class ClientSession(Actor[_SessionMessage]):
             return
         # The answer was not sent at all, and the connection goes on: only this request fails.
         refused = InvalidUsage(f"the answer is too large: {error}")
-        self._out.appendleft((RequestFailed(answer.request, *to_wire(refused)), None))
-        self._write()
+        failed = RequestFailed(answer.request, *to_wire(refused))
+        if _is_one_of_many(answer):
+            # The controller waits for this answer's delivery, and has more: it ends the request.
+            self._refused[answer.request] = failed
+            self._drop_waiting(answer.request)
+            await self._submit(EndRequest(-answer.request, answer.request))
+            self._write()
+        else:
+            self._push(failed)
+
+    def _drop_waiting(self, request: int) -> None:
+        """Remove a request's answers that wait: without the one before them they are wrong."""
+        kept = [
+            (each, traceparent)
+            for each, traceparent in self._out
+            if isinstance(each, ServiceHello) or each.request != request
+        ]
+        self._out_bytes = sum(_size(each) for each, _ in kept)
+        self._out = deque(kept)
 
     async def _delivered(self, request: int, size: int) -> None:
         try:

@@ -37,12 +37,12 @@ from actors.kernel import ActorAddress
 from actors.persist import BatchPart, CopyCommitted
 from actors.progress import Frontier
 from actors.protocol.api import CopiedFrom, CopyFromFiles, CopyFromProgress
+from actors.protocol.message_parts import ObjectStatistics
 from actors.protocol.storage import (
     CancelOneshotIngestion,
     Command,
     ConnectorConfiguration,
     FilesStaged,
-    ObjectStatistics,
     RunOneshotIngestion,
     StagedBatches,
 )
