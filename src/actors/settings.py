@@ -356,6 +356,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_operations_max: int = 16
     """Operations of all Connect clients that have not ended; more are refused with
     `ResourceBusy`."""
+    connect_streams_max: int = 16
+    """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
     """An operation to which no client is attached for so long is given up."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
