@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from actors.service import Service
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
