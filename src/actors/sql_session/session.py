@@ -100,7 +100,7 @@ class SqlSession:
         match statement:
             case sql.QueryStatement():
                 text = self.context.spark(statement.query.text, parameters)
-                return (await self.context.client.describe_query(text)).arrow()
+                return (await self.context.client.describe_query(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():

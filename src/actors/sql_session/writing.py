@@ -43,7 +43,12 @@ from actors.sql_session.row_values import (
     column_array,
     literal_value,
 )
-from actors.sql_session.store_assignment import cast_query, needs_cast, rounded_decimals
+from actors.sql_session.store_assignment import (
+    cast_query,
+    needs_cast,
+    refuse_intervals,
+    rounded_decimals,
+)
 from actors.sql_session.transaction import PendingChange, count_rows, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
@@ -209,6 +214,7 @@ async def _assigned_rows(
     """Return a query's rows with the columns' types."""
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
+    refuse_intervals(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
