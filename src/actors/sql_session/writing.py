@@ -37,6 +37,7 @@ from actors.sql_session.keyed_merge import (
 )
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
+from actors.sql_session.returning import ReturningList, returned_result
 from actors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
@@ -84,16 +85,49 @@ async def insert(
     `Client.insert` do."""
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    if returning is not None:
+        # Whoever returns rows reads them: also what another role's columns have by default.
+        await context.client.check_right("read", table)
     if statement.conflict is not None:
         upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect)
-        return StatementResult(f"INSERT 0 {await _merge(context, upsert, parameters)}")
+        count, returned = await _merge(context, upsert, parameters, returning)
+        return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
         rows = await _values(context, table, columns, statement.rows, parameters)
     else:
         assert statement.query is not None
         rows = await _assigned_rows(context, table, columns, statement.query, parameters)
+    returned = None if returning is None else await returning.rows(filled(rows, schema))
     await put_rows(context, table, schema, rows)
-    return StatementResult(f"INSERT 0 {rows.num_rows}")
+    return returned_result(f"INSERT 0 {rows.num_rows}", returned)
+
+
+def _returning_list(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> ReturningList | None:
+    """Return what a statement returns of its rows; None: nothing."""
+    if not statement.returning:
+        return None
+    return ReturningList(context, table, statement.alias, schema, statement.returning, parameters)
+
+
+async def returned_shape(
+    context: SessionContext,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> pa.Schema | None:
+    """Return the columns that a statement returns, without carrying it out; None: nothing."""
+    if not statement.returning:
+        return None
+    table, schema = await context.catalog.find_table(statement.table)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    assert returning is not None
+    return await returning.shape()
 
 
 async def put_rows(
@@ -255,7 +289,9 @@ async def update(
             new = _with_new(rows, schema, [column for column, _ in targets])
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
-    return StatementResult(f"UPDATE {await _changed(context, table, schema, compute)}")
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await _changed(context, table, schema, compute, returning)
+    return returned_result(f"UPDATE {count}", returned)
 
 
 async def delete(
@@ -269,8 +305,9 @@ async def delete(
         old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
-    count = await _changed(context, table, schema, compute)
-    return StatementResult("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}")
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await _changed(context, table, schema, compute, returning)
+    return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
 def _from(
@@ -365,22 +402,29 @@ async def _changed(
     table: str,
     schema: TableSchema,
     compute: Callable[[], Awaitable[ComputedChange]],
-) -> int:
+    returning: ReturningList | None = None,
+) -> tuple[int, pa.Table | None]:
     """Carry out a change of rows that were read; again if another session was faster. Return the
-    number of rows. Raises `WriteConflict` when that does not end."""
+    number of rows, and what the statement returns. Raises `WriteConflict` when that does not
+    end."""
     # A transaction reads at one time: reading again would break that.
     attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
     for attempt in range(attempts):
         made = await compute()
-        if not count_rows(made.change.delete) and not count_rows(made.change.insert):
-            return made.count
+        change, returned = made.change, None
+        if returning is not None:
+            # Rows that only go are those of a DELETE.
+            is_delete = change.insert is None and change.delete is not None
+            returned = await returning.rows(change.delete if is_delete else change.insert)
+        if not count_rows(change.delete) and not count_rows(change.insert):
+            return made.count, returned
         try:
-            await _carry_out(context, table, schema, made.change)
+            await _carry_out(context, table, schema, change)
         except AbsentRow as error:
             if attempt + 1 == attempts:
                 raise WriteConflict(f"other sessions change the same rows: {error}") from None
             continue
-        return made.count
+        return made.count, returned
     raise AssertionError("a change ends or raises")
 
 
@@ -410,10 +454,16 @@ async def merge(
     Raises:
         InvalidUsage: Two rows of the source would change the same row.
     """
-    return StatementResult(f"MERGE {await _merge(context, statement, parameters)}")
+    count, _ = await _merge(context, statement, parameters)
+    return StatementResult(f"MERGE {count}")
 
 
-async def _merge(context: SessionContext, statement: MergeStatement, parameters: Parameters) -> int:
+async def _merge(
+    context: SessionContext,
+    statement: MergeStatement,
+    parameters: Parameters,
+    returning: ReturningList | None = None,
+) -> tuple[int, pa.Table | None]:
     table, schema = await context.catalog.find_table(statement.table)
     keyed = read_keyed_merge(context, schema, table, statement, parameters)
     text = ""
@@ -425,7 +475,7 @@ async def _merge(context: SessionContext, statement: MergeStatement, parameters:
             return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
-    return await _changed(context, table, schema, compute)
+    return await _changed(context, table, schema, compute, returning)
 
 
 def _merge_query(
