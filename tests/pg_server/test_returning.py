@@ -84,6 +84,22 @@ async def in_transactions(service: Any, db: psycopg.AsyncConnection[Any]) -> Non
     assert await rows(db, "EXECUTE p(5)") == [(5,)]
 
 
+async def padded(db: psycopg.AsyncConnection[Any]) -> None:
+    """A transaction sees its own CHAR(n) as they will be stored."""
+    await db.execute("CREATE TABLE chars (id INT, c CHAR(4), PRIMARY KEY (c))")
+    await db.execute("INSERT INTO chars VALUES (1, 'x')")
+    async with db.transaction():
+        await db.execute("INSERT INTO chars SELECT 2 AS i, 'y' AS c")
+        await db.execute("UPDATE chars SET c = lower('W') WHERE c = 'x'")
+        wanted = [(1, "w   "), (2, "y   ")]
+        assert sorted(await rows(db, "SELECT * FROM chars")) == wanted
+        assert await rows(db, "SELECT id FROM chars WHERE c = 'y'") == [(2,)]
+        with pytest.raises(psycopg.errors.UniqueViolation):
+            async with db.transaction():
+                await db.execute("INSERT INTO chars SELECT 3 AS i, 'y' AS c")
+    assert sorted(await rows(db, "SELECT * FROM chars")) == wanted
+
+
 async def test_many_at_once(tmp_path: Path) -> None:
     async with pg_service(tmp_path) as service, await connected(service) as db:
         await db.execute(TABLE)
@@ -180,6 +196,7 @@ async def test_expressions_are_computed_before_the_write(tmp_path: Path) -> None
         await refused(db)
         assert await rows(db, "SELECT count(*) FROM t") == [(2,)]
         await in_transactions(service, db)
+        await padded(db)
 
 
 async def refused(db: psycopg.AsyncConnection[Any]) -> None:

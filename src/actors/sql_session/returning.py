@@ -20,11 +20,9 @@ from actors.errors import (
     InvalidUsage,
     QueryRejected,
     SqlSyntaxError,
-    TypeMismatch,
 )
 from actors.pgwire.sqlstate import spark_position
 from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import TextTooLong, fit_texts_of
 from actors.protocol.relations import fold
 from actors.sql.dialects import SparkText
 from actors.sql.reader import StatementReader, lex_text
@@ -33,7 +31,7 @@ from actors.sql.tokens import lex_sql, name_value
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.results import StatementResult, rows_of
 from actors.sql_session.row_values import SqlParameter, values_query
-from actors.sql_session.transaction import OVERLAY_ROWS_MAX
+from actors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
 
 _ROW = "penstock_row"
 """Name of the column that numbers the rows."""
@@ -146,7 +144,9 @@ class ReturningList:
             DefiniteError: An expression fails for a row.
             InvalidUsage: An expression makes several rows of one, or the rows are too many.
         """
-        fitted = self._as_stored(written)
+        if written is None:
+            written = self._schema.arrow().empty_table()
+        fitted = as_stored(self._table, written, self._schema)
         if not self._spans:
             return self._assembled(fitted, None)
         count = fitted.num_rows
@@ -174,16 +174,6 @@ class ReturningList:
         if not found.column(found.num_columns - 1).combine_chunks().equals(numbers):
             raise InvalidUsage("RETURNING: an expression makes other than one row of each")
         return self._assembled(fitted, found)
-
-    def _as_stored(self, written: pa.Table | None) -> pa.Table:
-        shape = self._schema.arrow()
-        if written is None:
-            return shape.empty_table()
-        try:
-            # CHAR(n) is filled up with blanks by whoever stores it, which comes later.
-            return fit_texts_of(written.select(shape.names).cast(shape), self._schema)
-        except TextTooLong as error:
-            raise TypeMismatch(f"table {self._table}, {error}") from None
 
     async def _described(self) -> pa.Table | None:
         """Return the expressions' columns without rows; None if there are no expressions."""

@@ -50,7 +50,7 @@ from actors.sql_session.store_assignment import (
     refuse_intervals,
     rounded_decimals,
 )
-from actors.sql_session.transaction import PendingChange, count_rows, filled, keys_in
+from actors.sql_session.transaction import PendingChange, as_stored, count_rows, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
@@ -151,6 +151,8 @@ async def _refuse_present(
     if rows.num_rows > KEYS_CHECKED_MAX:
         return
     gone, come = transaction.keys_of(table)
+    # CHAR(n) of a key is filled up with blanks.
+    rows = as_stored(table, filled(rows, schema), schema)
     found: list[tuple[Any, ...]] = []
     for key in keys_in(rows, schema):
         # Two rows of one statement may have the same key, too.
@@ -436,6 +438,10 @@ async def _carry_out(
         if table not in context.transaction.tables:
             await context.client.check_right("write", table)
         limit = context.settings.sql_rows_bytes_max
+        if change.insert is not None:
+            # Its own reads see the rows before whoever stores them has fitted them.
+            stored = as_stored(table, change.insert, schema)
+            change = PendingChange(change.delete, stored)
         context.transaction.add(table, schema, change, limit)
         return
     if count_rows(change.delete) or count_rows(change.insert):
