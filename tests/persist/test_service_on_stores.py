@@ -59,7 +59,7 @@ def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, urls: dict[str, str], name: str = "state") -> AsyncIterator[Any]:
+async def running(tmp_path: Path, urls: dict[str, Any], name: str = "state") -> AsyncIterator[Any]:
     """A service in this process, and a client of it."""
     chosen = given(tmp_path, name, urls)
     settings = draw_for_test(Settings(**chosen), chosen)
@@ -221,7 +221,7 @@ async def test_an_owner_that_was_only_slow_is_fenced(tmp_path: Path, urls: dict[
 async def test_an_owner_that_stops_in_order_is_followed_at_once(tmp_path: Path) -> None:
     urls = {"consensus_url": f"sqlite:{tmp_path}/documents.db", "blob_url": f"file:{tmp_path}/b"}
     # It would wait for longer than any test.
-    patient = {**urls, "standby": True, "takeover_ms": 3_600_000}
+    patient: dict[str, Any] = {**urls, "standby": True, "takeover_ms": 3_600_000}
     started = anyio.Event()
 
     async def stand_by() -> None:
