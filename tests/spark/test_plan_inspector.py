@@ -116,6 +116,7 @@ def test_what_its_tables_determine(child: ChildProcess, call: str) -> None:
         "SELECT n FROM t ORDER BY rand()",
         "SELECT n, sum(m) AS s FROM t GROUP BY n HAVING sum(m) > rand()",
         "SELECT n FROM t EXCEPT SELECT n FROM t WHERE rand() > 0",
+        "SELECT at FROM t UNION ALL SELECT * FROM VALUES (now())",
     ],
 )
 def test_it_is_found_anywhere_in_the_plan(child: ChildProcess, text: str) -> None:

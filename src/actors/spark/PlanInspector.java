@@ -6,6 +6,7 @@ import java.util.regex.Pattern;
 import org.antlr.v4.runtime.tree.ParseTree;
 import org.apache.spark.sql.catalyst.analysis.EliminateSubqueryAliases$;
 import org.apache.spark.sql.catalyst.analysis.EliminateView$;
+import org.apache.spark.sql.catalyst.analysis.ResolvedInlineTable;
 import org.apache.spark.sql.catalyst.expressions.AesEncrypt;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
@@ -178,7 +179,8 @@ public class PlanInspector {
     if (seen.put(plan, plan) != null) return null;
     if (plan.children().isEmpty() && !(plan instanceof CTERelationRef)) {
       boolean values = plan instanceof LocalRelation || plan instanceof OneRowRelation
-          || plan instanceof Range || plan instanceof UnionLoopRef;
+          || plan instanceof Range || plan instanceof UnionLoopRef
+          || plan instanceof ResolvedInlineTable; // VALUES with the clock in it
       if (!values) {
         String line = plan.toString().split("\n")[0].replaceAll("#\\d+L?", "");
         return line.length() > LINE_CHARACTERS_MAX ? line.substring(0, LINE_CHARACTERS_MAX) : line;
