@@ -182,7 +182,8 @@ def _path(url: str, rest: str) -> Path:
         )
     if not path.strip("/") or "\0" in path:
         raise InvalidUsage(f"{url!r} names no path")
-    return Path(path)
+    # Absolute: Spark, which is given paths of blobs, has another working directory.
+    return Path(path).absolute()
 
 
 # -- Opens the stores of one service: those of its state directory, or those that URLs name --------
