@@ -502,6 +502,11 @@ class PersistClient:
         """Return the file of a part for Spark to read; None for an inline part or in memory."""
         return self._parts.path(part)
 
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of a part's bucket (``s3://bucket``) and its key there, for Spark to read;
+        None if it is in none."""
+        return self._parts.place(part)
+
     async def heartbeat(self, reader: LeasedReader) -> None:
         """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,
         `ResourceClosed`, `UnknownObject`, `StorageError`."""

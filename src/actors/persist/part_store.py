@@ -370,6 +370,10 @@ class PartStore:
         """Return the file's path, if there is one."""
         return self._blob.path(part.key) if part.key else None
 
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of the part's bucket, and its key there, if it is in one."""
+        return self._blob.place(part.key) if part.key else None
+
     def pending(self, key: str) -> bool:
         """Return whether this process wrote or claimed the blob and may still append it."""
         return key in self._pending

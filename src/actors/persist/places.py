@@ -76,7 +76,8 @@ async def open_blob(
             return blob
         case _ if scheme in BUCKETS:
             store, prefix = await _bucket(url, settings, clock)
-            return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock)
+            bucket = "/".join(url.split("/")[:3])
+            return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock, bucket)
         case "sqlite" | "postgresql" | "postgres":
             raise InvalidUsage(f"{scheme}: keeps documents, not blobs; blobs: {BLOB_FORMS}")
     raise _unknown(url, BLOB_FORMS)

@@ -21,13 +21,26 @@ NO_UPPER: Final = 1 << 62
 
 # Frames of these cross to the engine's process, which is of the same release. Their tags are also
 # the kinds that `penstock.jobs` shows (`kind_of`), so they stay when a class is renamed.
-class JobRows(msgspec.Struct, frozen=True, gc=False):
-    """Updates handed to the engine: inline Arrow, files, or both (their union).
+class BucketObject(msgspec.Struct, frozen=True, gc=False):
+    """A Parquet part in a bucket: the bucket's URL (``s3://bucket``), the key in it, its size."""
 
-    Parquet `files` hold parts (columns, ``__time``, ``__diff``, no errors); of these only rows with
-    ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the rows meant,
-    with the same columns. With `advance_to` set, times below it are raised to it. `columns`
-    names and orders the user columns.
+    bucket: str
+    key: str
+    bytes: int
+
+    @property
+    def kind(self) -> str:
+        """Return the scheme of the bucket's URL."""
+        return self.bucket.partition(":")[0]
+
+
+class JobRows(msgspec.Struct, frozen=True, gc=False):
+    """Updates handed to the engine: inline Arrow, files, objects, or all of them (their union).
+
+    Parquet `files` and `objects` hold parts (columns, ``__time``, ``__diff``, no errors); of these
+    only rows with ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the
+    rows meant, with the same columns. With `advance_to` set, times below it are raised to it.
+    `columns` names and orders the user columns.
     """
 
     schema: TableSchema
@@ -38,6 +51,8 @@ class JobRows(msgspec.Struct, frozen=True, gc=False):
     lower: int = 0
     upper: int = NO_UPPER
     advance_to: int | None = None
+    objects: tuple[BucketObject, ...] = ()
+    """Parts that Spark reads from their bucket."""
 
 
 class JobSpan(msgspec.Struct, frozen=True, gc=False):

@@ -44,6 +44,7 @@ from actors.plan.jobs import (
 from actors.settings import Settings
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.difference import (
     lend_contents,
     open_contents,
@@ -307,6 +308,7 @@ class SparkEngine:
         self._user = frozenset(settings.spark_conf)
         self._steps = PreparedSteps(settings, self._temporary / "slots")
         self._here = on_loopback(settings.spark_master)
+        self._parts = BucketParts(settings)
 
     def ready(self) -> EngineReady:
         """Return the message that tells the parent that Spark is up."""
@@ -339,6 +341,7 @@ class SparkEngine:
             text,
             limits.engine_nesting_max,
             limits.view_tree_nodes_max,
+            self._parts,
             canceled,
         )
 

@@ -48,6 +48,7 @@ from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import SessionBridge
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.failures import describe
 from actors.spark.files import (
     AnswerTooLarge,
@@ -104,6 +105,8 @@ class ThreadSlot(msgspec.Struct):
     statement_bytes_max: int
     nesting_max: int
     tree_nodes_max: int
+    parts: BucketParts
+    """Parts of buckets, as all threads read them."""
     canceled: threading.Event
     """Set when the current job is canceled."""
     group: str = ""
@@ -143,7 +146,7 @@ class ThreadSlot(msgspec.Struct):
 def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
-    loaded = _loaded(prepared, job)
+    loaded = _loaded(slot, prepared, job)
     try:
         return _run_strata(slot, prepared, job, dict(loaded))
     except Exception as error:
@@ -162,7 +165,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
     """Return the rows with the diffs of equal ones summed up, whatever their times."""
     schema = loaded.rows.schema
-    if not loaded.files:
+    if not loaded.left:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
         table = consolidate(set_column(loaded.table, TIME, times))
         return msgspec.structs.replace(loaded, table=table)
@@ -232,17 +235,26 @@ def is_small(inputs: Iterable[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
     size = 0
     for rows in inputs:
-        if rows.files:
+        if rows.left:
             return False
         size += rows.bytes
     return not SMALL_JOB.exceeded_by(size)
 
 
-def _loaded(prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
+def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
     """Return the given rows that the strata read."""
     needed = _needed(prepared.plan, job)
-    given = job.inputs.items()
-    return {prepared.named(name): load(rows) for name, rows in given if name in needed}
+    strata = prepared.plan.strata[job.first : job.last + 1]
+    found = {}
+    for name, rows in job.inputs.items():
+        if name not in needed:
+            continue
+        if rows.objects:
+            # Of parts in a bucket only the columns that the strata read are fetched.
+            schema = narrowed(rows.schema, name, strata)
+            rows = msgspec.structs.replace(rows, schema=schema)
+        found[prepared.named(name)] = load(rows, slot.parts)
+    return found
 
 
 def _inner(
@@ -501,7 +513,7 @@ def _planned(
         else:
             view = f"__{name}"
             # Asked of files only: there it spares a column and the products with it.
-            ones = bool(rows.files) and job.at_once and all_ones(rows)
+            ones = rows.left and job.at_once and all_ones(rows)
             relations[name] = SessionRelation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
     # A step at one time is computed at time 0: the same text, hence the same classes, each time.
@@ -519,7 +531,7 @@ def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
     times: set[int] = set()
     for name, rows in loaded.items():
         if InputName.parse(name).holds_changes and not rows.empty:
-            if rows.files or rows.frame is not None:
+            if rows.left or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])
             times |= {found["min"].as_py(), found["max"].as_py()}
