@@ -59,6 +59,8 @@ class SessionBridge(ABC):
 
     reads_buckets = False
     """True if the data source for parts of buckets is registered with the session."""
+    partitions = ""
+    """Partitions of an exchange that were set for the session; empty if none were."""
 
     def __init__(self, session: SparkSession) -> None:
         self.session = session

@@ -34,7 +34,7 @@ _FOOTERS_MAX: Final = 8_192
 """Footers that are remembered: a part never changes."""
 
 
-class BucketScan(msgspec.Struct, frozen=True):
+class BucketPartScan(msgspec.Struct, frozen=True):
     """Parts of a bucket that Spark is to read, and what their footers say."""
 
     parts: BucketParts
@@ -56,7 +56,7 @@ class BucketScan(msgspec.Struct, frozen=True):
         lows, highs = (tuple(each[name] for each in filled) for name in ("low", "high"))
         return min(lows, default=1), max(highs, default=1)
 
-    def retracting(self) -> BucketScan | None:
+    def retracting(self) -> BucketPartScan | None:
         """Return the parts that hold a negative diff, or may; None if there are none."""
         pairs = [
             pair
@@ -65,7 +65,7 @@ class BucketScan(msgspec.Struct, frozen=True):
         ]
         if not pairs:
             return None
-        return BucketScan(self.parts, *map(tuple, zip(*pairs, strict=True)))
+        return BucketPartScan(self.parts, *map(tuple, zip(*pairs, strict=True)))
 
     def frame(self, bridge: SessionBridge, struct: StructType) -> DataFrame:
         """Return the rows as they are stored, with these columns by name."""
@@ -81,7 +81,7 @@ class BucketParts:
         self._connects: bool | None = None
         """True if Spark's own connector reads parts; None: not known yet."""
 
-    def scan(self, objects: Sequence[BucketObject]) -> BucketScan:
+    def scan(self, objects: Sequence[BucketObject]) -> BucketPartScan:
         """Read the footers of parts. Raises `StorageError`."""
         found: dict[str, dict[str, Any]] = {}
         missing: dict[str, list[BucketObject]] = {}
@@ -101,9 +101,9 @@ class BucketParts:
                 found[each.key] = self._footers[bucket, each.key] = footer
         while len(self._footers) > _FOOTERS_MAX:
             self._footers.popitem(last=False)
-        return BucketScan(self, tuple(objects), tuple(found[each.key] for each in objects))
+        return BucketPartScan(self, tuple(objects), tuple(found[each.key] for each in objects))
 
-    def frame(self, bridge: SessionBridge, struct: StructType, scan: BucketScan) -> DataFrame:
+    def frame(self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan) -> DataFrame:
         """Return the rows of parts as they are stored, with these columns by name."""
         first = scan.objects[0]
         if first.kind == "s3" and self._uses_connector(bridge, struct, first):

@@ -59,7 +59,7 @@ from actors.spark.fragments import spark_struct
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
 from actors.spark.rows import done
-from actors.spark.session import ThreadSessions, name_call_site, on_loopback
+from actors.spark.session import ThreadSessions, far_partitions_max, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import ThreadSlot, rehearse, run_step
 from actors.spark.translate import quote
@@ -295,17 +295,25 @@ class SparkEngine:
     """
 
     def __init__(
-        self, session: SparkSession, settings: Settings, scratch: Path, connect_token: str = ""
+        self,
+        session: SparkSession,
+        settings: Settings,
+        scratch: Path,
+        connect_token: str = "",
+        chosen: frozenset[str] | None = None,
     ) -> None:
-        """Take the session. `connect_token`: token of the JVM's Spark Connect server; empty if it
-        has none."""
+        """Take the session.
+
+        `connect_token`: token of the JVM's Spark Connect server; empty if it has none. `chosen`:
+        names of the settings that the user has chosen; None: those of `Settings.spark_conf`.
+        """
         self.session = session
         self.settings = settings
         self._connect_token = connect_token
         self.out = scratch / OUT_FOLDER
         self.out.mkdir(parents=True, exist_ok=True)
         self._temporary = scratch / CHILD_FOLDER
-        self._user = frozenset(settings.spark_conf)
+        self._user = frozenset(settings.spark_conf) if chosen is None else chosen
         self._steps = PreparedSteps(settings, self._temporary / "slots")
         self._here = on_loopback(settings.spark_master)
         self._parts = BucketParts(settings)
@@ -422,7 +430,9 @@ class SparkEngine:
         self._process().kill()
 
     def _sessions(self) -> ThreadSessions:
-        return ThreadSessions(self.session, self._user, self._temporary)
+        return ThreadSessions(
+            self.session, self._user, self._temporary, far_partitions_max(self.settings)
+        )
 
     def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Run the job in its job group, so that `interrupt` finds it. Raises our errors or Spark's

@@ -26,7 +26,7 @@ from actors.errors import InvalidUsage, StorageError
 from actors.plan.jobs import NO_UPPER, JobRows, RowsDone
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.spark.bucket_parts import BucketParts, BucketScan
+from actors.spark.bucket_parts import BucketParts, BucketPartScan
 from actors.spark.fragments import spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
@@ -49,7 +49,7 @@ class LoadedRows(msgspec.Struct, frozen=True):
     bytes: int
     frame: DataFrame | None = None
     """All rows, if they are in Spark already."""
-    scan: BucketScan | None = None
+    scan: BucketPartScan | None = None
     """Parts of a bucket left for Spark."""
 
     @property
