@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import sys
+import zlib
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -19,12 +20,14 @@ from hypothesis import strategies as st
 import s3_server  # type: ignore[import-not-found]
 from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum
 from actors.plan.jobs import (
+    BucketFolder,
     BucketObject,
     ComputeDifference,
     JobFailed,
     JobRows,
     PlanPrepared,
     PreparePlan,
+    RowsDone,
     RunStep,
     SelectContents,
 )
@@ -80,6 +83,7 @@ def bucket_child(
         store_request_timeout_ms=5_000,
         store_request_retries_max=1,
         engine_scan_task_bytes=200_000,
+        engine_collected_bytes_max=1_000_000,
     )
     variables = s3_server.variables(s3) | {"PYSPARK_PYTHON": sys.executable} | env
     return ChildProcess(folder, for_short_lives(made), java, **variables)
@@ -211,6 +215,33 @@ def test_large_parts_are_cut_and_only_wanted_columns_are_fetched(
     )
     assert table_of(answer).to_pylist() == [{"n": 48_000, TIME: 50, DIFF: 1}]
     assert len(s3.calls) > 6  # the footer, and row groups in several tasks
+
+
+def test_executors_write_a_large_answer_as_objects(
+    engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path
+) -> None:
+    """What the objects hold is what would come by the driver, at the time of the answer."""
+    writer = PartWriter(tmp_path, s3, bucket)
+    _, part = writer.write(WIDE, [(n, 1, 1 + n % 2) for n in range(40_000)], 10_000)
+    given_rows = {"d0": JobRows(WIDE, objects=(part,), advance_to=0)}
+    step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True)
+    wanted = table_of(engine.ask(step)).to_pylist()
+    folder = BucketFolder(f"s3://{bucket}", "x/blobs/v/n-1-")
+    step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folder)
+    answer = engine.ask(step)
+    assert isinstance(answer, RowsDone), answer
+    assert answer.objects
+    found = []
+    for each in answer.objects:
+        data = s3.get(bucket, folder.prefix + each.name)
+        assert (len(data), zlib.crc32(data)) == (each.size, each.checksum)
+        table = pq.read_table(pa.BufferReader(data))
+        assert table.schema.equals(WIDE.arrow_updates())
+        assert pq.read_metadata(pa.BufferReader(each.footer)).num_rows == each.rows
+        found += table.to_pylist()
+    assert answer.rows == len(found) == 40_000
+    assert {row[TIME] for row in found} == {7}
+    assert sorted(map(repr, found)) == sorted(map(repr, wanted))
 
 
 def test_a_part_that_is_gone_is_no_error_of_the_data(

@@ -83,6 +83,7 @@ async def far_service(
         },
         engine_jobs_in_flight_max=2,
         engine_inline_bytes_max=64 * 1024,
+        engine_collected_bytes_max=64 * 1024,
         lookup_rows_max=5_000,
     )
     async with (
@@ -147,6 +148,8 @@ async def test_a_view_over_a_far_bucket_is_right_and_survives_executors(
         found = await answer(client, "SELECT count(*) AS n, sum(w) AS w FROM each")
         wanted = sum(2 * v for t in given for v in t["v"].to_pylist()[::2])
         assert found.to_pylist() == [{"n": ROWS // 2, "w": wanted}]
+        # The executors have written its contents, each attempt under names of its own.
+        assert any(re.search(r"-[0-9a-f]{32}\.parquet$", key) for key in s3.keys(bucket))
         # A small step, and a large one, which scans the shard.
         for count in (10, 2_000):
             given.append(rows(ROWS + 10 * count, count))

@@ -48,7 +48,7 @@ from actors.plan.delta import (
     WeighRows,
 )
 from actors.plan.input_names import InputKind
-from actors.plan.jobs import BucketObject, FileDone, JobRows
+from actors.plan.jobs import BucketFolder, BucketObject, FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
@@ -290,11 +290,33 @@ async def _computed(
     name: tuple[int, int],
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
-    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True)
+    # With a hidden state the rows are cut here, and so have to come here.
+    reserved = None if export.plan.hidden else persist.reserve_folder(export.shard)
+    try:
+        return await _run_whole(engine, persist, export, inputs, as_of, name, reserved)
+    finally:
+        if reserved is not None:
+            persist.release_folder(reserved[0])
+
+
+async def _run_whole(
+    engine: EngineClient,
+    persist: PersistClient,
+    export: ViewExport,
+    inputs: Sequence[JobRows],
+    as_of: Time,
+    name: tuple[int, int],
+    reserved: tuple[str, str, str] | None,
+) -> list[list[BatchPart]]:
+    """Run the engine, whose executors may write under the reservation; return the parts."""
+    folder = None if reserved is None else BucketFolder(*reserved[1:])
+    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=folder)
     made = await engine.run_into_files(job)
     files = made.files if isinstance(made, MadeFiles) else ()
     parts: list[list[BatchPart]] = [[] for _ in shards_of(export)]
     try:
+        if reserved is not None and isinstance(made, MadeFiles) and made.objects:
+            parts[0] += await persist.adopt_written(export.shard, reserved[0], made.objects, as_of)
         for file in files:
             if await _fits(engine, export, file):
                 # Adopting saves reading and writing the rows again.

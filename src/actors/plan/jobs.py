@@ -34,6 +34,13 @@ class BucketObject(msgspec.Struct, frozen=True, gc=False):
         return self.bucket.partition(":")[0]
 
 
+class BucketFolder(msgspec.Struct, frozen=True, gc=False):
+    """Where a job may write objects: the bucket's URL, and the prefix of keys that no other has."""
+
+    bucket: str
+    prefix: str
+
+
 class JobRows(msgspec.Struct, frozen=True, gc=False):
     """Updates handed to the engine: inline Arrow, files, objects, or all of them (their union).
 
@@ -119,6 +126,8 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     optimistic: bool = False
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
+    into_bucket: BucketFolder | None = None
+    """Where the executors are to write a large answer; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -316,6 +325,18 @@ class FileDone(msgspec.Struct, frozen=True, gc=False):
     rows: int
 
 
+class ObjectDone(msgspec.Struct, frozen=True, gc=False):
+    """A Parquet object of an answer; its key is the prefix that the job named and `name`."""
+
+    name: str
+    rows: int
+    size: int
+    checksum: int
+    """crc32 of all of it."""
+    footer: bytes
+    """Its metadata, as a Parquet file without rows."""
+
+
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The updates that a Step or Difference made, or a query's rows: Arrow IPC stream inline, an
     IPC file, or (when they were asked for) Parquet `files`, whose rows are not consolidated.
@@ -335,6 +356,9 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Time that it waited in the engine for other jobs; `spark_ms` does not include it."""
     frequent: LikelyRun | None = None
     """The run of a step like many before, for which a rehearsal pays."""
+    objects: tuple[ObjectDone, ...] | None = None
+    """Objects with the rows, not consolidated, if the job asked for them and they are many. Those
+    that nobody adopts are orphans."""
     trace: JobTrace | None = None
     """Trace of a job that came with a trace context."""
 

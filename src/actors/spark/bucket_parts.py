@@ -15,16 +15,24 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import StorageError
-from actors.plan.jobs import BucketObject
-from actors.plan.schema import DIFF
+from actors.plan.jobs import BucketFolder, BucketObject, ObjectDone
+from actors.plan.schema import DIFF, TIME
 from actors.settings import Settings
 from actors.spark.bucket_reading import BucketUnreadable, bucket_spec, plan_tasks, read_footers
-from actors.spark.bucket_source import FORMAT, STORE_OPTION, TASKS_OPTION, register
+from actors.spark.bucket_source import (
+    FORMAT,
+    STORE_OPTION,
+    TASKS_OPTION,
+    register,
+    write_objects,
+)
 from actors.spark.failures import is_gone, short_text
+from actors.spark.fragments import quote
 
 if TYPE_CHECKING:
     from actors.spark.bridge import SessionBridge
@@ -120,6 +128,19 @@ class BucketParts:
         )
         options = {STORE_OPTION: self._spec(first.bucket), TASKS_OPTION: json.dumps(tasks)}
         return bridge.session.read.format(FORMAT).schema(struct).options(**options).load()
+
+    def write(
+        self, found: DataFrame, folder: BucketFolder, time: int, shape: pa.Schema
+    ) -> tuple[ObjectDone, ...]:
+        """Run the query and have the executors write its rows, all at `time`, as objects with the
+        columns of `shape`. Raises Spark's own errors."""
+        columns = [quote(name) for name in shape.names if name != TIME]
+        rows = found.selectExpr(*columns, f"{time}L AS {TIME}")
+        written = write_objects(rows, self._spec(folder.bucket), folder.prefix, shape)
+        return tuple(
+            ObjectDone(row.name, row.rows, row.size, row.checksum, bytes(row.footer))
+            for row in written
+        )
 
     def _spec(self, bucket: str) -> str:
         kind, _, name = bucket.partition("://")

@@ -14,12 +14,14 @@ from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import cloudpickle
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from actors.spark import bucket_reading
+from actors.spark import bucket_reading, bucket_writing
 from actors.spark.bucket_reading import read_task
+from actors.spark.bucket_writing import WRITTEN, write_task
 
 FORMAT: Final = "penstock_parts"
 STORE_OPTION: Final = "store"
@@ -64,7 +66,26 @@ class BucketPartsSource(DataSource):  # type: ignore[misc]
 
 def register(session: Any) -> None:
     """Register the data source with a session, classic or behind Spark Connect."""
-    # By value: the Python of the executors need not have this package.
-    for module in (bucket_reading, sys.modules[__name__]):
-        cloudpickle.register_pickle_by_value(module)
+    send_by_value()
     session.dataSource.register(BucketPartsSource)
+
+
+def write_objects(rows: DataFrame, store: str, prefix: str, shape: pa.Schema) -> list[Any]:
+    """Run the query and write its rows, with the columns of `shape`, as objects whose keys begin
+    with `prefix`; return a row of `bucket_writing.WRITTEN` for each. Raises Spark's own errors."""
+    send_by_value()
+    columns = shape.serialize().to_pybytes()
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return write_task(store, prefix, columns, batches)
+
+    # Not a data source's writer: its messages go to Spark's driver, and not to this process, while
+    # rows that tasks return come here from one attempt of each.
+    found: list[Any] = rows.mapInArrow(write, WRITTEN).collect()
+    return found
+
+
+def send_by_value() -> None:
+    """Have these modules sent to executors, whose Python need not have this package."""
+    for module in (bucket_reading, bucket_writing, sys.modules[__name__]):
+        cloudpickle.register_pickle_by_value(module)

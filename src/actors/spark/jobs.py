@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -54,7 +55,7 @@ from actors.spark.difference import (
     run_query,
 )
 from actors.spark.failures import SparkGone, make_job_failed, short_text
-from actors.spark.files import too_large, write_files
+from actors.spark.files import FilesUnseen, too_large, write_files
 from actors.spark.fragments import spark_struct
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
@@ -360,16 +361,9 @@ class SparkEngine:
         if ticket.canceled.is_set():
             ticket.prepared = None
             return _canceled(job_id)
-        if (
-            isinstance(ticket.job, RunStep | SelectContents | TakeFiles)
-            and ticket.job.into_files
-            and not self._here
-        ):
-            # Files that are written elsewhere may be invisible here, and be missing silently.
-            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled, slot.group = ticket.canceled, ticket.group
         try:
-            answer = self._carry_out(slot, ticket, pool)
+            answer = self._carry_out_here(slot, ticket, pool)
         except SparkGone:
             raise
         except Exception as error:
@@ -387,6 +381,21 @@ class SparkEngine:
                 Path(path).unlink(missing_ok=True)
             return _canceled(job_id)
         return answer
+
+    def _carry_out_here(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """Run the job, with files for its answer only where those of Spark's are seen here."""
+        if self._here:
+            slot.files_here = True
+            try:
+                return self._carry_out(slot, ticket, pool)
+            except FilesUnseen as error:
+                print(f"no more answers as files: {error}", file=sys.stderr, flush=True)
+                self._here = False
+        slot.files_here = False
+        if isinstance(ticket.job, RunStep | SelectContents | TakeFiles) and ticket.job.into_files:
+            # Files that are written elsewhere may be invisible here, and be missing silently.
+            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
+        return self._carry_out(slot, ticket, pool)
 
     def interrupt(self, group: str) -> None:
         """Cancel the Spark jobs of a group, running and to come, and the round that its step is

@@ -39,6 +39,7 @@ from actors.plan.jobs import (
     FileDone,
     JobRows,
     LikelyRun,
+    ObjectDone,
     PlanPrepared,
     RehearseSteps,
     RowsDone,
@@ -206,11 +207,14 @@ def _run_strata(
     # as the statement of a large step does.
     peeled = small and isinstance(root, ConsolidateRows)
     # Files are not consolidated: their readers do that, a part at a time.
-    bare = peeled or job.into_files
+    bare = peeled or job.into_files or job.into_bucket is not None
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if bare else None)
     made, known = _run(slot, work, small=small)
     again &= known
     elapsed = (time.perf_counter() - started) * 1000
+    if isinstance(made, WrittenObjects):
+        count = sum(each.rows for each in made.objects)
+        return RowsDone(job.job_id, count, spark_ms=elapsed, objects=made.objects)
     if isinstance(made, tuple):
         count = sum(file.rows for file in made)
         return RowsDone(job.job_id, count, spark_ms=elapsed, files=made)
@@ -271,7 +275,7 @@ def _inner(
     Rows of large inputs stay in Spark.
     """
     # Only the last piece makes the answer.
-    job = msgspec.structs.replace(job, into_files=False)
+    job = msgspec.structs.replace(job, into_files=False, into_bucket=None)
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
@@ -316,6 +320,12 @@ def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
             return made, True
     bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
     return _run_anew(slot, bridge, work, small=small), False
+
+
+class WrittenObjects(msgspec.Struct, frozen=True):
+    """An answer that the executors wrote into a bucket."""
+
+    objects: tuple[ObjectDone, ...]
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -459,21 +469,26 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
 
 def _run_anew(
     slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
-) -> pa.Table | tuple[FileDone, ...]:
-    """Plan the step and execute it. A large answer comes as files where the job wants it so, and is
-    else read back from files."""
+) -> pa.Table | tuple[FileDone, ...] | WrittenObjects:
+    """Plan the step and execute it. A large answer comes as objects or files where the job wants it
+    so, and is else read back from files."""
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        if small or not (slot.files_here and work.large(slot.collected_bytes_max)):
+        apart = slot.files_here or job.into_bucket is not None
+        if small or not (apart and work.large(slot.collected_bytes_max)):
             try:
                 made = _collected(slot, bridge, work, found)
                 return made if time is None else _at(made, time)
             except Exception as error:
-                if not slot.files_here or not too_large(error):
+                if not apart or not too_large(error):
                     raise
                 print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
         # A large answer must never lie on the driver's heap.
+        if job.into_bucket is not None and time is not None:
+            # What is adopted as parts of the output has exactly its columns.
+            shape = work.prepared.plan.output.arrow_updates()
+            return WrittenObjects(slot.parts.write(found, job.into_bucket, time, shape))
         files = write_files(found, time, slot.out)
     return files if job.into_files else read_back(files, work.wanted(bridge))
 
@@ -485,7 +500,7 @@ def _at(made: pa.Table, time: int) -> pa.Table:
 def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: DataFrame) -> pa.Table:
     """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
     than was thought."""
-    if not slot.files_here:
+    if not (slot.files_here or work.job.into_bucket is not None):
         return bridge.collect(found, lambda: work.wanted(bridge))
     # Few rows that all match make many, and Spark looks at the bytes of an answer only when it has
     # made all of it.
