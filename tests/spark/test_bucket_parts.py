@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from connect_server import running_server  # type: ignore[import-not-found]
 from engine_child import ChildProcess, job_id, table_of  # type: ignore[import-not-found]
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -75,8 +76,13 @@ def bucket_child(
     folder: Path, java: JavaHome, s3: s3_server.S3, conf: dict[str, str], **env: str
 ) -> ChildProcess:
     """A child whose Spark may read the bucket, and reads files of any size itself."""
-    made = Settings(
-        spark_master="local[2]",
+    variables = s3_server.variables(s3) | {"PYSPARK_PYTHON": sys.executable} | env
+    return ChildProcess(folder, for_short_lives(bucket_settings(conf)), java, **variables)
+
+
+def bucket_settings(conf: dict[str, str], spark_master: str = "local[2]") -> Settings:
+    return Settings(
+        spark_master=spark_master,
         spark_conf=conf,
         engine_jobs_in_flight_max=2,
         kernel_limits={"engine_local_bytes": 1},
@@ -85,8 +91,6 @@ def bucket_child(
         engine_scan_task_bytes=200_000,
         engine_collected_bytes_max=1_000_000,
     )
-    variables = s3_server.variables(s3) | {"PYSPARK_PYTHON": sys.executable} | env
-    return ChildProcess(folder, for_short_lives(made), java, **variables)
 
 
 @pytest.fixture(scope="module")
@@ -274,6 +278,37 @@ def test_no_secret_is_in_the_event_log_or_in_a_log(engine: ChildProcess, events:
     for text in texts:
         assert s3_server.SECRET not in text
         assert s3_server.KEY_ID not in text
+
+
+def test_behind_spark_connect_the_server_reads_and_writes_the_bucket(
+    tmp_path: Path, java: JavaHome, s3: s3_server.S3, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With credentials and a Python of its own; this service shares no folder with it."""
+    writer = PartWriter(tmp_path, s3, bucket)
+    made = [writer.write(NARROW, [(3, 2, 1), (4, 2, -1)]), writer.write(WIDE, [(4, 1, 1)])]
+    rows = JobRows(WIDE, objects=tuple(part for _, part in made), advance_to=5, upper=6)
+    _, many = writer.write(WIDE, [(n, 1, 1) for n in range(40_000)], 10_000)
+    given_rows = {"d0": JobRows(WIDE, objects=(many,), advance_to=0)}
+    folder = BucketFolder(f"s3://{bucket}", "x/blobs/c/n-1-")
+    s3_server.point_to(monkeypatch, s3)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    with running_server(tmp_path / "server", java) as server:
+        settings = bucket_settings({}, spark_master=server.url)
+        engine = ChildProcess(tmp_path / "engine", settings, java, **s3_server.variables(s3))
+        try:
+            sql = f"SELECT {', '.join(WIDE.names)} FROM t"
+            answer = engine.ask(SelectContents(job_id(), sql, (("t", rows),), WIDE))
+            assert [row["k"] for row in table_of(answer).to_pylist()] == [3]
+            assert isinstance(engine.ask(PreparePlan(job_id(), "listed", LISTED)), PlanPrepared)
+            step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folder)
+            answer = engine.ask(step)
+            assert isinstance(answer, RowsDone), answer
+            assert answer.objects
+            assert sum(each.rows for each in answer.objects) == answer.rows == 40_000
+            keys = {key for key in s3.keys(bucket) if key.startswith(folder.prefix)}
+            assert keys == {folder.prefix + each.name for each in answer.objects}
+        finally:
+            engine.close()
 
 
 def test_a_python_that_lacks_what_is_needed_is_named(
