@@ -183,15 +183,20 @@ def serving() -> Iterator[S3]:
 
 def point_to(monkeypatch: pytest.MonkeyPatch, served: S3) -> None:
     """The environment of a service that may write there. Pieces may be small."""
-    for name, value in {
+    for name, value in variables(served).items():
+        monkeypatch.setenv(name, value)
+    take_small_pieces(monkeypatch)
+
+
+def variables(served: S3) -> dict[str, str]:
+    """The variables of such an environment."""
+    return {
         "AWS_ACCESS_KEY_ID": KEY_ID,
         "AWS_SECRET_ACCESS_KEY": SECRET,
         "AWS_ENDPOINT_URL": served.url,
         "AWS_ALLOW_HTTP": "true",
         "AWS_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    take_small_pieces(monkeypatch)
+    }
 
 
 def take_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -392,6 +392,25 @@ async def test_starting_refuses_by_name(tmp_path: Path) -> None:
             pass
 
 
+async def test_a_relative_state_directory_is_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark is given paths below it, and looks for relative ones below its own folder."""
+    monkeypatch.chdir(tmp_path)
+    given: list[Path] = []
+
+    def engine(
+        system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        given.append(scratch)
+        return in_memory(system, settings, scratch)
+
+    async with Service(settings_of(tmp_path, state_dir="state"), engine=engine):
+        assert (tmp_path / "state").is_dir()
+    assert given
+    assert all(path.is_relative_to(tmp_path / "state") for path in given)
+
+
 async def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     import msgspec
 

@@ -157,7 +157,7 @@ class Service:
             stack.callback(pin_threads, mine.all)
             log.info("the service runs on core %s", format_cores(mine.service))
             log.info("the engine runs on cores %s", format_cores(mine.engine))
-        directory = Path(settings.state_dir)
+        directory = _directory_of(settings)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
         found = await boot.load(persist)
@@ -411,6 +411,12 @@ class Service:
 async def _first(event: anyio.Event, scope: anyio.CancelScope) -> None:
     await event.wait()
     scope.cancel()
+
+
+def _directory_of(settings: Settings) -> Path:
+    """Return the state directory, absolute."""
+    # Spark and its workers, whose working folders are others, are given paths below it.
+    return Path(settings.state_dir).absolute()
 
 
 def _empty(scratch: Path) -> None:

@@ -315,6 +315,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows above this size go to the engine as a file."""
+    engine_part_copies: bool = False
+    """Copy large parts of a bucket into scratch for Spark, in place of having Spark read them
+    there: for a Spark that cannot reach the bucket, and sees the state directory."""
+    engine_shuffle_partitions_max: int = 1_000
+    """Partitions of an exchange of a large job on a cluster: as many as it has cores, at most these
+    and at least two. Spark joins small ones while it runs."""
+    engine_scan_task_bytes: int = 64 * 1024 * 1024
+    """Decoded size of the parts of a bucket that one task of Spark reads."""
     engine_collected_bytes_max: int = 32 * 1024 * 1024
     """Bounds what a step reads for its answer to be collected by Spark's driver: beyond it, rows
     that no grouping makes fewer go into files, and so do answers of more rows than fit into

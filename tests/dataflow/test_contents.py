@@ -27,6 +27,7 @@ from actors.persist.schemas import SchemaEvolved
 from actors.plan.jobs import JobRows
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.rows import load
 
 IN_FILES = replace(SETTINGS, inline_part_bytes_max=1, inline_bytes_per_shard_max=1)
@@ -50,7 +51,8 @@ def engine_at(place: Path, settings: Settings = IN_FILES) -> EngineClient:
 
 def listed(rows: JobRows) -> list[tuple[Any, ...]]:
     """As the engine's child reads them."""
-    return sorted((tuple(row.values()) for row in load(rows).table.to_pylist()), key=repr)
+    table = load(rows, BucketParts(SETTINGS)).table
+    return sorted((tuple(row.values()) for row in table.to_pylist()), key=repr)
 
 
 @pytest.mark.parametrize("settings", [SETTINGS, IN_FILES])

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
@@ -25,6 +25,11 @@ SECONDS_MAX: Final = 200
 WORKERS: Final = 2
 QUICK_JAVA: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData"
 """What runs for a minute is not worth more than one compiler."""
+HIDING: Final = (
+    *("unshare", "--mount", "sh", "-c"),
+    'mount -t tmpfs none "$0" && exec "$@"',
+)
+"""Runs a program in a mount namespace of its own, with an empty folder in place of a given one."""
 _PR_SET_PDEATHSIG: Final = 1
 _LIBC: Final = ctypes.CDLL(None)
 
@@ -41,13 +46,20 @@ class Daemon:
     """
 
     def __init__(
-        self, arguments: list[str], environment: dict[str, str], folder: Path | None = None
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        folder: Path | None = None,
+        hidden: Path | None = None,
     ) -> None:
+        """Starts it. `hidden`: a folder that it sees empty, for which the tests must be root."""
+        program = str(spark_home() / "bin" / "spark-class")
+        cover = [] if hidden is None else [*HIDING, str(hidden)]
         self._lines: list[str] = []
         self._grown = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            [str(spark_home() / "bin" / "spark-class"), *arguments],
+            [*cover, program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -98,9 +110,10 @@ class Daemon:
 class Cluster:
     """The master's address, the master, and where the workers keep what executors write."""
 
-    def __init__(self, url: str, master: Daemon, folder: Path) -> None:
+    def __init__(self, url: str, master: Daemon, folder: Path, workers: list[Daemon]) -> None:
         self.url = url
         self.master = master
+        self.workers = workers
         self._folder = folder
 
     def end_application(self) -> None:
@@ -159,8 +172,16 @@ def environment_of(folder: Path, java: JavaHome) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def running_cluster(folder: Path, java: JavaHome) -> Iterator[Cluster]:
-    """A master and `WORKERS` workers of one core and 512 MiB each; killed at the end."""
+def running_cluster(
+    folder: Path,
+    java: JavaHome,
+    variables: Mapping[str, str] = {},
+    hidden: Path | None = None,
+) -> Iterator[Cluster]:
+    """A master and `WORKERS` workers of one core and 512 MiB each; killed at the end.
+
+    `variables`: of the workers' environment alone. `hidden`: a folder that they see empty.
+    """
     environment = environment_of(folder, java)
     place = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     kind = "org.apache.spark.deploy"
@@ -168,9 +189,11 @@ def running_cluster(folder: Path, java: JavaHome) -> Iterator[Cluster]:
         master = Daemon([f"{kind}.master.Master", *place], environment)
         daemons.callback(master.kill)
         url = master.wait_for(r"Starting Spark master at (spark://[\d.]+:\d+)").group(1)
+        workers: list[Daemon] = []
         for number in range(WORKERS):
             work = folder / f"worker-{number}"
             size = ["--cores", "1", "--memory", "512m", "--work-dir", str(work)]
-            worker = Daemon([f"{kind}.worker.Worker", *place, *size, url], environment)
-            daemons.callback(worker.kill)
-        yield Cluster(url, master, folder)
+            arguments = [f"{kind}.worker.Worker", *place, *size, url]
+            workers.append(Daemon(arguments, {**environment, **variables}, None, hidden))
+            daemons.callback(workers[-1].kill)
+        yield Cluster(url, master, folder, workers)

@@ -50,7 +50,7 @@ def test_a_text_that_is_nested_deeper_than_the_settings_allow_is_refused(
     monkeypatch.setattr(SparkEngine, "_sessions", lambda _: None)
     engine: Any = SparkEngine.__new__(SparkEngine)
     engine.settings, engine.out, engine._steps = Settings(engine_nesting_max=2), tmp_path, None
-    engine._here = True
+    engine._here, engine._parts = True, None
     slot = engine.slot()
     slot.check_size("(a) + (b) + ((c))")
     with pytest.raises(JobTooLarge, match="nested 3 deep, more than 2"):

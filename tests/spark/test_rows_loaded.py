@@ -10,10 +10,14 @@ import pytest
 
 from actors.plan.jobs import JobRows
 from actors.plan.schema import TableColumn, TableSchema
+from actors.settings import Settings
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.rows import load
 from actors.threshold_probes import LOCAL_FILES
 
 SCHEMA = TableSchema((TableColumn("aid", "bigint"), TableColumn("filler", "string")))
+
+PARTS = BucketParts(Settings())
 
 
 def part(folder: Path, rows: int, filler: str) -> str:
@@ -29,7 +33,7 @@ def part(folder: Path, rows: int, filler: str) -> str:
 def test_a_small_file_of_many_rows_is_left_to_spark(tmp_path: Path) -> None:
     path = part(tmp_path, 100_000, " " * 84)
     assert Path(path).stat().st_size < LOCAL_FILES.limit // 4
-    loaded = load(JobRows(SCHEMA, files=(path,)))
+    loaded = load(JobRows(SCHEMA, files=(path,)), PARTS)
     assert loaded.files == (path,)
     assert loaded.table.num_rows == 0
     # About: the estimate is made from the first rows.
@@ -38,15 +42,15 @@ def test_a_small_file_of_many_rows_is_left_to_spark(tmp_path: Path) -> None:
 
 def test_files_that_are_small_each_and_large_together_are_left_to_spark(tmp_path: Path) -> None:
     path = part(tmp_path, 20_000, " " * 84)
-    assert load(JobRows(SCHEMA, files=(path,))).table.num_rows == 20_000
-    together = load(JobRows(SCHEMA, files=(path, path)))
+    assert load(JobRows(SCHEMA, files=(path,)), PARTS).table.num_rows == 20_000
+    together = load(JobRows(SCHEMA, files=(path, path)), PARTS)
     assert together.files == (path, path)
     assert together.table.num_rows == 0
 
 
 def test_small_rows_are_read_here(tmp_path: Path) -> None:
     paths = (part(tmp_path, 3, "a"), part(tmp_path, 0, ""))
-    loaded = load(JobRows(SCHEMA, files=paths))
+    loaded = load(JobRows(SCHEMA, files=paths), PARTS)
     assert loaded.files == ()
     assert loaded.table["aid"].to_pylist() == [0, 1, 2]
     assert loaded.bytes == loaded.table.nbytes

@@ -1,8 +1,8 @@
 """Reads the contents of a shard at one time, as a job's input or as a table.
 
 Each read has a leased reader of its own, kept until the job that uses the files has ended. Large
-parts are passed by path and never enter this process. Inline parts, parts of another schema and
-parts with error updates are read and passed as Arrow.
+parts are passed by path, or by their place in a bucket, and never enter this process. Inline parts,
+parts of another schema and parts with error updates are read and passed as Arrow.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actors.dataflow.engine import EngineClient
 from actors.persist import PersistClient
 from actors.persist.schemas import schema_of
 from actors.persist.shard import BatchPart, ShardState
-from actors.plan.jobs import NO_UPPER, JobRows
+from actors.plan.jobs import NO_UPPER, BucketObject, JobRows
 from actors.plan.schema import DIFF, ERROR, TableSchema, arrow_type
 from actors.plan.updates import advance, between, consolidate
 from actors.plan.updates import split_errors as split_errors
@@ -73,20 +73,27 @@ async def contents(
         parts, _ = await reader.snapshot(as_of)
         state = await persist.state(shard)
         files: list[str] = []
+        objects: list[BucketObject] = []
         tables: list[pa.Table] = []
         errors: list[pa.Table] = []
         upper, held_bytes, most = NO_UPPER, 0, engine.settings.engine_inline_bytes_max
         for part in parts:
             plain = _is_plain(part, state, schema)
             path = persist.path(part) if plain else None
-            # Without a path the blob store has no local files. A copy on disk bounds memory to
-            # `engine_inline_bytes_max` and one part.
+            place = None
             if plain and path is None and held_bytes + part.bytes > most:
-                copies.append(engine.new_path("parquet"))
-                await persist.save(part, copies[-1])
-                path = str(copies[-1])
+                place = None if engine.settings.engine_part_copies else persist.place(part)
+                # Neither a file nor in a bucket that Spark may read. A copy on disk bounds memory
+                # to `engine_inline_bytes_max` and one part.
+                if place is None:
+                    copies.append(engine.new_path("parquet"))
+                    await persist.save(part, copies[-1])
+                    path = str(copies[-1])
+                else:
+                    objects.append(BucketObject(*place, part.bytes))
             if path is not None:
                 files.append(path)
+            if path is not None or place is not None:
                 if part.time_max > as_of:
                     # The file holds later updates, too: the job cuts them off.
                     upper = as_of + 1
@@ -97,12 +104,12 @@ async def contents(
             if held is not None:
                 errors.append(held)
         table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))
-        if table.num_rows or not files:
+        if table.num_rows or not (files or objects):
             rows = await engine.pack(schema, table, as_of)
         else:
             rows = JobRows(schema, advance_to=as_of)
         yield ShardContents(
-            msgspec.structs.replace(rows, files=tuple(files), upper=upper),
+            msgspec.structs.replace(rows, files=tuple(files), objects=tuple(objects), upper=upper),
             errors_held(error_sums(errors)),
         )
     finally:

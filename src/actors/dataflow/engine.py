@@ -36,6 +36,7 @@ from actors.plan.jobs import (
     ForgetPlan,
     JobRows,
     LikelyRun,
+    ObjectDone,
     PlanPrepared,
     PreparePlan,
     RehearseSteps,
@@ -66,9 +67,11 @@ class JobResult(msgspec.Struct, frozen=True):
 
 
 class MadeFiles(msgspec.Struct, frozen=True):
-    """Parquet files that a job made, to be adopted or removed; none if there is no row."""
+    """Parquet files that a job made, to be adopted or removed; none if there is no row. Or objects
+    in a bucket, to be adopted."""
 
     files: tuple[FileDone, ...]
+    objects: tuple[ObjectDone, ...] = ()
 
 
 class EngineClient:
@@ -216,8 +219,8 @@ class EngineClient:
                 self.frequent = answer.frequent
         wait_ms = max(0.0, self.clock.monotonic_ms() - asked - answer.spark_ms)
         inline, path = answer.arrow, answer.arrow_file
-        if answer.files is not None:
-            return MadeFiles(answer.files)
+        if answer.files is not None or answer.objects is not None:
+            return MadeFiles(answer.files or (), answer.objects or ())
         if ENGINE_ANSWER.crossed(path is not None):
             assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))

@@ -48,7 +48,7 @@ from actors.plan.delta import (
     WeighRows,
 )
 from actors.plan.input_names import InputKind
-from actors.plan.jobs import FileDone, JobRows
+from actors.plan.jobs import BucketFolder, BucketObject, FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
@@ -115,26 +115,35 @@ def split_into_chunks(inputs: Sequence[JobRows], bytes_max: int) -> list[list[Jo
     holds the rows that are in no file. Blocks to read the files' sizes.
     """
     nothing = [
-        msgspec.structs.replace(rows, files=(), arrow=None, arrow_file=None) for rows in inputs
+        msgspec.structs.replace(rows, files=(), objects=(), arrow=None, arrow_file=None)
+        for rows in inputs
     ]
     made: list[list[JobRows]] = []
     for index, rows in enumerate(inputs):
-        taken: list[str] = []
+        taken: list[str | BucketObject] = []
         size = 0
-        for file in (*rows.files, None):
-            bytes_ = 0 if file is None else Path(file).stat().st_size
+        for file in (*rows.files, *rows.objects, None):
+            bytes_ = 0 if file is None else _bytes_of(file)
             if taken and (file is None or size + bytes_ > bytes_max):
                 chunk = list(nothing)
-                chunk[index] = msgspec.structs.replace(nothing[index], files=tuple(taken))
+                chunk[index] = msgspec.structs.replace(
+                    nothing[index],
+                    files=tuple(each for each in taken if isinstance(each, str)),
+                    objects=tuple(each for each in taken if isinstance(each, BucketObject)),
+                )
                 made.append(chunk)
                 taken, size = [], 0
             if file is not None:
                 taken.append(file)
                 size += bytes_
-    rest = [msgspec.structs.replace(rows, files=()) for rows in inputs]
+    rest = [msgspec.structs.replace(rows, files=(), objects=()) for rows in inputs]
     if not made or any(rows.arrow is not None or rows.arrow_file is not None for rows in rest):
         made.append(rest)
     return made
+
+
+def _bytes_of(file: str | BucketObject) -> int:
+    return file.bytes if isinstance(file, BucketObject) else Path(file).stat().st_size
 
 
 def chunk_name(chunk: Sequence[JobRows]) -> str:
@@ -142,7 +151,8 @@ def chunk_name(chunk: Sequence[JobRows]) -> str:
     digest = hashlib.sha256()
     for index, rows in enumerate(chunk):
         # Compaction writes new files, so a file's name identifies its contents.
-        names = " ".join(Path(file).name for file in rows.files)
+        keys = (*rows.files, *(part.key for part in rows.objects))
+        names = " ".join(Path(key).name for key in keys)
         digest.update(f"{index} {rows.upper} {names}\n".encode())
         digest.update(rows.arrow or b"")
         if rows.arrow_file is not None:
@@ -280,11 +290,33 @@ async def _computed(
     name: tuple[int, int],
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
-    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True)
+    # With a hidden state the rows are cut here, and so have to come here.
+    reserved = None if export.plan.hidden else persist.reserve_folder(export.shard)
+    try:
+        return await _run_whole(engine, persist, export, inputs, as_of, name, reserved)
+    finally:
+        if reserved is not None:
+            persist.release_folder(reserved[0])
+
+
+async def _run_whole(
+    engine: EngineClient,
+    persist: PersistClient,
+    export: ViewExport,
+    inputs: Sequence[JobRows],
+    as_of: Time,
+    name: tuple[int, int],
+    reserved: tuple[str, str, str] | None,
+) -> list[list[BatchPart]]:
+    """Run the engine, whose executors may write under the reservation; return the parts."""
+    folder = None if reserved is None else BucketFolder(*reserved[1:])
+    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=folder)
     made = await engine.run_into_files(job)
     files = made.files if isinstance(made, MadeFiles) else ()
     parts: list[list[BatchPart]] = [[] for _ in shards_of(export)]
     try:
+        if reserved is not None and isinstance(made, MadeFiles) and made.objects:
+            parts[0] += await persist.adopt_written(export.shard, reserved[0], made.objects, as_of)
         for file in files:
             if await _fits(engine, export, file):
                 # Adopting saves reading and writing the rows again.

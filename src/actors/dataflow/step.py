@@ -33,7 +33,7 @@ from actors.plan.delta import (
     narrowed,
 )
 from actors.plan.input_names import InputKind, InputName
-from actors.plan.jobs import JobRows, LikelyRun
+from actors.plan.jobs import BucketFolder, JobRows, LikelyRun
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.nearby import nearby_rows
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, spark_type
@@ -419,11 +419,12 @@ def whole_job(
     name: tuple[int, int],
     *,
     into_files: bool = False,
+    into_bucket: BucketFolder | None = None,
 ) -> StepJob:
     """Return the job that computes the view from scratch at `as_of`, in one run.
 
     The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
-    answer comes as files.
+    answer comes as files, with `into_bucket` as objects there.
     """
     last = len(plan.strata) - 1
     # Without earlier rows all changes are up to the edges, and strata that seldom make a row make
@@ -439,7 +440,17 @@ def whole_job(
         inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")
     return StepJob(
-        job_id, engine.dataflow, 0, last, inputs, 0, as_of + 1, True, into_files, plan.optimistic
+        job_id,
+        engine.dataflow,
+        0,
+        last,
+        inputs,
+        0,
+        as_of + 1,
+        True,
+        into_files,
+        plan.optimistic,
+        into_bucket,
     )
 
 

@@ -41,9 +41,16 @@ class BucketBlob:
     """A `BlobStore` below a prefix of a bucket (``""``, or ending in a slash)."""
 
     def __init__(
-        self, store: BucketStore, prefix: str, settings: Settings, clock: ActorClock
+        self,
+        store: BucketStore,
+        prefix: str,
+        settings: Settings,
+        clock: ActorClock,
+        url: str = "",
     ) -> None:
+        """Take the store. `url`: of the bucket, without a path; empty if others cannot reach it."""
         self._store = store
+        self._url = url
         self._prefix = prefix
         self._clock = clock
         self._requests = anyio.Semaphore(settings.store_requests_in_flight_max)
@@ -182,8 +189,13 @@ class BucketBlob:
         return BlobInfo(key, each.size, each.modified_ns // 1_000_000)
 
     def path(self, key: str) -> None:
-        """Return None: Spark reads no bucket by itself."""
+        """Return None: an object has no path."""
         check_blob_key(key)
+
+    def place(self, key: str) -> tuple[str, str] | None:
+        """Return the URL of the bucket and the object's key in it; None without a URL."""
+        key = self._place(key)
+        return (self._url, key) if self._url else None
 
     def _place(self, key: str) -> str:
         folder, name = check_blob_key(key)

@@ -215,6 +215,10 @@ class FileBlob:
         """Return the file's path."""
         return str(self._place(key))
 
+    def place(self, key: str) -> None:
+        """Return None: a file is in no bucket."""
+        check_blob_key(key)
+
     def _place(self, key: str) -> Path:
         folder, name = check_blob_key(key)
         return self._root / folder / name

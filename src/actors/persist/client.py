@@ -41,7 +41,7 @@ from actors.persist.machine import DocumentWaiters, ShardMachine
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.orphans import OrphanCollector
 from actors.persist.ownership import hand_over
-from actors.persist.part_store import PartStore
+from actors.persist.part_store import PartStore, WrittenBlob
 from actors.persist.parts import PartLists
 from actors.persist.places import open_stores, process_name
 from actors.persist.reader import LeaseBook, LeasedReader, why_missing
@@ -388,6 +388,27 @@ class PersistClient:
         state, times = await self.state(shard), (time_min, time_max)
         return await self._parts.adopt(state, path, rows, times, has_errors)
 
+    def reserve_folder(self, shard: ShardId) -> tuple[str, str, str] | None:
+        """Return a reservation, for `release_folder`, and where Spark may write blobs under it: the
+        bucket's URL and a prefix of keys; None if the blobs are in no bucket."""
+        prefix = self._parts.reserve(shard)
+        place = self._parts.place_of(prefix)
+        if place is None:
+            self._parts.release(prefix)
+            return None
+        return prefix, *place
+
+    def release_folder(self, reserved: str) -> None:
+        """End a reservation: what was written under it and not adopted becomes orphans."""
+        self._parts.release(reserved)
+
+    async def adopt_written(
+        self, shard: ShardId, reserved: str, written: Sequence[WrittenBlob], time: Time
+    ) -> list[BatchPart]:
+        """Take over blobs that Spark wrote under a reservation, all rows at `time`, as parts to be
+        appended or discarded. Raises `InvalidUsage` (the columns are others), `StorageError`."""
+        return await self._parts.adopt_written(await self.state(shard), reserved, written, time)
+
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[BatchPart, ...]:
         """Write updates without a time as durable parts, always files, all at time 0.
 
@@ -504,6 +525,11 @@ class PersistClient:
     def path(self, part: BatchPart) -> str | None:
         """Return the file of a part for Spark to read; None for an inline part or in memory."""
         return self._parts.path(part)
+
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of a part's bucket (``s3://bucket``) and its key there, for Spark to read;
+        None if it is in none."""
+        return self._parts.place(part)
 
     async def heartbeat(self, reader: LeasedReader) -> None:
         """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,

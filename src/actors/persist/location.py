@@ -90,6 +90,11 @@ class BlobStore(Protocol):
         """Return the object's path in a file system that Spark can read, if there is one."""
         ...
 
+    def place(self, key: str) -> tuple[str, str] | None:
+        """Return the URL of the bucket (``s3://bucket``) and the object's key in it, if it is in
+        one."""
+        ...
+
 
 class ConsensusStore(Protocol):
     """Small documents by key, changed by compare-and-set."""

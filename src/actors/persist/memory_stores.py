@@ -117,6 +117,10 @@ class MemoryBlob:
         """Return None: memory has no paths."""
         check_blob_key(key)
 
+    def place(self, key: str) -> None:
+        """Return None: memory is in no bucket."""
+        check_blob_key(key)
+
 
 def _checked(key: str) -> str:
     check_blob_key(key)

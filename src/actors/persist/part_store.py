@@ -18,11 +18,11 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import anyio
 import msgspec
@@ -151,6 +151,35 @@ _DELETED_AT_ONCE: Final = 8
 """Concurrent deletes of one call: a remote store answers each after two round trips."""
 
 
+class WrittenBlob(Protocol):
+    """A Parquet blob that another process wrote under a reserved prefix."""
+
+    @property
+    def name(self) -> str:
+        """Return its key without the prefix."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Return its number of rows."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return its size in bytes."""
+        ...
+
+    @property
+    def checksum(self) -> int:
+        """Return the crc32 of all of it."""
+        ...
+
+    @property
+    def footer(self) -> bytes:
+        """Return its metadata, as a Parquet file without rows."""
+        ...
+
+
 class _Pending(msgspec.Struct):
     """A part that no state names yet."""
 
@@ -189,6 +218,8 @@ class PartStore:
         self._numbers = count(1)
         self._link_within_ms = link_within_ms
         self._pending: dict[str, _Pending] = {}
+        self._reserved: dict[str, float] = {}
+        """Reserved prefixes of keys, and when each was reserved, on the monotonic clock."""
         self._offered: dict[str, float] = {}
         """Deadlines for claims of pending parts, by key, on the monotonic clock."""
         self._deleting: set[str] = set()
@@ -267,7 +298,9 @@ class PartStore:
             raise InvalidUsage(
                 f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
             )
-        schema_id, known = await self._clock.run_blocking(partial(self._footer, path, state))
+        schema_id, known = await self._clock.run_blocking(
+            partial(self._footer, path, state, str(path))
+        )
         key = self._new_key(state.id)
         try:
             size, checksum = await self._blob.adopt(key, path)
@@ -288,15 +321,65 @@ class PartStore:
             statistics=() if has_errors else known,
         )
 
-    def _footer(self, path: Path, state: ShardState) -> tuple[int, tuple[ColumnStatistics, ...]]:
+    def reserve(self, shard: ShardId) -> str:
+        """Return a prefix of keys that no other has; blobs below it are pending until `release`."""
+        prefix = f"{shard}/{self._nonce}-{next(self._numbers):08x}-"
+        self._reserved[prefix] = self._clock.monotonic_ms()
+        return prefix
+
+    def release(self, prefix: str) -> None:
+        """Make the blobs below a reserved prefix orphans, but for adopted ones."""
+        self._reserved.pop(prefix, None)
+
+    async def adopt_written(
+        self, state: ShardState, prefix: str, written: Sequence[WrittenBlob], time: Time
+    ) -> list[BatchPart]:
+        """Take over blobs that others wrote below a reserved prefix, all rows at one time, with the
+        statistics of their footers. Raises `InvalidUsage`, `StorageError`."""
+        sizes = {info.key: info.bytes for info in await self._blob.list_keys(prefix)}
+        parts = []
+        for blob in written:
+            key = prefix + blob.name
+            if sizes.get(key) != blob.size:
+                raise StorageError(
+                    f"blob {key} was written with {blob.size} bytes, and"
+                    f" {sizes.get(key, 'none')} are there: compute it again",
+                    determinate=True,
+                )
+            schema_id, known = await self._clock.run_blocking(
+                partial(self._footer, pa.BufferReader(blob.footer), state, key)
+            )
+            parts.append(
+                BatchPart(
+                    key=key,
+                    rows=blob.rows,
+                    bytes=blob.size,
+                    checksum=blob.checksum,
+                    inline=None,
+                    has_errors=False,
+                    time_min=time,
+                    time_max=time,
+                    version=VERSION,
+                    schema_id=schema_id,
+                    statistics=known,
+                )
+            )
+        for part in parts:
+            # As old as the reservation: another process's collector may know the blob for as long.
+            self._pending[part.key] = _Pending(self._reserved[prefix])
+        return parts
+
+    def _footer(
+        self, source: Path | pa.BufferReader, state: ShardState, name: str
+    ) -> tuple[int, tuple[ColumnStatistics, ...]]:
         """Return the newest of the shard's schemas that the file fits, and its statistics."""
         try:
-            with pq.ParquetFile(path) as file:
+            with pq.ParquetFile(source) as file:
                 kinds, footer = file.schema_arrow, file.metadata
         except pa.ArrowException as error:
-            raise InvalidUsage(f"{path} is no Parquet file: {error}") from None
+            raise InvalidUsage(f"{name} is no Parquet file: {error}") from None
         except OSError as error:
-            raise storage_error(f"read the footer of {path}", error) from error
+            raise storage_error(f"read the footer of {name}", error) from error
         # Compared by name: the newest of schemas that differ in types alone.
         for schema_id in range(state.schema_id, -1, -1):
             schema = schema_of(state, schema_id)
@@ -304,7 +387,7 @@ class PartStore:
                 bytes_max = self._settings.part_statistics_bytes_max
                 return schema_id, of_footer(footer, kinds, schema, bytes_max)
         raise InvalidUsage(
-            f"{path} has the columns {', '.join(kinds.names)}, shard {state.id} has"
+            f"{name} has the columns {', '.join(kinds.names)}, shard {state.id} has"
             f" {state.schema.ddl()}"
         )
 
@@ -370,9 +453,17 @@ class PartStore:
         """Return the file's path, if there is one."""
         return self._blob.path(part.key) if part.key else None
 
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of the part's bucket, and its key there, if it is in one."""
+        return self._blob.place(part.key) if part.key else None
+
+    def place_of(self, prefix: str) -> tuple[str, str] | None:
+        """Return the URL of the bucket, and the prefix of keys in it, of keys with that prefix."""
+        return self._blob.place(prefix)
+
     def pending(self, key: str) -> bool:
         """Return whether this process wrote or claimed the blob and may still append it."""
-        return key in self._pending
+        return key in self._pending or key.startswith(tuple(self._reserved))
 
     def pending_keys(self) -> list[str]:
         """Return the keys of all pending blobs."""

@@ -77,7 +77,8 @@ async def open_blob(
             return blob
         case _ if scheme in BUCKETS:
             store, prefix = await _bucket(url, settings, clock)
-            return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock)
+            bucket = "/".join(url.split("/")[:3])
+            return BucketBlob(store, f"{prefix}{below or 'blobs'}/", settings, clock, bucket)
         case "sqlite" | "postgresql" | "postgres":
             raise InvalidUsage(f"{scheme}: keeps documents, not blobs; blobs: {BLOB_FORMS}")
     raise _unknown(url, BLOB_FORMS)
@@ -183,7 +184,8 @@ def _path(url: str, rest: str) -> Path:
         )
     if not path.strip("/") or "\0" in path:
         raise InvalidUsage(f"{url!r} names no path")
-    return Path(path)
+    # Absolute: Spark, which is given paths of blobs, has another working directory.
+    return Path(path).absolute()
 
 
 # -- Opens the stores of one service: those of its state directory, or those that URLs name --------

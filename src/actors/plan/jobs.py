@@ -21,13 +21,33 @@ NO_UPPER: Final = 1 << 62
 
 # Frames of these cross to the engine's process, which is of the same release. Their tags are also
 # the kinds that `penstock.jobs` shows (`kind_of`), so they stay when a class is renamed.
-class JobRows(msgspec.Struct, frozen=True, gc=False):
-    """Updates handed to the engine: inline Arrow, files, or both (their union).
+class BucketObject(msgspec.Struct, frozen=True, gc=False):
+    """A Parquet part in a bucket: the bucket's URL (``s3://bucket``), the key in it, its size."""
 
-    Parquet `files` hold parts (columns, ``__time``, ``__diff``, no errors); of these only rows with
-    ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the rows meant,
-    with the same columns. With `advance_to` set, times below it are raised to it. `columns`
-    names and orders the user columns.
+    bucket: str
+    key: str
+    bytes: int
+
+    @property
+    def kind(self) -> str:
+        """Return the scheme of the bucket's URL."""
+        return self.bucket.partition(":")[0]
+
+
+class BucketFolder(msgspec.Struct, frozen=True, gc=False):
+    """Where a job may write objects: the bucket's URL, and the prefix of keys that no other has."""
+
+    bucket: str
+    prefix: str
+
+
+class JobRows(msgspec.Struct, frozen=True, gc=False):
+    """Updates handed to the engine: inline Arrow, files, objects, or all of them (their union).
+
+    Parquet `files` and `objects` hold parts (columns, ``__time``, ``__diff``, no errors); of these
+    only rows with ``lower <= __time < upper`` are read. `arrow` is one IPC stream of exactly the
+    rows meant, with the same columns. With `advance_to` set, times below it are raised to it.
+    `columns` names and orders the user columns.
     """
 
     schema: TableSchema
@@ -38,6 +58,8 @@ class JobRows(msgspec.Struct, frozen=True, gc=False):
     lower: int = 0
     upper: int = NO_UPPER
     advance_to: int | None = None
+    objects: tuple[BucketObject, ...] = ()
+    """Parts that Spark reads from their bucket."""
 
 
 class JobSpan(msgspec.Struct, frozen=True, gc=False):
@@ -104,6 +126,8 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     optimistic: bool = False
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
+    into_bucket: BucketFolder | None = None
+    """Where the executors are to write a large answer; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -301,6 +325,18 @@ class FileDone(msgspec.Struct, frozen=True, gc=False):
     rows: int
 
 
+class ObjectDone(msgspec.Struct, frozen=True, gc=False):
+    """A Parquet object of an answer; its key is the prefix that the job named and `name`."""
+
+    name: str
+    rows: int
+    size: int
+    checksum: int
+    """crc32 of all of it."""
+    footer: bytes
+    """Its metadata, as a Parquet file without rows."""
+
+
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """The updates that a Step or Difference made, or a query's rows: Arrow IPC stream inline, an
     IPC file, or (when they were asked for) Parquet `files`, whose rows are not consolidated.
@@ -320,6 +356,9 @@ class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Time that it waited in the engine for other jobs; `spark_ms` does not include it."""
     frequent: LikelyRun | None = None
     """The run of a step like many before, for which a rehearsal pays."""
+    objects: tuple[ObjectDone, ...] | None = None
+    """Objects with the rows, not consolidated, if the job asked for them and they are many. Those
+    that nobody adopts are orphans."""
     trace: JobTrace | None = None
     """Trace of a job that came with a trace context."""
 

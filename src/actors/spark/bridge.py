@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
+from py4j.protocol import Py4JJavaError
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.util import _load_from_socket
@@ -56,8 +57,21 @@ _SLOT_OPTIONS: Final = {
 class SessionBridge(ABC):
     """A Spark session, used by one thread."""
 
+    reads_buckets = False
+    """True if the data source for parts of buckets is registered with the session."""
+    partitions = ""
+    """Partitions of an exchange that were set for the session; empty if none were."""
+
     def __init__(self, session: SparkSession) -> None:
         self.session = session
+
+    def cores(self) -> int:
+        """Return how many tasks Spark runs at a time, as far as it says so; else 1."""
+        return 1
+
+    def has_class(self, name: str) -> bool:
+        """Return whether Spark's JVM may have a class: True if it cannot be asked."""
+        return True
 
     @abstractmethod
     def activate(self) -> None:
@@ -127,6 +141,19 @@ class ClassicBridge(SessionBridge):
         self._front: CatalystFront | None = None
         self._served: Any = self.jvm.PythonRDD
         self._task_properties: Any = None
+
+    def cores(self) -> int:
+        """See `SessionBridge.cores`."""
+        return int(self.session.sparkContext.defaultParallelism)
+
+    def has_class(self, name: str) -> bool:
+        """See `SessionBridge.has_class`."""
+        loader = self.jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
+        try:
+            self.jvm.java.lang.Class.forName(name, False, loader)
+        except Py4JJavaError:
+            return False
+        return True
 
     def activate(self) -> None:
         """See `SessionBridge.activate`."""

@@ -24,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +52,7 @@ from actors.spark.failures import SparkGone
 from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, redact_secrets
-from actors.spark.session import CONNECT_TOKEN, open_session, spark_conf
+from actors.spark.session import CONNECT_TOKEN, NO_DEFAULTS, open_session, spark_conf
 from actors.spark.start import CHILD_FOLDER, ChildMessage, EngineStart
 from actors.spark.steps import ThreadSlot
 from actors.telemetry import (
@@ -422,20 +423,26 @@ def _bound_log() -> None:
 
 
 def open_engine(
-    settings: Settings, scratch: Path, class_archive: str = "", no_java: str = ""
+    settings: Settings,
+    scratch: Path,
+    class_archive: str = "",
+    no_java: str = "",
+    defaults: Mapping[str, str] = NO_DEFAULTS,
 ) -> SparkEngine:
-    """Start Spark, or connect to it. Raises `EngineUnavailable` or Spark's own error."""
+    """Start Spark with the user's `defaults`, or connect to it. Raises `EngineUnavailable` or
+    Spark's own error."""
     if is_remote(settings.spark_master):
         # Imported here: Spark Connect's packages need not be installed for any other master.
         from actors.spark.remote import open_remote
 
         return open_remote(settings, scratch, class_archive, no_java)
-    conf = spark_conf(settings, scratch, class_archive)
+    conf = spark_conf(settings, scratch, class_archive, defaults)
     token = ""
     if settings.connect_listen:
         # The JVM inherits it: other users of this machine must not pass by the gateway.
         token = os.environ[CONNECT_TOKEN] = secrets.token_hex(32)
-    return SparkEngine(open_session(conf, scratch), settings, scratch, token)
+    chosen = frozenset(settings.spark_conf) | frozenset(defaults)
+    return SparkEngine(open_session(conf, scratch), settings, scratch, token, chosen)
 
 
 def main(arguments: list[str]) -> None:
@@ -457,7 +464,7 @@ def main(arguments: list[str]) -> None:
     started = threading.Event()
     threading.Thread(target=leave_with_parent, args=(end, started), daemon=True).start()
     try:
-        engine = open_engine(settings, scratch, first.class_archive, first.no_java)
+        engine = open_engine(settings, scratch, first.class_archive, first.no_java, first.defaults)
     except BaseException as error:  # noqa: BLE001 - the log names it
         why = redact_secrets(str(error), settings.spark_master)
         exit_process(EXIT_NOT_STARTED, f"Spark did not start: {type(error).__name__}: {why}", None)

@@ -37,22 +37,42 @@ _CHUNK_ROWS: Final = 65_536
 _CHUNK_BYTES: Final = 8 * 1024 * 1024
 TRIES_AGAIN: Final = 7
 """Retries of a call; with the waits between them some 3.5 s, after which the server is gone."""
+_MANY: Final = 1 << 16
+"""Rows of a range, more than Spark has cores."""
 QUERIES_KNOWN_MAX: Final = 256
 """Bound of the texts that a session remembers to be queries."""
 _WORD: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _NOT_DETERMINISTIC: Final = "INVALID_NON_DETERMINISTIC_EXPRESSIONS"
 
 
+class ServerCores:
+    """The number of the server's cores, asked once for all sessions."""
+
+    def __init__(self) -> None:
+        self._count: int | None = None
+
+    def count(self, session: SparkSession) -> int:
+        """Return how many tasks the server's Spark runs at a time. Raises Spark's own error."""
+        # A range has as many partitions as Spark has cores; no call of the server tells them.
+        if self._count is None:
+            numbers = session.range(_MANY).selectExpr("spark_partition_id() AS n")
+            self._count = max(1, numbers.distinct().count())
+        return self._count
+
+
 class ConnectBridge(SessionBridge):
     """One session of one thread, behind Spark Connect. `tag` returns the current job's tag."""
 
-    def __init__(self, session: SparkSession, tag: Callable[[], str], reader: PlanReader) -> None:
+    def __init__(
+        self, session: SparkSession, tag: Callable[[], str], reader: PlanReader, cores: ServerCores
+    ) -> None:
         super().__init__(session)
         self.reader = reader
         self._tag = tag
         self._frames: dict[str, DataFrame] = {}
         self._kept = 0
         self._queries: set[str] = set()
+        self._cores = cores
 
     def activate(self) -> None:
         """See `SessionBridge.activate`. Later calls carry the job's tag."""
@@ -67,6 +87,10 @@ class ConnectBridge(SessionBridge):
     def close(self) -> None:
         """See `SessionBridge.close`. The server ends what still runs in the session."""
         self.session.stop()  # logs what fails, and raises nothing
+
+    def cores(self) -> int:
+        """See `SessionBridge.cores`."""
+        return self._cores.count(self.session)
 
     def sql(self, text: str) -> DataFrame:
         """See `SessionBridge.sql`."""
@@ -182,9 +206,12 @@ class ConnectSessions(ThreadSessions):
         scratch: Path,
         base: Mapping[str, str],
         reader: PlanReader,
+        cores: ServerCores,
+        far_partitions_max: int = 0,
     ) -> None:
-        super().__init__(root, user, scratch)
+        super().__init__(root, user, scratch, far_partitions_max)
         self._base = base
+        self._cores = cores
         self._reader = reader
         self._tag = ""
         self._current: ConnectBridge | None = None
@@ -223,7 +250,7 @@ class ConnectSessions(ThreadSessions):
             current.session.interruptTag(tag)
 
     def _bridge(self, session: SparkSession) -> SessionBridge:
-        return ConnectBridge(session, lambda: self._tag, self._reader)
+        return ConnectBridge(session, lambda: self._tag, self._reader, self._cores)
 
     def _new_session(self) -> SparkSession:
         session = self._root.newSession()

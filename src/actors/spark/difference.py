@@ -72,7 +72,7 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
 
 def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
-    old = None if job.old is None else load(job.old)
+    old = None if job.old is None else load(job.old, slot.parts)
     with open_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
         bridge = opened.bridge
         found = bridge.query(job.sql)
@@ -111,7 +111,7 @@ def open_contents(
 ) -> Iterator[OpenedSession]:
     """Open a session in which texts may name the contents of the tables. `small`: all rows are
     small, `old` included. `apart`: see `retry_apart`."""
-    loaded = {name: load(rows) for name, rows in tables}
+    loaded = {name: load(rows, slot.parts) for name, rows in tables}
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     read = sum(rows.bytes for rows in all_rows)
     small = is_small(all_rows)
@@ -119,7 +119,7 @@ def open_contents(
     with ExitStack() as stack:
         contents = {}
         for number, (name, rows) in enumerate(loaded.items()):
-            table = None if rows.files else _contents_here(rows.table)
+            table = None if rows.left else _contents_here(rows.table)
             if table is None:
                 made = contents_frame(stack, bridge, rows, f"__raw{number}", apart=apart)
             else:

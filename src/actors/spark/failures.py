@@ -21,6 +21,7 @@ from pyspark.errors import AnalysisException, PySparkException
 
 from actors.errors import PenstockError, to_wire
 from actors.plan.jobs import JobFailed
+from actors.spark.bucket_reading import UNREADABLE
 
 DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
@@ -39,6 +40,17 @@ _LIMITS: Final = {
     "spark.driver.maxResultSize": "its answer is too large to be collected",
 }
 """Texts by which a job over a limit is known, and their meanings."""
+
+
+_BUCKET: Final = re.compile(rf"{UNREADABLE}: ([^\n]*)")
+_PYTHON: Final = {
+    "PYTHON_VERSION_MISMATCH": "it must be of the same minor release as the service's",
+    "PACKAGE_NOT_INSTALLED": "it needs pyarrow and obstore",
+    "No module named 'pyarrow'": "it needs pyarrow and obstore",
+    "PYTHON_DATA_SOURCE_ERROR": "it needs pyspark, pyarrow and obstore",
+    "Cannot run program": "there is no such program",
+}
+"""Texts of a Python of Spark's in which our data source cannot run, and what it needs."""
 
 
 class SparkGone(Exception):
@@ -60,6 +72,15 @@ def describe(error: BaseException) -> tuple[str, str]:
     # An error raised inside a task arrives wrapped: look along the whole chain of causes, and in
     # the texts, where Spark always writes `[CONDITION] … SQLSTATE: xxxxx`.
     texts = [str(link) for link in _chain(error)]
+    # A bucket that does not answer, or a Python without what is needed, is no error of the data,
+    # whatever SQLSTATE Spark gives to errors of Python.
+    for text in texts:
+        if found := _BUCKET.search(text):
+            return "EngineLost", found[1].strip()
+    for name, needed in _PYTHON.items():
+        if any(name in text for text in texts):
+            hint = f"the Python of Spark does not run our data source: {needed} (spark_conf"
+            return "EngineLost", f"{hint} spark.pyspark.python names it); {short_text(texts[0])}"
     for name, meaning in _LIMITS.items():
         if any(name in text for text in texts):
             return "JobTooLarge", f"{meaning} ({name})"

@@ -15,8 +15,8 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame
-from pyspark.sql.functions import lit
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql.functions import count, lit
 from pyspark.sql.types import (
     BooleanType,
     DateType,
@@ -63,6 +63,16 @@ _WIDE_BYTES: Final = 64
 """Assumed size of a value whose type has no fixed size."""
 _ANSWER_SHARE: Final = 2
 """Factor by which an answer of unknown size may exceed `collected_bytes_max`."""
+
+
+class FilesUnseen(Exception):
+    """Rows that Spark wrote into files are not in those that are seen here."""
+
+    def __init__(self, rows: int, written: int, out: Path) -> None:
+        super().__init__(
+            f"of {written} rows that Spark wrote below {out}, {rows} are seen here: its executors"
+            " have another file system"
+        )
 
 
 class AnswerTooLarge(Exception):
@@ -130,7 +140,7 @@ def too_large(error: Exception) -> bool:
 
 def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone, ...]:
     """Run the query into files, all rows at `time` (None: without a time), in the order of the
-    files and of the rows in each. Raises Spark's own errors.
+    files and of the rows in each. Raises Spark's own errors, and `FilesUnseen`.
 
     The files lie in `out`, and are removed by their reader; they hold no metadata of Spark's.
     """
@@ -139,18 +149,32 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
     try:
         timed = time is not None
         rows = found.withColumn(TIME, lit(time).cast("bigint")) if timed else found
+        # A cluster on this machine may have another file system, as in a container: its files would
+        # be missing silently. So the rows are counted while they are written.
+        written = None if _in_driver(found) else Observation()
+        rows = rows if written is None else rows.observe(written, count(lit(1)).alias("rows"))
         rows.write.option("compression", "zstd").parquet(folder.resolve().as_uri())
         done = []
         for number, file in enumerate(sorted(folder.glob("part-*.parquet"))):
-            count = pq.read_metadata(file).num_rows
-            if count:
+            seen = pq.read_metadata(file).num_rows
+            if seen:
                 kept = out / f"{name}-{number}.parquet"
                 file.rename(kept)
-                done.append(FileDone(str(kept), count))
+                done.append(FileDone(str(kept), seen))
+        made = sum(file.rows for file in done)
+        if written is not None and written.get["rows"] != made:
+            for each in done:
+                Path(each.path).unlink()
+            raise FilesUnseen(made, written.get["rows"], out)
         return tuple(done)
     finally:
         # With Spark's own files in it (checksums, `_SUCCESS`).
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _in_driver(found: DataFrame) -> bool:
+    """Return whether the tasks of a query run in the driver's JVM."""
+    return str(found.sparkSession.sparkContext.master).startswith("local")
 
 
 def read_back(files: Sequence[FileDone], wanted: pa.Schema) -> pa.Table:

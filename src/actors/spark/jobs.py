@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -45,6 +46,7 @@ from actors.plan.schema import TableSchema, result_type
 from actors.settings import Settings
 from actors.spark.analysis import check_types, output_schema, result_schema
 from actors.spark.bridge import SessionBridge
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.difference import (
     lend_contents,
     open_contents,
@@ -54,12 +56,12 @@ from actors.spark.difference import (
     run_query,
 )
 from actors.spark.failures import SparkGone, make_job_failed, short_text
-from actors.spark.files import too_large, write_files
+from actors.spark.files import FilesUnseen, too_large, write_files
 from actors.spark.fragments import spark_struct
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
 from actors.spark.rows import done
-from actors.spark.session import ThreadSessions, name_call_site, on_loopback
+from actors.spark.session import ThreadSessions, far_partitions_max, name_call_site, on_loopback
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import ThreadSlot, rehearse, run_step
 from actors.spark.translate import quote
@@ -308,19 +310,28 @@ class SparkEngine:
     """
 
     def __init__(
-        self, session: SparkSession, settings: Settings, scratch: Path, connect_token: str = ""
+        self,
+        session: SparkSession,
+        settings: Settings,
+        scratch: Path,
+        connect_token: str = "",
+        chosen: frozenset[str] | None = None,
     ) -> None:
-        """Take the session. `connect_token`: token of the JVM's Spark Connect server; empty if it
-        has none."""
+        """Take the session.
+
+        `connect_token`: token of the JVM's Spark Connect server; empty if it has none. `chosen`:
+        names of the settings that the user has chosen; None: those of `Settings.spark_conf`.
+        """
         self.session = session
         self.settings = settings
         self._connect_token = connect_token
         self.out = scratch / OUT_FOLDER
         self.out.mkdir(parents=True, exist_ok=True)
         self._temporary = scratch / CHILD_FOLDER
-        self._user = frozenset(settings.spark_conf)
+        self._user = frozenset(settings.spark_conf) if chosen is None else chosen
         self._steps = PreparedSteps(settings, self._temporary / "slots")
         self._here = on_loopback(settings.spark_master)
+        self._parts = BucketParts(settings)
 
     def ready(self) -> EngineReady:
         """Return the message that tells the parent that Spark is up."""
@@ -353,6 +364,7 @@ class SparkEngine:
             text,
             limits.engine_nesting_max,
             limits.view_tree_nodes_max,
+            self._parts,
             canceled,
         )
 
@@ -363,16 +375,9 @@ class SparkEngine:
         if ticket.canceled.is_set():
             ticket.prepared = None
             return _canceled(job_id)
-        if (
-            isinstance(ticket.job, RunStep | SelectContents | TakeFiles)
-            and ticket.job.into_files
-            and not self._here
-        ):
-            # Files that are written elsewhere may be invisible here, and be missing silently.
-            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
         slot.canceled, slot.group = ticket.canceled, ticket.group
         try:
-            answer = self._carry_out(slot, ticket, pool)
+            answer = self._carry_out_here(slot, ticket, pool)
         except SparkGone:
             raise
         except Exception as error:
@@ -390,6 +395,21 @@ class SparkEngine:
                 Path(path).unlink(missing_ok=True)
             return _canceled(job_id)
         return answer
+
+    def _carry_out_here(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """Run the job, with files for its answer only where those of Spark's are seen here."""
+        if self._here:
+            slot.files_here = True
+            try:
+                return self._carry_out(slot, ticket, pool)
+            except FilesUnseen as error:
+                print(f"no more answers as files: {error}", file=sys.stderr, flush=True)
+                self._here = False
+        slot.files_here = False
+        if isinstance(ticket.job, RunStep | SelectContents | TakeFiles) and ticket.job.into_files:
+            # Files that are written elsewhere may be invisible here, and be missing silently.
+            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
+        return self._carry_out(slot, ticket, pool)
 
     def interrupt(self, group: str) -> None:
         """Cancel the Spark jobs of a group, running and to come, and the round that its step is
@@ -433,7 +453,9 @@ class SparkEngine:
         self._process().kill()
 
     def _sessions(self) -> ThreadSessions:
-        return ThreadSessions(self.session, self._user, self._temporary)
+        return ThreadSessions(
+            self.session, self._user, self._temporary, far_partitions_max(self.settings)
+        )
 
     def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Run the job in its job group, so that `interrupt` finds it. Raises our errors or Spark's

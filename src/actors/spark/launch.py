@@ -27,6 +27,7 @@ from actors.spark.class_archive import exclude_archive, find_archive
 from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, strip_parameters
+from actors.spark.spark_defaults import read_defaults
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
 from actors.telemetry import TracedMessage, split_context
 
@@ -211,7 +212,8 @@ def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
 async def launch(settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
     """Start a child; `EngineProcess.ready` waits for it.
 
-    Raises `EngineUnavailable` when there is no Java or the process cannot be started, and
+    Raises `EngineUnavailable` when there is no Java, `spark-defaults.conf` cannot be read, or the
+    process cannot be started, and
     `BadSettings` when the address of a Spark Connect server is malformed.
     """
     java: JavaHome | None = None
@@ -225,6 +227,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
         if not is_remote(settings.spark_master):
             raise
         no_java = str(error)
+    defaults = await clock.run_blocking(lambda: read_defaults(os.environ))
     ours, theirs = socket.socketpair()
     ours.setblocking(False)
     # O_APPEND: the child empties a full log, and later writes must begin at its new end.
@@ -254,7 +257,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock, archive, log_start)
-        made.send(EngineStart(settings, str(directory), str(archive or ""), no_java))
+        made.send(EngineStart(settings, str(directory), str(archive or ""), no_java, defaults))
     except BaseException:
         os.killpg(process.pid, signal.SIGKILL)
         ours.close()

@@ -24,7 +24,7 @@ from actors.spark.failures import is_forgotten, short_text
 from actors.spark.jobs import JobTicket, SparkEngine, run_job
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_address import redact_secrets, strip_parameters
-from actors.spark.session import CONNECT_SETTINGS, ThreadSessions
+from actors.spark.session import CONNECT_SETTINGS, ThreadSessions, far_partitions_max
 from actors.spark.steps import ThreadSlot
 
 # Before the import: gRPC reads it then.
@@ -35,7 +35,13 @@ try:
     from pyspark.sql.connect.client.core import RpcDeadlines
     from pyspark.sql.connect.session import SparkSession
 
-    from actors.spark.connect import TRIES_AGAIN, ConnectSessions, set_retries, set_settings
+    from actors.spark.connect import (
+        TRIES_AGAIN,
+        ConnectSessions,
+        ServerCores,
+        set_retries,
+        set_settings,
+    )
 except ImportError as error:
     raise EngineUnavailable(
         f"Spark Connect needs more packages: pip install 'penstock-views[connect]' ({error})"
@@ -66,6 +72,7 @@ class RemoteEngine(SparkEngine):
         self._reader = reader
         self._root = root
         self._base = base
+        self._cores = ServerCores()
         self._place = strip_parameters(settings.spark_master)
         self._all: list[ConnectSessions] = []
         self._running: dict[str, ConnectSessions] = {}
@@ -136,7 +143,15 @@ class RemoteEngine(SparkEngine):
         return None
 
     def _sessions(self) -> ThreadSessions:
-        made = ConnectSessions(self._root, self._user, self._temporary, self._base, self._reader)
+        made = ConnectSessions(
+            self._root,
+            self._user,
+            self._temporary,
+            self._base,
+            self._reader,
+            self._cores,
+            far_partitions_max(self.settings),
+        )
         self._all.append(made)
         return made
 

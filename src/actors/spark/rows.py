@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -26,6 +26,7 @@ from actors.errors import InvalidUsage, StorageError
 from actors.plan.jobs import NO_UPPER, JobRows, RowsDone
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.spark.bucket_parts import BucketParts, BucketPartScan
 from actors.spark.fragments import spark_struct
 from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
@@ -48,16 +49,23 @@ class LoadedRows(msgspec.Struct, frozen=True):
     bytes: int
     frame: DataFrame | None = None
     """All rows, if they are in Spark already."""
+    scan: BucketPartScan | None = None
+    """Parts of a bucket left for Spark."""
+
+    @property
+    def left(self) -> bool:
+        """Return whether Spark has to read rows."""
+        return bool(self.files) or self.scan is not None
 
     @property
     def empty(self) -> bool:
         """Return whether there surely is no row."""
-        return not self.files and self.frame is None and self.table.num_rows == 0
+        return not self.left and self.frame is None and self.table.num_rows == 0
 
 
-def load(rows: JobRows) -> LoadedRows:
-    """Read small rows, and leave large files to Spark. Raises `StorageError` when a file cannot be
-    read."""
+def load(rows: JobRows, parts: BucketParts) -> LoadedRows:
+    """Read small rows, and leave large files and all `parts` of a bucket to Spark. Raises
+    `StorageError` when a file or a footer cannot be read."""
     wanted = rows.schema.arrow_updates()
     tables: list[pa.Table] = []
     if rows.arrow is not None:
@@ -71,7 +79,9 @@ def load(rows: JobRows) -> LoadedRows:
     if rows.advance_to is not None and table.num_rows:
         table = advance(table, rows.advance_to)
     left = rows.files if bytes_left else ()
-    return LoadedRows(rows, table, left, table.nbytes + bytes_left)
+    scan = parts.scan(rows.objects) if rows.objects else None
+    bytes_left += 0 if scan is None else scan.bytes
+    return LoadedRows(rows, table, left, table.nbytes + bytes_left, scan=scan)
 
 
 def _read_small(files: tuple[str, ...]) -> tuple[list[pa.Table], int]:
@@ -117,6 +127,8 @@ ONES: Final = DiffBounds(1, 1)
 def all_ones(loaded: LoadedRows) -> bool:
     """Return whether every diff is 1, as the statistics in the files say."""
     if table_bounds(loaded.table) != ONES:
+        return False
+    if loaded.scan is not None and loaded.scan.bounds != ONES:
         return False
     return all(diff_bounds(path) == ONES for path in loaded.files)
 
@@ -238,19 +250,20 @@ def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame
     """Return the rows as a frame: user columns, time, diff. `uses`: how often a plan reads it."""
     if loaded.frame is not None:
         return loaded.frame
-    if not loaded.files:
-        return bridge.table(loaded.table, uses)
-    scanned = _scan(bridge, loaded)
-    if loaded.table.num_rows == 0:
-        return scanned
-    return scanned.unionByName(bridge.table(loaded.table, uses))
+    struct = StructType(list(spark_struct(loaded.rows.schema.arrow_updates()).fields))
+    made = []
+    if loaded.files:
+        scanned = bridge.session.read.schema(struct).parquet(*loaded.files)
+        made.append(_wanted(scanned, loaded.rows))
+    if loaded.scan is not None:
+        made.append(_wanted(loaded.scan.frame(bridge, struct), loaded.rows))
+    if loaded.table.num_rows or not made:
+        made.append(bridge.table(loaded.table, uses))
+    return reduce(DataFrame.unionByName, made)
 
 
-def _scan(bridge: SessionBridge, loaded: LoadedRows) -> DataFrame:
-    """Return a frame that scans the files."""
-    rows = loaded.rows
-    fields = spark_struct(rows.schema.arrow_updates()).fields
-    found = bridge.session.read.schema(StructType(list(fields))).parquet(*loaded.files)
+def _wanted(found: DataFrame, rows: JobRows) -> DataFrame:
+    """Return those of the stored rows that are wanted, at the times that are wanted."""
     # Tests that every row passes are left out: a text without numbers of its own is compiled once.
     if rows.lower > 0:
         found = found.where(f"{TIME} >= {rows.lower}L")

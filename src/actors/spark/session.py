@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,6 +47,8 @@ RESULT_SHARE: Final = 2
 SESSIONS_PER_THREAD_MAX: Final = 8
 VERIFY_PAGES: Final = "parquet.page.verify-checksum.enabled"
 """Setting with which a damaged byte of a part is an error; without it Spark reads a wrong value."""
+PARTITIONS: Final = "spark.sql.shuffle.partitions"
+ADAPTIVE: Final = "spark.sql.adaptive.enabled"
 SMALL_STEPS: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.sql.leafNodeDefaultParallelism": "1",
@@ -105,11 +107,71 @@ CONNECT_SETTINGS: Final = {
 """Settings of every session behind Spark Connect, below `Settings.spark_conf`."""
 
 
-def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> dict[str, str]:
-    """Return the configuration of the engine: ours, then `Settings.spark_conf` on top.
+NEEDED: Final = frozenset(
+    {
+        *CONNECT_SETTINGS,
+        LOCAL_RELATION_SETTING,
+        f"spark.hadoop.{VERIFY_PAGES}",
+        "spark.app.name",
+        "spark.driver.maxResultSize",
+        "spark.driver.memory",
+        "spark.executor.killOnFatalError.depth",
+        "spark.local.dir",
+        "spark.master",
+        "spark.scheduler.mode",
+        "spark.sql.catalogImplementation",
+        "spark.sql.execution.arrow.pyspark.enabled",
+        "spark.sql.parquet.outputTimestampType",
+        "spark.sql.warehouse.dir",
+        "spark.submit.deployMode",
+    }
+) - {"spark.sql.adaptive.enabled"}
+"""Settings that `spark-defaults.conf` does not change: what a view means, and what the engine is
+built on. `Settings.spark_conf` may."""
+NO_DEFAULTS: Final[Mapping[str, str]] = {}
+
+
+def spark_conf(
+    settings: Settings,
+    scratch: Path,
+    class_archive: str = "",
+    defaults: Mapping[str, str] = NO_DEFAULTS,
+) -> dict[str, str]:
+    """Return the configuration of the engine: ours, then the user's `defaults` but for what is
+    `NEEDED`, then `Settings.spark_conf` on top.
 
     `class_archive` is the path of the archive that its JVM may start from; empty if there is none.
     """
+    conf = own_conf(settings, scratch)
+    plugins = ",".join(
+        filter(
+            None,
+            (
+                CONNECT_PLUGIN if settings.connect_listen else "",
+                settings.spark_conf.get("spark.plugins", defaults.get("spark.plugins", "")),
+            ),
+        )
+    )
+    below = {name: value for name, value in defaults.items() if name not in NEEDED}
+    user = below | dict(settings.spark_conf)
+    temporary = scratch / CHILD_FOLDER / "tmp"
+    options = (
+        "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
+        f"{COMPILE_LATE} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+    )
+    given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
+    conf[JAVA_OPTIONS] = " ".join(filter(None, given))
+    if settings.connect_listen:
+        ours = connect_conf(settings)
+        conf |= ours
+        # Not by the user's defaults: the gateway alone is to reach the server.
+        user = {k: v for k, v in user.items() if k not in ours or k in settings.spark_conf}
+    conf |= user
+    return conf | ({"spark.plugins": plugins} if plugins else {})
+
+
+def own_conf(settings: Settings, scratch: Path) -> dict[str, str]:
+    """Return our own settings of the engine, without the driver's Java options."""
     conf = {
         "spark.master": settings.spark_master,
         "spark.app.name": "penstock",
@@ -151,19 +213,14 @@ def spark_conf(settings: Settings, scratch: Path, class_archive: str = "") -> di
     if settings.spark_master.startswith("local"):
         # Spark's default of 200 partitions costs more than most large steps themselves.
         conf["spark.sql.shuffle.partitions"] = str(local_cores(settings.spark_master))
-    user = dict(settings.spark_conf)
-    temporary = scratch / CHILD_FOLDER / "tmp"
-    options = (
-        "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
-        f"{COMPILE_LATE} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+    return conf
+
+
+def far_partitions_max(settings: Settings) -> int:
+    """Return the bound of an exchange's partitions on a cluster; 0 if all of Spark is one JVM."""
+    return (
+        0 if settings.spark_master.startswith("local") else settings.engine_shuffle_partitions_max
     )
-    given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
-    conf[JAVA_OPTIONS] = " ".join(filter(None, given))
-    if settings.connect_listen:
-        conf |= connect_conf(settings)
-        if others := user.pop("spark.plugins", ""):
-            conf["spark.plugins"] += f",{others}"
-    return conf | user
 
 
 def connect_conf(settings: Settings) -> dict[str, str]:
@@ -233,8 +290,20 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
 class ThreadSessions:
     """The sessions of one worker thread, by settings; bounded, the least recently used go first."""
 
-    def __init__(self, root: SparkSession, user: frozenset[str], scratch: Path) -> None:
+    def __init__(
+        self,
+        root: SparkSession,
+        user: frozenset[str],
+        scratch: Path,
+        far_partitions_max: int = 0,
+    ) -> None:
+        """Take the session to open others of.
+
+        `user`: names of the settings that the user has chosen, which ours do not replace.
+        `far_partitions_max`: bound of the partitions of a large job's exchanges; 0: not set here.
+        """
         self._root = root
+        self._far_partitions_max = far_partitions_max
         self._scratch = scratch
         self._user = user
         self._sessions: OrderedDict[tuple[Any, ...], SessionBridge] = OrderedDict()
@@ -257,7 +326,18 @@ class ThreadSessions:
         while len(self._sessions) > SESSIONS_PER_THREAD_MAX:
             self._sessions.popitem(last=False)[1].close()
         made.activate()
+        if not small and self._far_partitions_max:
+            self._follow_cores(made, frozenset(name for name, _ in conf) | self._user)
         return made
+
+    def _follow_cores(self, made: SessionBridge, chosen: frozenset[str]) -> None:
+        """Have exchanges of a large job make as many partitions as the cluster has cores now:
+        executors come, and go."""
+        if PARTITIONS not in chosen:
+            count = str(min(max(2, made.cores()), self._far_partitions_max))
+            if made.partitions != count:
+                made.session.conf.set(PARTITIONS, count)
+                made.partitions = count
 
     def drop(self) -> None:
         """Close all sessions; those asked for next are new."""
@@ -276,6 +356,10 @@ class ThreadSessions:
             for name, value in SMALL_STEPS.items():
                 if name not in self._user:
                     session.conf.set(name, value)
+        elif self._far_partitions_max and ADAPTIVE not in self._user:
+            # Over the network a better plan, and fewer partitions than cores, save more than it
+            # costs to find them.
+            session.conf.set(ADAPTIVE, "true")
         for name, value in conf:
             try:
                 session.conf.set(name, value)

@@ -26,6 +26,8 @@ class EngineStart(msgspec.Struct, frozen=True, tag="Start"):
     """Path of the archive that the JVM may start from (`actors.spark.class_archive`)."""
     no_java: str = ""
     """Reason why there is no Java; only with a remote Spark."""
+    defaults: dict[str, str] = {}
+    """The user's `spark-defaults.conf`."""
 
 
 ChildMessage: TypeAlias = EngineStart | Job

@@ -39,6 +39,7 @@ from actors.plan.jobs import (
     FileDone,
     JobRows,
     LikelyRun,
+    ObjectDone,
     PlanPrepared,
     RehearseSteps,
     RowsDone,
@@ -48,6 +49,7 @@ from actors.plan.plan_splitting import makes_rows_of_none
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import consolidate, empty_updates, set_column
 from actors.spark.bridge import SessionBridge
+from actors.spark.bucket_parts import BucketParts
 from actors.spark.failures import describe
 from actors.spark.files import (
     AnswerTooLarge,
@@ -104,6 +106,8 @@ class ThreadSlot(msgspec.Struct):
     statement_bytes_max: int
     nesting_max: int
     tree_nodes_max: int
+    parts: BucketParts
+    """Parts of buckets, as all threads read them."""
     canceled: threading.Event
     """Set when the current job is canceled."""
     group: str = ""
@@ -143,7 +147,7 @@ class ThreadSlot(msgspec.Struct):
 def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
-    loaded = _loaded(prepared, job)
+    loaded = _loaded(slot, prepared, job)
     try:
         return _run_strata(slot, prepared, job, dict(loaded))
     except Exception as error:
@@ -162,7 +166,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
     """Return the rows with the diffs of equal ones summed up, whatever their times."""
     schema = loaded.rows.schema
-    if not loaded.files:
+    if not loaded.left:
         times = pa.repeat(pa.scalar(0, pa.int64()), loaded.table.num_rows)
         table = consolidate(set_column(loaded.table, TIME, times))
         return msgspec.structs.replace(loaded, table=table)
@@ -203,11 +207,14 @@ def _run_strata(
     # as the statement of a large step does.
     peeled = small and isinstance(root, ConsolidateRows)
     # Files are not consolidated: their readers do that, a part at a time.
-    bare = peeled or job.into_files
+    bare = peeled or job.into_files or job.into_bucket is not None
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if bare else None)
     made, known = _run(slot, work, small=small)
     again &= known
     elapsed = (time.perf_counter() - started) * 1000
+    if isinstance(made, WrittenObjects):
+        count = sum(each.rows for each in made.objects)
+        return RowsDone(job.job_id, count, spark_ms=elapsed, objects=made.objects)
     if isinstance(made, tuple):
         count = sum(file.rows for file in made)
         return RowsDone(job.job_id, count, spark_ms=elapsed, files=made)
@@ -232,17 +239,26 @@ def is_small(inputs: Iterable[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
     size = 0
     for rows in inputs:
-        if rows.files:
+        if rows.left:
             return False
         size += rows.bytes
     return not SMALL_JOB.exceeded_by(size)
 
 
-def _loaded(prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
+def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
     """Return the given rows that the strata read."""
     needed = _needed(prepared.plan, job)
-    given = job.inputs.items()
-    return {prepared.named(name): load(rows) for name, rows in given if name in needed}
+    strata = prepared.plan.strata[job.first : job.last + 1]
+    found = {}
+    for name, rows in job.inputs.items():
+        if name not in needed:
+            continue
+        if rows.objects:
+            # Of parts in a bucket only the columns that the strata read are fetched.
+            schema = narrowed(rows.schema, name, strata)
+            rows = msgspec.structs.replace(rows, schema=schema)
+        found[prepared.named(name)] = load(rows, slot.parts)
+    return found
 
 
 def _inner(
@@ -259,7 +275,7 @@ def _inner(
     Rows of large inputs stay in Spark.
     """
     # Only the last piece makes the answer.
-    job = msgspec.structs.replace(job, into_files=False)
+    job = msgspec.structs.replace(job, into_files=False, into_bucket=None)
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
@@ -304,6 +320,12 @@ def _run(slot: ThreadSlot, work: _Work, *, small: bool) -> tuple[Any, bool]:
             return made, True
     bridge = slot.sessions.get(work.prepared.plan.conf, small=small)
     return _run_anew(slot, bridge, work, small=small), False
+
+
+class WrittenObjects(msgspec.Struct, frozen=True):
+    """An answer that the executors wrote into a bucket."""
+
+    objects: tuple[ObjectDone, ...]
 
 
 class _Work(msgspec.Struct, frozen=True):
@@ -447,21 +469,26 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
 
 def _run_anew(
     slot: ThreadSlot, bridge: SessionBridge, work: _Work, *, small: bool
-) -> pa.Table | tuple[FileDone, ...]:
-    """Plan the step and execute it. A large answer comes as files where the job wants it so, and is
-    else read back from files."""
+) -> pa.Table | tuple[FileDone, ...] | WrittenObjects:
+    """Plan the step and execute it. A large answer comes as objects or files where the job wants it
+    so, and is else read back from files."""
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        if small or not (slot.files_here and work.large(slot.collected_bytes_max)):
+        apart = slot.files_here or job.into_bucket is not None
+        if small or not (apart and work.large(slot.collected_bytes_max)):
             try:
                 made = _collected(slot, bridge, work, found)
                 return made if time is None else _at(made, time)
             except Exception as error:
-                if not slot.files_here or not too_large(error):
+                if not apart or not too_large(error):
                     raise
                 print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
         # A large answer must never lie on the driver's heap.
+        if job.into_bucket is not None and time is not None:
+            # What is adopted as parts of the output has exactly its columns.
+            shape = work.prepared.plan.output.arrow_updates()
+            return WrittenObjects(slot.parts.write(found, job.into_bucket, time, shape))
         files = write_files(found, time, slot.out)
     return files if job.into_files else read_back(files, work.wanted(bridge))
 
@@ -473,7 +500,7 @@ def _at(made: pa.Table, time: int) -> pa.Table:
 def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: DataFrame) -> pa.Table:
     """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
     than was thought."""
-    if not slot.files_here:
+    if not (slot.files_here or work.job.into_bucket is not None):
         return bridge.collect(found, lambda: work.wanted(bridge))
     # Few rows that all match make many, and Spark looks at the bytes of an answer only when it has
     # made all of it.
@@ -501,7 +528,7 @@ def _planned(
         else:
             view = f"__{name}"
             # Asked of files only: there it spares a column and the products with it.
-            ones = bool(rows.files) and job.at_once and all_ones(rows)
+            ones = rows.left and job.at_once and all_ones(rows)
             relations[name] = SessionRelation(rows.rows.schema, view, rows.bytes, ones)
             read[view] = rows
     # A step at one time is computed at time 0: the same text, hence the same classes, each time.
@@ -519,7 +546,7 @@ def is_at_one_time(loaded: Mapping[str, LoadedRows]) -> bool:
     times: set[int] = set()
     for name, rows in loaded.items():
         if InputName.parse(name).holds_changes and not rows.empty:
-            if rows.files or rows.frame is not None:
+            if rows.left or rows.frame is not None:
                 return False
             found = pc.min_max(rows.table[TIME])
             times |= {found["min"].as_py(), found["max"].as_py()}

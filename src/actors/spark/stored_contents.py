@@ -25,6 +25,7 @@ from actors.plan.schema import DIFF, TableSchema
 from actors.spark.bridge import SessionBridge
 from actors.spark.groups import exact_keys, types_of
 from actors.spark.rows import (
+    ONES,
     LoadedRows,
     decoded_bytes,
     diff_bounds,
@@ -79,13 +80,17 @@ def _split(loaded: LoadedRows) -> _Split | None:
     known = [each for each in bounds.values() if each is not None]
     if loaded.frame is not None or len(known) < len(bounds):
         return None
+    far = ONES if loaded.scan is None else loaded.scan.bounds
+    if far is None:
+        return None
     files = tuple(path for path, each in bounds.items() if each is not None and each.low < 0)
+    scan = None if loaded.scan is None else loaded.scan.retracting()
     own = table_bounds(loaded.table)
     table = loaded.table if own.low < 0 else loaded.table.slice(0, 0)
-    size = table.nbytes + sum(map(decoded_bytes, files))
-    rows = replace(loaded.rows, files=files, arrow=None, arrow_file=None)
-    highest = reduce(max, (each.high for each in [own, *known]))
-    return _Split(LoadedRows(rows, table, files, size), ones=highest <= 1)
+    size = table.nbytes + sum(map(decoded_bytes, files)) + (0 if scan is None else scan.bytes)
+    rows = replace(loaded.rows, files=files, arrow=None, arrow_file=None, objects=())
+    highest = reduce(max, (each[1] for each in [own, far, *known]))
+    return _Split(LoadedRows(rows, table, files, size, scan=scan), ones=highest <= 1)
 
 
 def _can_join(schema: TableSchema, names: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ and counts the jobs run. A held job can be cancelled: its caller gets `Operation
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import localcontext
@@ -35,6 +36,7 @@ from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
     AnalyzeStatement,
     Answer,
+    BucketObject,
     CancelChildJob,
     CancelJob,
     ComputeDifference,
@@ -54,6 +56,7 @@ from actors.plan.jobs import (
 )
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.spark.bucket_reading import bucket_spec, open_bucket, open_part
 from actors.testing.analysis import analyzed
 from actors.testing.expressions import WIDE
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen
@@ -327,7 +330,8 @@ def relation_of(rows: JobRows) -> NodeRelation:
     if rows.arrow_file is not None:
         with pa.ipc.open_file(Path(rows.arrow_file)) as reader:
             tables.append(reader.read_all())
-    tables += [between(_part(path), rows.lower, rows.upper) for path in rows.files]
+    parts = [*map(_part, rows.files), *map(_object, rows.objects)]
+    tables += [between(part, rows.lower, rows.upper) for part in parts]
     updates: list[tuple[tuple[Any, ...], int, int]] = []
     for table in tables:
         plain = table.select(shape.names).cast(shape)
@@ -338,6 +342,13 @@ def relation_of(rows: JobRows) -> NodeRelation:
         rowwise = zip(*values, strict=True) if values else iter([()] * plain.num_rows)
         updates += [(tuple(row), t, d) for row, (t, d) in zip(rowwise, rest, strict=True)]
     return NodeRelation(columns, updates)
+
+
+def _object(part: BucketObject) -> pa.Table:
+    kind, _, bucket = part.bucket.partition("://")
+    store = open_bucket(bucket_spec(kind, bucket, os.environ, 5_000, 1))
+    with open_part(store, part.key, part.bytes) as file:
+        return file.read(use_threads=False)
 
 
 def _part(path: str) -> pa.Table:

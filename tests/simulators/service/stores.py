@@ -150,6 +150,10 @@ class FaultyBlob(_Way):
         """Return None: memory has no paths."""
         return
 
+    def place(self, key: str) -> None:
+        """Return None: memory is in no bucket."""
+        return
+
 
 class FaultyConsensus(_Way):
     """A `ConsensusStore` over a disk."""
