@@ -37,6 +37,7 @@ from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.maintenance import FollowTask, MaintenanceTask
 from actors.controller.messages import FindLogin
+from actors.controller.readiness import ReadinessCheck, ReadinessReport
 from actors.controller.reads.point_reads import PointReads
 from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
@@ -128,6 +129,7 @@ class Service:
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
         (`connect_gateway.statement_execution`), in place of `OwnStatements`."""
+        self._readiness: ReadinessCheck | None = None
         self._stopping = anyio.Event()
         self._expired = False
         self._halted: Exception | None = None
@@ -206,6 +208,8 @@ class Service:
             system.spawn(lambda: PgServer(*pg, self._points), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, executor, persist, scratch)
+        # Last: from here on the service is no longer starting.
+        self._readiness = ReadinessCheck(persist, controller, executor, clock, settings)
         if settings.expiration_ms is not None:
             loop = asyncio.get_running_loop()
             stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
@@ -381,6 +385,15 @@ class Service:
         """Return every live actor."""
         assert self._system is not None, "the service has not been started"
         return self._system.statistics()
+
+    async def readiness(self) -> ReadinessReport:
+        """Return whether the service and its parts can serve now; at any moment, and in any
+        state."""
+        if self._stopping.is_set():
+            return ReadinessReport("stopping")
+        if self._readiness is None:
+            return ReadinessReport("starting")
+        return await self._readiness.look()
 
     # -- stopping ------------------------------------------------------------------------------
 

@@ -491,7 +491,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     trace_file: str = ""
     """Traces are appended to this file too; `penstock trace` draws them."""
     metrics_listen: str = ""
-    """host:port of the page with measures, as Prometheus reads it; empty: none."""
+    """host:port of the pages for monitors: measures, health and readiness; empty: none."""
+    http_connections_max: int = 32
+    """Connections to these pages at a time; beyond it the one that has waited longest is ended."""
+    http_request_bytes_max: int = 8_192
+    """Size of a request to these pages without its body."""
+    http_request_timeout_ms: int = 5_000
+    """Timeout of such a connection, from its beginning to its end."""
+    readiness_timeout_ms: int = 2_000
+    """A part of the service that has not answered by then is not ready."""
+    readiness_fresh_ms: int = 500
+    """Time for which an answer about readiness serves further requests."""
 
     # stopping
     shutdown_deadline_ms: int = 15_000

@@ -49,9 +49,11 @@ from actors.plan.jobs import (
     Answer,
     CancelChildJob,
     CancelJob,
+    EngineCondition,
     EngineReady,
     ExecutorMessage,
     ForgetPlan,
+    InspectEngine,
     InspectJobs,
     Job,
     JobFailed,
@@ -270,6 +272,8 @@ class SparkExecutor(Actor[_Message]):
                 self._cancel(message.job_id)
             case InspectJobs():
                 message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
+            case InspectEngine():
+                message.reply.set(self._condition())
             case LocateConnect():
                 self._locate(message)
             case _Answered() if message.number == self._number:
@@ -289,6 +293,13 @@ class SparkExecutor(Actor[_Message]):
             case _:
                 assert_never(message)
         self._send_waiting()
+
+    def _condition(self) -> EngineCondition:
+        if self._ready is not None:
+            return EngineCondition("up")
+        if self._unavailable is not None:
+            return EngineCondition("unavailable", str(self._unavailable).partition("\n")[0])
+        return EngineCondition("starting")
 
     def describe(self) -> str:
         """Return the engine's state and its jobs, as text for people."""

@@ -13,14 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actors import spans
 from actors.client.client import Client
-from actors.errors import AddressInUse, BadSettings
+from actors.errors import AddressInUse
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.telemetry import LAG_MS, STEP_SECONDS, STEPS, WAL_QUEUED
 from actors.testing.engine import InMemoryExecutor
-from actors.tracing.metrics import start
+from actors.tracing.metrics import MetricCollector, start
+from actors.transport.http_pages import HttpPages, metrics_page
 
 
 def in_memory(
@@ -37,6 +38,10 @@ async def get(url: str, path: str = "/metrics") -> tuple[bytes, str]:
     head, _, body = (await reader.read()).partition(b"\r\n\r\n")
     writer.close()
     return head, body.decode()
+
+
+def pages(metrics: MetricCollector, settings: Settings) -> HttpPages:
+    return HttpPages({"/metrics": metrics_page(metrics.page)}, settings)
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
@@ -63,7 +68,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,
-            metrics.serve("127.0.0.1:0") as url,
+            pages(metrics, settings).serve("127.0.0.1:0", "metrics_listen") as url,
         ):
             metrics.watch(service.actors)
             await client.create_table("flights", {"id": "bigint"}, ["id"])
@@ -87,7 +92,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
             while both & samples((await get(url))[1]).keys():
                 await anyio.lowlevel.checkpoint()
             with pytest.raises(AddressInUse):
-                async with metrics.serve(url.removeprefix("http://").partition("/")[0]):
+                async with pages(metrics, settings).serve(url.removeprefix("http://"), "m"):
                     pass
     view = next(key for name, key in found if name == "penstock_steps_total")
     assert found["penstock_steps_total", view] >= 2
@@ -146,9 +151,3 @@ def test_actors_that_are_gone_leave_no_series() -> None:
             assert {key for name, key in found if name.startswith("penstock_mailbox")} == {
                 f"/a{number}"
             }
-
-
-async def test_an_address_that_is_none_is_named() -> None:
-    with start() as metrics, pytest.raises(BadSettings, match="give host:port"):
-        async with metrics.serve("nowhere"):
-            pass

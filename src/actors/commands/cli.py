@@ -192,19 +192,31 @@ def watched(settings: Settings) -> Iterator[MetricCollector | None]:
 
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
+    from actors.controller.readiness import readiness_page
     from actors.service import Service
+    from actors.transport.http_pages import HttpPages, liveness_page, metrics_page
 
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signal, group.cancel_scope)
+        service = Service(settings)
         async with AsyncExitStack() as stack:
-            service = await stack.enter_async_context(Service(settings))
+            page = ""
+            if metrics is not None:
+                # Before the service starts, which may take long: a monitor sees that it does.
+                pages = {
+                    "/metrics": metrics_page(metrics.page),
+                    "/healthz": liveness_page(),
+                    "/readyz": readiness_page(service.readiness),
+                }
+                served = HttpPages(pages, settings).serve(settings.metrics_listen, "metrics_listen")
+                page = await stack.enter_async_context(served)
+            await stack.enter_async_context(service)
             print(f"listening on {service.address}", flush=True)
             if service.pg_address:
                 print(f"listening for PostgreSQL's clients on {service.pg_address}", flush=True)
             if metrics is not None:
                 metrics.watch(service.actors)
-                page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
-                print(f"measures on {page}", flush=True)
+                print(f"measures on {page}/metrics", flush=True)
             print("ready", flush=True)
             group.start_soon(_release_memory)
             await service.wait_stopped()

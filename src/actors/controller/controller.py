@@ -39,6 +39,7 @@ from actors.controller.holds import RETAIN, RetainHolds
 from actors.controller.messages import (
     BytesDelivered,
     CopyTurn,
+    CountReplicas,
     EnqueueWrite,
     FindLogin,
     FindToken,
@@ -211,6 +212,7 @@ ControllerMessage: TypeAlias = (
     | LeftoverTurn
     | LeftoverForgotten
     | FindLogin
+    | CountReplicas
     | FindToken
     | RolesStored
     | InputsChecked
@@ -359,6 +361,8 @@ class Controller(Actor[ControllerMessage]):
                 self._submit(session, request, peer, role)
             case PinObjects():
                 self._pin(message)
+            case CountReplicas(reply):
+                reply.set(self._instance.connected_count)
             case BytesDelivered():
                 self._delivered(message)
             case SessionClosed(session_path):

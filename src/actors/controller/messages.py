@@ -89,6 +89,12 @@ class FindLogin(msgspec.Struct, frozen=True, gc=False):
     reply: ReplySlot[RoleLogin]
 
 
+class CountReplicas(msgspec.Struct, frozen=True, gc=False):
+    """A monitor in this process asks how many replicas the controller is connected to."""
+
+    reply: ReplySlot[int]
+
+
 class FindToken(msgspec.Struct, frozen=True, gc=False):
     """A door in this process asks which role a token proves."""
 

@@ -28,7 +28,7 @@ from actors.persist.change import (
     with_holds,
 )
 from actors.persist.directory import StateDirectory
-from actors.persist.fence import FencedConsensus
+from actors.persist.fence import EPOCH_KEY, FencedConsensus
 from actors.persist.following import follow
 from actors.persist.location import (
     BlobStore,
@@ -94,6 +94,7 @@ class PersistClient:
         compaction to spill to, where there is no state directory.
         """
         self.consensus = consensus
+        self._blob = blob
         self._settings, self._clock = settings, clock
         self.exclusive = exclusive = exclusive and not guest
         self._directory, self.trail = directory, AppendTraceIndex()
@@ -216,6 +217,21 @@ class PersistClient:
         """Return all shards."""
         prefix = shard_key("")
         return [key.removeprefix(prefix) for key in await self.list_keys(prefix)]
+
+    # -- health -----------------------------------------------------------------------------------
+
+    async def probe_documents(self) -> None:
+        """Read one document from the store. Raises `StorageError`, and `WriterFenced` once another
+        service owns the stores."""
+        if isinstance(self.consensus, FencedConsensus):
+            await self.consensus.look()
+        else:
+            await self.consensus.head(EPOCH_KEY)
+
+    async def probe_blobs(self) -> None:
+        """List a folder that does not exist in the store of blobs. Raises `StorageError`."""
+        # Not a read of one key: where the whole store is gone that is just absent.
+        await self._blob.list_keys("readiness/")
 
     # -- shards -----------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ large. A job is a pure function of its message: sending it again gives the same 
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -438,6 +438,20 @@ class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
     reply: Any
 
 
+class EngineCondition(msgspec.Struct, frozen=True):
+    """State of the engine: it runs, is on its way, or could not be started, and `why`."""
+
+    state: Literal["up", "starting", "unavailable"]
+    why: str = ""
+
+
+class InspectEngine(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with the
+    `EngineCondition`."""
+
+    reply: Any
+
+
 class LocateConnect(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Asks the executor actor to answer `reply` (a `kernel.ReplySlot`) with the `EngineReady` of
     the engine that is up, as soon as one is; the reply fails with `EngineUnavailable`."""
@@ -445,4 +459,4 @@ class LocateConnect(msgspec.Struct, frozen=True, gc=False, tag=True):
     reply: Any
 
 
-ExecutorMessage: TypeAlias = SubmitJob | CancelJob | InspectJobs | LocateConnect
+ExecutorMessage: TypeAlias = SubmitJob | CancelJob | InspectJobs | InspectEngine | LocateConnect

@@ -40,8 +40,10 @@ from actors.plan.jobs import (
     CancelChildJob,
     CancelJob,
     ComputeDifference,
+    EngineCondition,
     ExecutorMessage,
     ForgetPlan,
+    InspectEngine,
     InspectJobs,
     Job,
     JobRows,
@@ -136,6 +138,8 @@ class InMemoryExecutor(Actor[Any]):
             self._log.ended(message.job_id, self.ctx.monotonic_ms(), message.answer)
         elif isinstance(message, InspectJobs):
             message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
+        elif isinstance(message, InspectEngine):
+            message.reply.set(EngineCondition("up"))
         elif isinstance(message, LocateConnect):
             message.reply.fail(EngineUnavailable("the engine in memory serves no Spark Connect"))
         elif isinstance(message, CancelJob):

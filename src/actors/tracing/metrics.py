@@ -8,11 +8,10 @@ not taken back: code that measures an object takes its series back when the obje
 
 from __future__ import annotations
 
-import asyncio
 import os
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from typing import Any, Final, Literal, Protocol
 
@@ -27,7 +26,6 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from actors import spans
-from actors.errors import AddressInUse, BadSettings
 from actors.telemetry import (
     APPEND_SECONDS,
     LAG_MS,
@@ -56,8 +54,6 @@ from actors.telemetry import (
 
 SECONDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 MESSAGES: Final = (0, 5, 10, 25, 50, 75, 100, 250, 500, 750, 1000, 2500, 5000, 7500, 10000)
-REQUEST_BYTES_MAX: Final = 8192
-REQUEST_SECONDS_MAX: Final = 5.0
 SESSION_PREFIX: Final = "/sessions/"
 _ACTOR: Final = ("actor",)
 
@@ -231,52 +227,6 @@ class MetricCollector(Collector):
     def page(self) -> bytes:
         """Return all measures at this moment, in Prometheus' text format."""
         return generate_latest(self._registry)
-
-    @asynccontextmanager
-    async def serve(self, address: str) -> AsyncIterator[str]:
-        """Serve ``GET /metrics`` on host:port (an empty host is loopback, port 0 a free one); yield
-        the page's URL. Raises `BadSettings`, `AddressInUse`."""
-        host, _, port = address.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
-            raise BadSettings(f"metrics_listen = {address!r}: give host:port")
-        try:
-            server = await asyncio.start_server(
-                self._answer, host or "127.0.0.1", int(port), limit=REQUEST_BYTES_MAX
-            )
-        except OSError as error:
-            raise AddressInUse(f"cannot serve measures on {address}: {error.strerror}") from None
-        name = server.sockets[0].getsockname()
-        try:
-            yield f"http://{name[0]}:{name[1]}/metrics"
-        finally:
-            server.close()
-
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request for the page, or with an error, and close the connection."""
-        try:
-            async with asyncio.timeout(REQUEST_SECONDS_MAX):
-                head = await reader.readuntil(b"\r\n\r\n")
-                line = head.partition(b"\r\n")[0].split(b" ")
-                known = len(line) == 3 and line[1].partition(b"?")[0] == b"/metrics"
-                if known and line[0] == b"GET":
-                    # Made by the event loop's own thread: nothing is looked at while it changes.
-                    writer.write(_response("200 OK", self.page()))
-                else:
-                    writer.write(_response("404 Not Found", b"the page is GET /metrics\n"))
-                await writer.drain()
-        # A client that hangs up or sends no HTTP is no error of the service.
-        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-            pass
-        finally:
-            writer.close()
-
-
-def _response(status: str, body: bytes) -> bytes:
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
 
 
 @contextmanager

@@ -162,6 +162,7 @@ async def _listen(
 ) -> None:
     from actors.transport import sockets
     from actors.transport.address import NetworkAddress
+    from actors.transport.http_pages import HttpPages, liveness_page, metrics_page
     from actors.transport.security import for_listener
     from actors.wal.listener import WalListener
     from actors.wal.tokens import token_check
@@ -177,8 +178,17 @@ async def _listen(
         async with AsyncExitStack() as stack:
             if metrics is not None:
                 metrics.watch(system.statistics)
-                page = await stack.enter_async_context(metrics.serve(settings.metrics_listen))
-                print(f"measures on {page}", flush=True)
+                # It is ready as soon as it listens, which it does by now.
+                pages = {
+                    "/metrics": metrics_page(metrics.page),
+                    "/healthz": liveness_page(),
+                    "/readyz": liveness_page(),
+                }
+                monitor = HttpPages(pages, settings).serve(
+                    settings.metrics_listen, "metrics_listen"
+                )
+                page = await stack.enter_async_context(monitor)
+                print(f"measures on {page}/metrics", flush=True)
             # The last line before serving: callers wait for it.
             print("ready", flush=True)
             listener = WalListener(

@@ -473,6 +473,11 @@ class ComputeInstance:
 
     # -- reporting -----------------------------------------------------------------------------
 
+    @property
+    def connected_count(self) -> int:
+        """Return the number of replicas that are connected."""
+        return len(self._core.connected_names)
+
     def report(self, request: int) -> ReplicaReport:
         """Return the status of all replicas."""
         return ReplicaReport(request, tuple(self._status(name) for name in self._links))

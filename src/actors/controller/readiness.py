@@ -1,0 +1,149 @@
+"""Readiness of a service: whether its controller, its stores and its engine can serve now.
+
+Each part is asked within one deadline; what does not answer is not ready, and the report says why.
+An engine that is starting, or is being replaced, is ready: jobs wait for it, and reads and writes
+go on without it. One that cannot be started is not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+from typing import Any, Final, Literal
+
+import anyio
+import msgspec
+
+from actors.controller.messages import CountReplicas
+from actors.errors import PenstockError
+from actors.kernel import ActorAddress, ActorClock
+from actors.persist import PersistClient
+from actors.plan.jobs import EngineCondition, ExecutorMessage, InspectEngine
+from actors.settings import Settings
+from actors.transport.http_pages import HttpPage, HttpResponse
+
+TEXT_MAX: Final = 500
+"""Characters of one part's text."""
+
+
+class ComponentReadiness(msgspec.Struct, frozen=True):
+    """One part of a service: whether it can serve, and its state for people."""
+
+    ready: bool
+    state: str
+
+
+class ReadinessReport(msgspec.Struct, frozen=True):
+    """The state of a service as a whole, and of its parts once it has started."""
+
+    state: Literal["starting", "active", "stopping"]
+    components: dict[str, ComponentReadiness] = {}
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Return the names of the parts that are not ready; the service itself is `service`."""
+        own = [] if self.state == "active" else ["service"]
+        return own + [name for name, found in self.components.items() if not found.ready]
+
+    def to_json(self, *, texts: bool) -> bytes:
+        """Return the report as a JSON object; without `texts` it says no more than which parts are
+        ready."""
+        shown: dict[str, Any] = {
+            name: {"ready": found.ready} | ({"state": found.state} if texts else {})
+            for name, found in self.components.items()
+        }
+        wrong = self.not_ready
+        whole = {"ready": not wrong, "state": self.state, "not_ready": wrong, "components": shown}
+        return msgspec.json.encode(whole) + b"\n"
+
+
+class ReadinessCheck:
+    """Looks at the parts of a running service.
+
+    Looks within `readiness_fresh_ms` share one answer: any number of probes asks the stores no more
+    often.
+    """
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        controller: ActorAddress[Any],
+        executor: ActorAddress[ExecutorMessage],
+        clock: ActorClock,
+        settings: Settings,
+    ) -> None:
+        """Take the parts; each look ends within `readiness_timeout_ms`."""
+        self._deadline_ms = deadline_ms = settings.readiness_timeout_ms
+        self._fresh_ms = settings.readiness_fresh_ms
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._last: tuple[float, ReadinessReport] | None = None
+
+        async def active() -> ComponentReadiness:
+            count = await controller.ask(CountReplicas, deadline_ms)
+            state = f"active, {count} of its replicas connected"
+            return ComponentReadiness(count > 0, state)
+
+        async def documents() -> ComponentReadiness:
+            await persist.probe_documents()
+            return ComponentReadiness(True, "reachable")
+
+        async def blobs() -> ComponentReadiness:
+            await persist.probe_blobs()
+            return ComponentReadiness(True, "reachable")
+
+        async def engine() -> ComponentReadiness:
+            found: EngineCondition = await executor.ask(InspectEngine, deadline_ms)
+            text = found.state if not found.why else f"{found.state}: {found.why}"
+            return ComponentReadiness(found.state != "unavailable", text)
+
+        self._looks = {
+            "controller": active,
+            "documents": documents,
+            "blobs": blobs,
+            "engine": engine,
+        }
+
+    async def look(self) -> ReadinessReport:
+        """Return the state of all parts; raises nothing."""
+        async with self._lock:
+            now = self._clock.monotonic_ms()
+            if self._last is not None and now - self._last[0] < self._fresh_ms:
+                return self._last[1]
+            report = ReadinessReport("active", await self._components())
+            self._last = self._clock.monotonic_ms(), report
+            return report
+
+    async def _components(self) -> dict[str, ComponentReadiness]:
+        found: dict[str, ComponentReadiness] = {}
+
+        async def one(name: str, look: Callable[[], Awaitable[ComponentReadiness]]) -> None:
+            found[name] = await self._one(look)
+
+        async with anyio.create_task_group() as group:
+            for name, look in self._looks.items():
+                group.start_soon(one, name, look)
+        return {name: found[name] for name in self._looks}
+
+    async def _one(self, look: Callable[[], Awaitable[ComponentReadiness]]) -> ComponentReadiness:
+        try:
+            with anyio.fail_after(self._deadline_ms / 1000):
+                return await look()
+        except TimeoutError:
+            return ComponentReadiness(False, f"no answer within {self._deadline_ms} ms")
+        except PenstockError as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return ComponentReadiness(False, text[:TEXT_MAX])
+
+
+def readiness_page(look: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
+    """Return the page of a report: 200 if all parts are ready, else 503. Texts, which may name
+    paths and hosts, are for trusted clients alone."""
+
+    async def respond(trusted: bool) -> HttpResponse:
+        report = await look()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if report.not_ready else HTTPStatus.OK
+        body = report.to_json(texts=trusted)
+        return HttpResponse(body, status, content_type="application/json")
+
+    return HttpPage(respond)
