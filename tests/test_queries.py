@@ -307,17 +307,34 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
 
 
 async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
-    async with running(tmp_path, queries_in_flight_max=1) as world:
+    async with running(tmp_path, queries_in_flight_max=1, queries_waiting_max=2) as world:
         await fill(world.client)
         world.controls.hold("Select")
         sql = "SELECT count(*) AS n FROM t"
         async with anyio.create_task_group() as group:
             group.start_soon(world.rows, sql)
             await world.controls.wait_begun("Select")
-            with pytest.raises(ResourceBusy, match="queries_in_flight_max"):
+            with pytest.raises(DeadlineExceeded, match="it was waiting for other queries"):
+                await world.rows(sql, deadline_ms=1)
+            waited: list[list[Any]] = []
+
+            async def wait(sql: str) -> None:
+                waited.append(await world.rows(sql))
+
+            for number in range(2):
+                group.start_soon(wait, f"SELECT count(*) + {number} AS n FROM t")
+
+            async def queued() -> bool:
+                found = await world.client.peek("penstock.peeks", where=[("kind", "=", "query")])
+                states: list[str] = found["state"].to_pylist()
+                return states.count("waiting for other queries") == 2
+
+            await until(queued)
+            with pytest.raises(ResourceBusy, match="queries_waiting_max"):
                 await world.rows(sql)
             assert await world.rows("SELECT k FROM t WHERE k = 1") == [{"k": 1}], "a read goes on"
             world.controls.release("Select")
+        assert waited == [[{"n": 6}], [{"n": 7}]]
 
 
 async def test_rows_stream_in_pieces_that_wait_for_the_client(tmp_path: Path) -> None:

@@ -129,7 +129,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     replace_deadline_ms: int = 60_000
     """A view that is computed must be further than the one that it replaces by then."""
     queries_in_flight_max: int = 4
-    """Queries that Spark runs for clients at a time; more are refused with `ResourceBusy`."""
+    """Queries that Spark runs for clients at a time; further ones wait."""
+    queries_waiting_max: int = 256
+    """Queries that wait for those that run; more are refused with `ResourceBusy`."""
     group_commit_ms: int = 0
     """Wait of the first write of a group for others. While a group is committed the next one
     gathers, so that many writers share a group without any."""
@@ -181,7 +183,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Interval at which a store is polled that other processes write and that sends no
     notifications."""
     standby: bool = False
-    """Whether the service waits until no other one owns its stores, and only then starts."""
+    """True if the service waits until no other one owns its stores, and only then starts."""
     heartbeat_ms: int = 500
     """Interval at which the owner of stores by URL tells that it is alive, and at which one that
     stands by looks."""
@@ -519,6 +521,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Return how long to wait after so many failures in a row (from 1): doubled by each."""
         return backoff_ms(failures, self.retry_delay_ms_min, self.retry_delay_ms_max)
 
+    def _standby_relations(self) -> list[tuple[bool, str]]:
+        return [
+            (
+                not self.standby or bool(self.consensus_url),
+                "standby needs consensus_url: stores that the services share, as PostgreSQL",
+            ),
+            (
+                self.heartbeat_ms * 2 <= self.takeover_ms,
+                "heartbeat_ms must be at most half of takeover_ms",
+            ),
+        ]
+
     def _wal_relations(self) -> list[tuple[bool, str]]:
         return [
             (
@@ -580,14 +594,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 self.keepalive_ms * 2 <= self.idle_timeout_ms,
                 "keepalive_ms must be at most half of idle_timeout_ms",
             ),
-            (
-                not self.standby or bool(self.consensus_url),
-                "standby needs consensus_url: stores that the services share, as PostgreSQL",
-            ),
-            (
-                self.heartbeat_ms * 2 <= self.takeover_ms,
-                "heartbeat_ms must be at most half of takeover_ms",
-            ),
+            *self._standby_relations(),
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",

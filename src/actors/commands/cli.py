@@ -214,6 +214,8 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
             print(f"listening on {service.address}", flush=True)
             if service.pg_address:
                 print(f"listening for PostgreSQL's clients on {service.pg_address}", flush=True)
+            if service.connect_address:
+                print(f"listening for Spark Connect on {service.connect_address}", flush=True)
             if metrics is not None:
                 metrics.watch(service.actors)
                 print(f"measures on {page}/metrics", flush=True)

@@ -37,7 +37,7 @@ class OwnerHeartbeat(msgspec.Struct, frozen=True):
 
 
 class OwnerSeen(msgspec.Struct, frozen=True):
-    """What one look at the stores found: the seqnos of both documents, None where one is absent."""
+    """Seqnos of both documents, as one look at the stores found them; None where one is absent."""
 
     epoch: int | None
     heartbeat: int | None

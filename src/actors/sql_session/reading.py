@@ -17,6 +17,7 @@ from actors.sql_session.context import (
     SessionContext,
     object_name,
 )
+from actors.sql_session.own_changes import read_own_row
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.system_rows import with_system_rows
@@ -29,9 +30,18 @@ async def read_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
+    if not statement.pins and await context.pinned_time(statement, parameters) is None:
+        own = await read_own_row(context, context.spark(statement.query.text, parameters))
+        if own is not None:
+            return StatementResult("SELECT", own.schema, _batches(own))
     text, as_of = await query_text(context, statement, parameters)
     found = context.rows(text, as_of)
     return await begun(found)
+
+
+async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
+    for batch in rows.to_batches():
+        yield batch
 
 
 async def query_text(

@@ -35,9 +35,11 @@ from actors.sql_session.keyed_merge import (
     read_keyed_merge,
     repeated_match,
 )
+from actors.sql_session.own_changes import read_own_row
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
 from actors.sql_session.returning import ReturningList, returned_result
+from actors.sql_session.row_arithmetic import computed_array
 from actors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
@@ -277,18 +279,20 @@ async def update(
     table, schema = await context.catalog.find_table(statement.table)
     targets = _assigned(table, schema, statement.assignments)
     from_ = _from(table, statement.alias, statement.where, context, parameters)
-    # With literals alone the rows may be found without Spark, by an index.
-    constants = _constants(context, targets, parameters)
+    here = _LocalAssignments(context, table, schema, statement, targets, parameters)
 
     async def compute() -> ComputedChange:
-        if constants is not None:
+        if here.possible:
+            # The rows may be found without Spark, by their key or an index.
             old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
-            new = _with_constants(old, constants)
-        else:
-            text = select_changes(context, schema, targets, from_, parameters)
-            rows = await read_rows(context, text)
-            old = rows.select(schema.names)
-            new = _with_new(rows, schema, [column for column, _ in targets])
+            try:
+                return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
+            except NotLocal:
+                here.possible = False  # Spark says what is wrong with these rows
+        text = select_changes(context, schema, targets, from_, parameters)
+        rows = await read_rows(context, text)
+        old = rows.select(schema.names)
+        new = _with_new(rows, schema, [column for column, _ in targets])
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
     returning = _returning_list(context, table, schema, statement, parameters)
@@ -336,28 +340,43 @@ def _assigned(
     return list(zip(columns, (each.value for each in assignments), strict=True))
 
 
-def _constants(
-    context: SessionContext,
-    targets: Sequence[tuple[TableColumn, TextSpan]],
-    parameters: Parameters,
-) -> dict[str, pa.Array] | None:
-    """Return the new values, one a column, if all are literals; None if Spark must compute one."""
-    try:
-        return {
-            column.name: column_array(
-                [literal_value(span.text, context.dialect, parameters)], column, utc=context.utc
-            )
-            for column, span in targets
-        }
-    except NotLocal:
-        return None
+class _LocalAssignments:
+    """Assignments of an UPDATE that need no Spark: of literals, and of plain arithmetic."""
 
+    def __init__(
+        self,
+        context: SessionContext,
+        table: str,
+        schema: TableSchema,
+        statement: UpdateStatement,
+        targets: Sequence[tuple[TableColumn, TextSpan]],
+        parameters: Parameters,
+    ) -> None:
+        self._schema = schema
+        self._qualifier = statement.alias or table
+        self._constants: dict[str, pa.Array] = {}
+        self._computed: list[tuple[TableColumn, str]] = []
+        self.possible = True
+        """False if Spark must compute one."""
+        for column, span in targets:
+            try:
+                value = literal_value(span.text, context.dialect, parameters)
+                self._constants[column.name] = column_array([value], column, utc=context.utc)
+            except NotLocal:
+                self._computed.append((column, context.spark(span.text, parameters)))
+        try:
+            # Over no rows: whether the texts are of the plain kind.
+            self.applied(schema.arrow().empty_table())
+        except NotLocal:
+            self.possible = False
 
-def _with_constants(rows: pa.Table, constants: dict[str, pa.Array]) -> pa.Table:
-    for name, value in constants.items():
-        column = pa.repeat(value[0], rows.num_rows)
-        rows = rows.set_column(rows.schema.get_field_index(name), name, column)
-    return rows
+    def applied(self, rows: pa.Table) -> pa.Table:
+        """Return the rows with their new values. Raises `NotLocal`."""
+        new = {name: pa.repeat(value[0], rows.num_rows) for name, value in self._constants.items()}
+        for column, text in self._computed:
+            new[column.name] = computed_array(text, rows, self._schema, self._qualifier, column)
+        columns = [new.get(name, rows[name]) for name in self._schema.names]
+        return pa.table(columns, schema=self._schema.arrow())
 
 
 def select_changes(
@@ -396,6 +415,9 @@ async def read_rows(context: SessionContext, text: str) -> pa.Table:
     transaction = context.transaction
     if transaction is None:
         return await context.collect(text)
+    own = await read_own_row(context, text)
+    if own is not None:
+        return own
     return await context.collect(transaction.overlaid(text), await context.transaction_time())
 
 

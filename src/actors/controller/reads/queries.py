@@ -13,7 +13,8 @@ in one effect of the controller, `_Run`:
 
 Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
 with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
-until the rows are there). At most `queries_in_flight_max` run, more are refused with
+until the rows are there). At most `queries_in_flight_max` run, in the order in which they came;
+others wait within their deadlines, and beyond `queries_waiting_max` they are refused with
 `ResourceBusy`.
 """
 
@@ -123,11 +124,12 @@ class _Running(msgspec.Struct):
     timer: RunningEffect
     taken: anyio.Event
     """Set when the client was sent the last piece."""
+    traceparent: str | None
     names: str = ""
     """Names of the inputs, for people, once they are known."""
     effect: RunningEffect | None = None
     telling: bool = False
-    state: str = "analysing"
+    state: str = "waiting for other queries"
 
 
 class RunningQueries:
@@ -165,10 +167,14 @@ class RunningQueries:
         if instead is not None:
             session.reply(instead)
             return
-        limit = state.settings.queries_in_flight_max
-        if len(self._running) >= limit:
+        running, waiting = (
+            state.settings.queries_in_flight_max,
+            state.settings.queries_waiting_max,
+        )
+        if len(self._running) >= running + waiting:
             raise ResourceBusy(
-                f"{limit} queries run already (queries_in_flight_max): try again later"
+                f"{running} queries run already (queries_in_flight_max), and {waiting} wait "
+                "(queries_waiting_max): try again later"
             )
         deadline = request.deadline_ms
         deadline = state.settings.query_deadline_ms if deadline is None else deadline
@@ -260,7 +266,7 @@ class RunningQueries:
         state = self._state
         self._numbers += 1
         number = self._numbers
-        running = self._running[number] = _Running(
+        self._running[number] = _Running(
             session,
             request,
             readable_time(state, ()) if request.as_of is None else request.as_of,
@@ -269,16 +275,30 @@ class RunningQueries:
             state.ctx.monotonic_ms(),
             state.ctx.after(deadline_ms, QueryLate(number)),
             anyio.Event(),
+            TRACEPARENT.get(),
         )
         self._by_request[session.path, request.request] = number
-        run = _Run(state, self._executor, self._scratch / f"query-{number}", number, running)
-        traceparent = TRACEPARENT.get()
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """Start the queries that wait, the oldest first, as many as may run."""
+        free = self._state.settings.queries_in_flight_max
+        for number, running in self._running.items():
+            if free == 0:
+                return
+            free -= 1
+            if running.effect is None:
+                self._start(number, running)
+
+    def _start(self, number: int, running: _Running) -> None:
+        running.state = "analysing"
+        run = _Run(self._state, self._executor, self._scratch / f"query-{number}", number, running)
 
         async def carry_out() -> None:
-            with use_context(traceparent):
+            with use_context(running.traceparent):
                 await run.carry_out()
 
-        running.effect = state.ctx.effect(
+        running.effect = self._state.ctx.effect(
             carry_out,
             done=lambda _: QueryEnded(number),
             failed=lambda error: QueryEnded(number, to_penstock_error(error)),
@@ -347,6 +367,7 @@ class RunningQueries:
         if running.effect is not None:
             # Cancels the Spark job, and drops holds, leases and files (`_Run`).
             running.effect.cancel()
+        self._start_next()
 
     # -- reporting -----------------------------------------------------------------------------
 
