@@ -130,3 +130,24 @@ async def test_parts_of_other_schemas_go_as_files_if_their_types_are_the_wanted(
         async with contents(persist, engine, S, longer, 7, "longer") as found:
             assert len(found.rows.files) == 1
             assert listed(found.rows) == [(1, None, 7, 1), (2, "b", 7, 1), (3, "c", 7, 1)]
+
+
+@pytest.mark.parametrize("copied", [False, True])
+async def test_large_parts_of_a_bucket_are_named_or_copied_if_a_setting_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, copied: bool
+) -> None:
+    engine = engine_at(
+        tmp_path, replace(IN_FILES, engine_inline_bytes_max=1, engine_part_copies=copied)
+    )
+    async with store(tmp_path) as persist:
+        await shard(persist, S, NUMBERS)
+        await write(persist, S, 4, table(NUMBERS, (1, 2, 1), (2, 3, 1)))
+        monkeypatch.setattr(persist, "path", lambda _: None)
+        monkeypatch.setattr(persist, "place", lambda part: ("s3://b", f"x/{part.key}"))
+        async with contents(persist, engine, S, NUMBERS, 2, "job") as found:
+            rows = found.rows
+            assert (bool(rows.files), bool(rows.objects)) == (copied, not copied)
+            assert rows.upper == 3  # later updates of the part are cut off
+            for each in rows.objects:
+                assert (each.kind, each.bucket, each.key[:4]) == ("s3", "s3://b", "x/s1")
+        assert list((tmp_path / "scratch" / "jobs").iterdir()) == []

@@ -221,6 +221,39 @@ def test_large_parts_are_cut_and_only_wanted_columns_are_fetched(
     assert len(s3.calls) > 6  # the footer, and row groups in several tasks
 
 
+@pytest.mark.parametrize(
+    ("sql", "whole"),
+    [
+        ("SELECT count(k) AS n FROM t", False),
+        ("SELECT max(k) AS n FROM t WHERE d > 1 AND k < 100000", False),
+        ("SELECT count(a.k) AS n FROM t a JOIN t b ON a.k = b.k WHERE b.d IS NOT NULL", False),
+        ("SELECT count(*) AS n FROM t WHERE k > (SELECT max(k) FROM t) - 50", False),
+        ("SELECT count(*) AS n FROM t WHERE k > (SELECT count(s) FROM t) - 50", True),
+        ("SELECT count(*) AS n FROM t a WHERE EXISTS (SELECT 1 FROM t b WHERE b.s = 'x')", True),
+        ("SELECT count(DISTINCT s) AS n FROM t", True),
+        ("SELECT count(*) AS n FROM (SELECT DISTINCT * FROM t)", True),
+    ],
+)
+def test_columns_that_a_query_does_not_read_are_not_fetched(
+    engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path, sql: str, *, whole: bool
+) -> None:
+    """Column `s` is damaged: who reads it fails."""
+    path, part = PartWriter(tmp_path, s3, bucket).write(NARROW, [(n, 1, 1) for n in range(90)])
+    column = pq.read_metadata(path).row_group(0).column(1)
+    data = bytearray(Path(path).read_bytes())
+    start = column.dictionary_page_offset or column.data_page_offset
+    data[start : start + column.total_compressed_size] = bytes(column.total_compressed_size)
+    tables = (("t", JobRows(NARROW, files=(path,))),)
+    wanted = engine.ask(SelectContents(job_id(), sql, tables, LONG))
+    s3.ask("PUT", f"/{bucket}/{part.key}", bytes(data))
+    tables = (("t", JobRows(NARROW, objects=(part,))),)
+    found = engine.ask(SelectContents(job_id(), sql, tables, LONG))
+    if whole:
+        assert (found.code, part.key in found.text) == ("EngineLost", True), found
+    else:
+        assert plain(found) == plain(wanted)
+
+
 def test_executors_write_a_large_answer_as_objects(
     engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.util import _load_from_socket
@@ -68,6 +68,11 @@ class SessionBridge(ABC):
     def cores(self) -> int:
         """Return how many tasks Spark runs at a time, as far as it says so; else 1."""
         return 1
+
+    def columns_read(self, found: DataFrame, option: str) -> dict[str, frozenset[str]]:
+        """Return the columns that the optimised plan reads of each of its sources that has the
+        option, by the option's value; none where the plan cannot be seen."""
+        return {}
 
     def has_class(self, name: str) -> bool:
         """Return whether Spark's JVM may have a class: True if it cannot be asked."""
@@ -124,6 +129,22 @@ class SessionBridge(ABC):
         case."""
 
 
+_NARROWING: Final = ("Project", "Aggregate")
+"""Operators whose output has only what they name."""
+
+
+def _names(attributes: Any) -> list[str]:
+    return [str(attributes.apply(n).name()) for n in range(attributes.size())]
+
+
+def _option_of(leaf: Any, option: str) -> str:
+    """Return the value of an option of a source in an optimised plan; empty if it has none."""
+    try:
+        return str(leaf.relation().options().get(option) or "")
+    except (Py4JError, TypeError):
+        return ""  # a source of another kind
+
+
 class ClassicBridge(SessionBridge):
     """One session of one thread, in our own JVM."""
 
@@ -145,6 +166,37 @@ class ClassicBridge(SessionBridge):
     def cores(self) -> int:
         """See `SessionBridge.cores`."""
         return int(self.session.sparkContext.defaultParallelism)
+
+    def columns_read(self, found: DataFrame, option: str) -> dict[str, frozenset[str]]:
+        """See `SessionBridge.columns_read`."""
+        read: dict[str, frozenset[str]] = {}
+
+        def visit(node: Any, above: frozenset[str] | None) -> None:
+            """Visit a node; `above`: columns that those above it read of its output; None: all."""
+            name = str(node.nodeName())
+            children = node.children()
+            # The same source may be read in the plan of a subquery, which is in an expression.
+            inner = node.subqueries()
+            for number in range(inner.size()):
+                visit(inner.apply(number), None)
+            if not children.size() and hasattr(node, "relation"):
+                value = _option_of(node, option)
+                if value:
+                    names = frozenset(_names(node.output())) if above is None else above
+                    read[value] = read.get(value, frozenset()) | names
+                return
+            own = frozenset(_names(node.references().toSeq()))
+            if name in _NARROWING:
+                below: frozenset[str] | None = own
+            elif name == "Filter" and above is not None:
+                below = above | own
+            else:
+                below = None
+            for number in range(children.size()):
+                visit(children.apply(number), below)
+
+        visit(found._jdf.queryExecution().optimizedPlan(), None)
+        return read
 
     def has_class(self, name: str) -> bool:
         """See `SessionBridge.has_class`."""

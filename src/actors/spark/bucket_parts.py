@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import uuid
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -26,6 +27,7 @@ from actors.settings import Settings
 from actors.spark.bucket_reading import BucketUnreadable, bucket_spec, plan_tasks, read_footers
 from actors.spark.bucket_source import (
     FORMAT,
+    SCAN_OPTION,
     STORE_OPTION,
     TASKS_OPTION,
     register,
@@ -48,6 +50,10 @@ class BucketPartScan(msgspec.Struct, frozen=True):
     parts: BucketParts
     objects: tuple[BucketObject, ...]
     footers: tuple[dict[str, Any], ...]
+    name: str
+    """Name by which a plan's scans of them are known."""
+    columns: frozenset[str] | None = None
+    """Columns that are fetched, where others are NULL as nothing reads them; None: all."""
 
     @property
     def bytes(self) -> int:
@@ -73,11 +79,24 @@ class BucketPartScan(msgspec.Struct, frozen=True):
         ]
         if not pairs:
             return None
-        return BucketPartScan(self.parts, *map(tuple, zip(*pairs, strict=True)))
+        objects, footers = zip(*pairs, strict=True)
+        return msgspec.structs.replace(self, objects=objects, footers=footers)
 
     def frame(self, bridge: SessionBridge, struct: StructType) -> DataFrame:
         """Return the rows as they are stored, with these columns by name."""
-        return self.parts.frame(bridge, struct, self)
+        if self.columns is None:
+            return self.parts.frame(bridge, struct, self)
+        kept = [field for field in struct.fields if field.name in self.columns]
+        found = self.parts.frame(bridge, StructType(kept or struct.fields[-1:]), self)
+        names = set(found.columns)
+        return found.selectExpr(
+            *(
+                quote(field.name)
+                if field.name in names
+                else f"CAST(NULL AS {field.dataType.simpleString()}) AS {quote(field.name)}"
+                for field in struct.fields
+            )
+        )
 
 
 class BucketParts:
@@ -109,7 +128,8 @@ class BucketParts:
                 found[each.key] = self._footers[bucket, each.key] = footer
         while len(self._footers) > _FOOTERS_MAX:
             self._footers.popitem(last=False)
-        return BucketPartScan(self, tuple(objects), tuple(found[each.key] for each in objects))
+        footers = tuple(found[each.key] for each in objects)
+        return BucketPartScan(self, tuple(objects), footers, uuid.uuid4().hex)
 
     def frame(self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan) -> DataFrame:
         """Return the rows of parts as they are stored, with these columns by name."""
@@ -126,7 +146,11 @@ class BucketParts:
             self._settings.engine_scan_task_bytes,
             bridge.cores(),
         )
-        options = {STORE_OPTION: self._spec(first.bucket), TASKS_OPTION: json.dumps(tasks)}
+        options = {
+            STORE_OPTION: self._spec(first.bucket),
+            TASKS_OPTION: json.dumps(tasks),
+            SCAN_OPTION: scan.name,
+        }
         return bridge.session.read.format(FORMAT).schema(struct).options(**options).load()
 
     def write(

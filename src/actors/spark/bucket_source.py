@@ -26,6 +26,8 @@ from actors.spark.bucket_writing import WRITTEN, write_task
 FORMAT: Final = "penstock_parts"
 STORE_OPTION: Final = "store"
 TASKS_OPTION: Final = "tasks"
+SCAN_OPTION: Final = "scan"
+"""Option that a plan's scan is known by."""
 
 
 class BucketPartsTask(InputPartition):  # type: ignore[misc]

@@ -8,13 +8,14 @@ of a row (see `actors.spark.translate`).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.errors import DefiniteError
@@ -31,6 +32,8 @@ from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
+from actors.spark.bucket_parts import BucketPartScan
+from actors.spark.bucket_source import SCAN_OPTION
 from actors.spark.failures import describe
 from actors.spark.fragments import CHAR_LENGTH
 from actors.spark.groups import exact_keys, types_of
@@ -43,6 +46,7 @@ from actors.threshold_probes import REPEATED_ROWS
 RESULT: Final = "__result"
 OLD: Final = "__old"
 LENT: Final = "__lent"
+ALL_COLUMNS: Final[Mapping[str, frozenset[str]]] = {}
 
 
 def run_difference(slot: ThreadSlot, job: ComputeDifference) -> RowsDone:
@@ -73,9 +77,8 @@ def retry_apart(run: Callable[[bool], RowsDone]) -> RowsDone:
 def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
     old = None if job.old is None else load(job.old, slot.parts)
-    with open_contents(slot, job.tables, job.conf, old, apart=apart) as opened:
+    with open_query(slot, job.tables, job.conf, job.sql, old, apart=apart) as (opened, found):
         bridge = opened.bridge
-        found = bridge.query(job.sql)
         check_types(output_schema(found.schema), job.output, "the query", names=False)
         found = found.toDF(*job.output.names)
         slot.check()
@@ -98,6 +101,43 @@ class OpenedSession(NamedTuple):
     bridge: SessionBridge
     small: bool
     bytes: int
+    scans: Mapping[str, BucketPartScan]
+    """Scans of parts in a bucket, by the table's name."""
+
+    def columns_read(self, found: DataFrame) -> dict[str, frozenset[str]]:
+        """Return the columns that a query reads of parts in a bucket, by the table's name; none if
+        it reads all of them, or that is not known."""
+        if not self.scans:
+            return {}
+        read = self.bridge.columns_read(found, SCAN_OPTION)
+        return {name: read[scan.name] for name, scan in self.scans.items() if scan.name in read}
+
+
+@contextmanager
+def open_query(
+    slot: ThreadSlot,
+    tables: Sequence[tuple[str, JobRows]],
+    conf: tuple[tuple[str, str], ...],
+    sql: str,
+    old: LoadedRows | None = None,
+    *,
+    apart: bool = False,
+) -> Iterator[tuple[OpenedSession, DataFrame]]:
+    """Open contents as `open_contents` does, and yield a user's query over them, too.
+
+    Of parts in a bucket, only columns that the query reads are fetched. Raises `QueryRejected`,
+    and Spark's own errors.
+    """
+    with open_contents(slot, tables, conf, old, apart=apart) as opened:
+        found = opened.bridge.query(sql)
+        read = opened.columns_read(found)
+        if not read:
+            yield opened, found
+            return
+    # Spark prunes no columns of a source in Python: the query is analysed once more over frames
+    # that have NULL in place of the others.
+    with open_contents(slot, tables, conf, old, apart=apart, read=read) as opened:
+        yield opened, opened.bridge.query(sql)
 
 
 @contextmanager
@@ -108,12 +148,20 @@ def open_contents(
     old: LoadedRows | None = None,
     *,
     apart: bool = False,
+    read: Mapping[str, frozenset[str]] = ALL_COLUMNS,
 ) -> Iterator[OpenedSession]:
     """Open a session in which texts may name the contents of the tables. `small`: all rows are
-    small, `old` included. `apart`: see `retry_apart`."""
+    small, `old` included. `apart`: see `retry_apart`. `read`: the columns to fetch of parts in a
+    bucket, by the table's name; of those that are left out, all."""
     loaded = {name: load(rows, slot.parts) for name, rows in tables}
+    for name, columns in read.items():
+        scan = loaded[name].scan
+        if scan is not None:
+            narrow = replace(scan, columns=columns | {TIME, DIFF})
+            loaded[name] = replace(loaded[name], scan=narrow)
     all_rows = [*loaded.values(), *([] if old is None else [old])]
-    read = sum(rows.bytes for rows in all_rows)
+    size = sum(rows.bytes for rows in all_rows)
+    scans = {name: rows.scan for name, rows in loaded.items() if rows.scan is not None}
     small = is_small(all_rows)
     bridge = slot.sessions.get(conf, small=small)
     with ExitStack() as stack:
@@ -127,7 +175,7 @@ def open_contents(
             contents[name] = _with_char_lengths(made, rows.rows.schema)
         stack.enter_context(bridge.views(contents))
         slot.check()
-        yield OpenedSession(bridge, small, read)
+        yield OpenedSession(bridge, small, size, scans)
 
 
 def _with_char_lengths(found: DataFrame, schema: TableSchema) -> DataFrame:

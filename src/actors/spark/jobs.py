@@ -49,7 +49,7 @@ from actors.spark.bridge import SessionBridge
 from actors.spark.bucket_parts import BucketParts
 from actors.spark.difference import (
     lend_contents,
-    open_contents,
+    open_query,
     retry_apart,
     return_contents,
     run_difference,
@@ -235,9 +235,8 @@ def run_select(slot: ThreadSlot, job: SelectContents) -> RowsDone:
 
 def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDone:
     started = time.perf_counter()
-    with open_contents(slot, job.tables, job.conf, apart=apart) as opened:
+    with open_query(slot, job.tables, job.conf, job.sql, apart=apart) as (opened, found):
         bridge = opened.bridge
-        found = bridge.query(job.sql)
         check_types(result_schema(found.schema), job.output, "the query", names=False)
         found = _with_months(found.toDF(*job.output.names), job.output)
         slot.check()
