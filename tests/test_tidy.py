@@ -66,9 +66,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("commands.console",),
     ("commands.status", "wal.push_command", "wal.relay_server"),
     ("wal.relay_command",),
-    ("commands.shard_reports",),
+    ("commands.shard_reports", "commands.stores"),
     (
         "commands.inspect",
+        "commands.backup",
         "commands.copy_to",
         "commands.copy_from",
         "commands.connectors",
