@@ -124,7 +124,9 @@ class BackupLeases:
                     await self._handed.keep(lease, ())
 
     async def _drop(self) -> None:
-        for lease in self.held.values():
+        # Forgotten at once: another attempt must take them anew.
+        held, self.held = self.held, {}
+        for lease in held.values():
             try:
                 await self._handed.drop(lease)
             except UnknownObject:
