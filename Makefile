@@ -41,7 +41,7 @@ lint: setup $(VENV)/.dev
 bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
-thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last full test run took each side of each threshold
+thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last run with --whole took each side of each threshold
 	@$(BIN)/python -m actors.testing.threshold_counts docs/testing.md
 
 compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw

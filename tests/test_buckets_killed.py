@@ -146,6 +146,7 @@ async def begin(client: Client, place: Place) -> None:
         await client.create_sink(name, "clicks_in", kind, options)
 
 
+@pytest.mark.long
 async def test_a_service_killed_at_its_requests_skips_nothing_and_repeats_nothing(
     place: Place,
 ) -> None:

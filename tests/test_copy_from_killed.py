@@ -12,6 +12,7 @@ from pathlib import Path
 import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from anyio.streams.text import TextReceiveStream
 
 from actors.client.client import Client
@@ -62,6 +63,7 @@ def fresh(tmp_path: Path, known: set[str]) -> int:
     return len(set(parts(tmp_path)) - known)
 
 
+@pytest.mark.long
 async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

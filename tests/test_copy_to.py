@@ -253,6 +253,7 @@ def files(folder: Path) -> list[str]:
     return [name for name in found if name != "_lock"]
 
 
+@pytest.mark.long
 async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Path) -> None:
     state = tmp_path / "state"
     folder = state / "copies" / "out"
@@ -324,6 +325,7 @@ class DieAt:
         return None if self.left > 0 else "fail"
 
 
+@pytest.mark.long
 async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_one_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ async def test_what_is_looked_up_while_it_is_dropped_ends_quietly(
         assert loud == []
 
 
+@pytest.mark.long
 async def test_a_sick_source_leaves_the_healthy_ones_alone(tmp_path: Path) -> None:
     folder = tmp_path / "in" / "sick"
     async with running(tmp_path, retry_delay_ms_min=10, retry_delay_ms_max=50) as client:
@@ -373,6 +374,7 @@ anyio.run(main)
 """
 
 
+@pytest.mark.long
 async def test_nothing_is_lost_or_taken_twice_by_kill_9(tmp_path: Path) -> None:
     """The counter gives every number once, whatever is killed when."""
     last = 0

@@ -252,7 +252,12 @@ class EngineError(PenstockError):
 
 
 class DefiniteError(EngineError):
-    """The data make the expression fail: the error belongs to the view, from a time on."""
+    """The data make the expression fail: the error belongs to the view, from a time on.
+
+    `position` as of `QueryRejected`.
+    """
+
+    position: int | None = None
 
 
 class EngineLost(EngineError):

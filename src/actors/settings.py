@@ -183,6 +183,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     store_poll_ms: int = 500
     """Interval at which a store is polled that other processes write and that sends no
     notifications."""
+    standby: bool = False
+    """Whether the service waits until no other one owns its stores, and only then starts."""
+    heartbeat_ms: int = 500
+    """Interval at which the owner of stores by URL tells that it is alive, and at which one that
+    stands by looks."""
+    takeover_ms: int = 3_000
+    """One that stands by takes over when it has seen no heartbeat for so long."""
     store_requests_in_flight_max: int = 32
     """Requests of one process to one bucket; further ones wait."""
     store_bytes_in_flight_max: int = 128 * 1024 * 1024
@@ -359,6 +366,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     connect_operations_max: int = 16
     """Operations of all Connect clients that have not ended; more are refused with
     `ResourceBusy`."""
+    connect_streams_max: int = 16
+    """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
     """An operation to which no client is attached for so long is given up."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
@@ -565,6 +574,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             (
                 self.keepalive_ms * 2 <= self.idle_timeout_ms,
                 "keepalive_ms must be at most half of idle_timeout_ms",
+            ),
+            (
+                not self.standby or bool(self.consensus_url),
+                "standby needs consensus_url: stores that the services share, as PostgreSQL",
+            ),
+            (
+                self.heartbeat_ms * 2 <= self.takeover_ms,
+                "heartbeat_ms must be at most half of takeover_ms",
             ),
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,

@@ -111,6 +111,24 @@ def batch(engine: sa.Engine) -> None:
         session.commit()
         check(session.scalar(sa.select(sa.func.count()).select_from(WordEntry)), 599)
         check(session.get_one(WordEntry, 7).word, "changed")
+    returning(engine)
+
+
+def returning(engine: sa.Engine) -> None:
+    # One transaction each: one that reads its own rows needs Spark.
+    made = sa.insert(WordEntry).returning(WordEntry.id, WordEntry.word)
+    with engine.begin() as db:
+        check(db.execute(made, {"id": 5000, "word": "new"}).one(), (5000, "new"))
+    changed = sa.update(WordEntry).where(WordEntry.id == 7).values(word="again")
+    with engine.begin() as db:
+        check(db.scalar(changed.returning(WordEntry.word)), "again")
+    gone = sa.delete(WordEntry).where(WordEntry.id == 6).returning(WordEntry)
+    with engine.begin() as db:
+        check(db.execute(gone).one().id, 6)
+    with orm.Session(engine) as session:
+        found = session.scalars(sa.insert(WordEntry).values(id=5001).returning(WordEntry)).one()
+        check((found.id, found.word), (5001, None))
+        session.rollback()
 
 
 def transaction(engine: sa.Engine) -> None:

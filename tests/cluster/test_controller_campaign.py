@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "controller_campaign.py"
 
 
+@pytest.mark.long
 def test_killed_controllers_lose_nothing_and_nothing_is_computed_again() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "3", "--life-s", "0.5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)

@@ -12,6 +12,7 @@ import pytest
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "stalled_client.py"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("variant", ["stalled", "absent"])
 def test_the_replica_goes_on_while_nobody_completes_its_initialization(variant: str) -> None:
     command = [sys.executable, str(CAMPAIGN), "--minutes", "0.05", "--variant", variant]

@@ -492,6 +492,7 @@ def resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
+@pytest.mark.long
 async def test_many_connections_come_and_go_and_nothing_stays() -> None:
     """Ten thousand of three kinds: whole ones, ones that vanish, and ones that say nonsense."""
     settings = Settings(connections_max=200)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StringType
 
 from actors.connect_gateway.object_rows import VIEW_PREFIX
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 LARGE = 40_000
 ENDLESS = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10000000) b, big o"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 COMMAND = Path(sys.executable).parent / "spark-pipelines"
 SPEC = """

@@ -11,7 +11,9 @@ import pytest
 from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 from pyspark.errors import PySparkException
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+from actors.service import Service
+
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -72,3 +74,30 @@ def test_what_a_stream_of_changes_is_not(house: SparkHouse) -> None:
             spark.readStream.table("sums").createOrReplaceTempView("kept")
     finally:
         spark.stop()
+
+
+async def described(service: Service) -> str:
+    found = [each for each in service.actors() if each.path == "/connect"]
+    return str(found[0].doing)
+
+
+def test_streams_are_bounded_and_keep_their_session(tmp_path: Path) -> None:
+    with spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=4_000) as house:
+        spark = house.session()
+        try:
+            house.session().range(1).toArrow()
+            rate = spark.readStream.format("rate").load()
+            running = rate.writeStream.format("noop").option(
+                "checkpointLocation", str(tmp_path / "checkpoint")
+            )
+            query = running.start()
+            with pytest.raises(PySparkException, match="connect_streams_max"):
+                running.start()
+            # The other session is idle, and is released by a sweep; this one has its stream.
+            while "; 1 sessions, 0 operations" not in house.call(described, house.service):
+                pass
+            assert query.isActive, query.exception()
+            query.stop()
+            query.awaitTermination()
+        finally:
+            spark.stop()

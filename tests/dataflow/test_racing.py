@@ -153,6 +153,7 @@ async def raced(scratch: Path, seed: int, names: list[str]) -> None:
         await persist.close()
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", range(6))
 async def test_racing_replicas_keep_every_view_right(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

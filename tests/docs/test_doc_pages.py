@@ -51,6 +51,7 @@ ELSEWHERE: Final = {
     "spark-source.md": "spark/users_spark.py",
     "testing-an-actor.md": "testing_kit/test_docs_testing_an_actor.py",
 }
+LONG_PAGES: Final = ("operations.md", "tracing.md")
 SKIPPED_MAX: Final = 20
 BUCKETS: Final = {
     "PENSTOCK_COPY_BUCKETS": "s3://exports/penstock",
@@ -386,7 +387,11 @@ def parquet_of(columns: dict[str, list[Any]]) -> bytes:
 
 @pytest.mark.parametrize(
     "page",
-    [path for path in PAGES if path.name not in ELSEWHERE and any(steps_of(path))],
+    [
+        pytest.param(path, marks=[pytest.mark.long] if path.name in LONG_PAGES else [])
+        for path in PAGES
+        if path.name not in ELSEWHERE and any(steps_of(path))
+    ],
     ids=lambda path: path.name,
 )
 async def test_a_page_does_what_it_says(

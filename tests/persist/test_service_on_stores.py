@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -58,7 +59,7 @@ def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path, urls: dict[str, str], name: str = "state") -> AsyncIterator[Any]:
+async def running(tmp_path: Path, urls: dict[str, Any], name: str = "state") -> AsyncIterator[Any]:
     """A service in this process, and a client of it."""
     chosen = given(tmp_path, name, urls)
     settings = draw_for_test(Settings(**chosen), chosen)
@@ -72,10 +73,10 @@ async def running(tmp_path: Path, urls: dict[str, str], name: str = "state") -> 
 class Apart:
     """A service in a process of its own."""
 
-    def __init__(self, tmp_path: Path, urls: dict[str, str], name: str) -> None:
+    def __init__(self, tmp_path: Path, urls: dict[str, str], name: str, **more: Any) -> None:
         script = Path(__file__).with_name("serving.py")
         self._process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(given(tmp_path, name, urls))],
+            [sys.executable, str(script), json.dumps(given(tmp_path, name, urls) | more)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -83,6 +84,9 @@ class Apart:
     async def line(self) -> str:
         assert self._process.stdout is not None
         return (await anyio.to_thread.run_sync(self._process.stdout.readline)).strip()
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         if self._process.poll() is None:
@@ -162,6 +166,76 @@ async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[
         older.kill()
 
 
+STANDBY: dict[str, Any] = {"standby": True, "heartbeat_ms": 50, "takeover_ms": 1_000}
+
+
+@pytest.mark.parametrize("urls", ["postgres and files"], indirect=True)
+async def test_one_that_stands_by_starts_when_the_owner_is_killed(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    """Twice: the one that took over is killed in its turn, and the killed one stands by again."""
+    owner = Apart(tmp_path, urls, "first", **STANDBY)
+    ended = [owner]
+    try:
+        address = await owner.line()
+        waiting = Apart(tmp_path, urls, "second", **STANDBY)
+        ended.append(waiting)
+        for number in range(2):
+            async with await Client.connect(address) as client:
+                if number == 0:
+                    await client.create_table("t", COLUMNS, ["id"])
+                    await client.create_materialized_view("by_who", BY_WHO)
+                await client.insert("t", [{"id": number, "who": "w"}])
+                assert await counts(client) == {"w": number + 1}
+                owner.kill()
+            owner, waiting = waiting, Apart(tmp_path, urls, f"again{number}", **STANDBY)
+            ended.append(waiting)
+            address = await owner.line()
+        async with await Client.connect(address) as client:
+            assert await counts(client) == {"w": 2}
+    finally:
+        for each in ended:
+            each.kill()
+
+
+@pytest.mark.parametrize("urls", ["postgres and files"], indirect=True)
+async def test_an_owner_that_was_only_slow_is_fenced(tmp_path: Path, urls: dict[str, str]) -> None:
+    owner = Apart(tmp_path, urls, "owner")
+    waiting = None
+    try:
+        address = await owner.line()
+        waiting = Apart(tmp_path, urls, "waiting", **STANDBY)
+        owner.signal(signal.SIGSTOP)
+        async with await Client.connect(await waiting.line()) as client:
+            owner.signal(signal.SIGCONT)
+            assert (await owner.line()).startswith("fenced: another service took over the stores")
+            with pytest.raises(PenstockError):
+                await Client.connect(address)
+            await client.create_table("t", COLUMNS, ["id"])
+    finally:
+        owner.kill()
+        if waiting is not None:
+            waiting.kill()
+
+
+async def test_an_owner_that_stops_in_order_is_followed_at_once(tmp_path: Path) -> None:
+    urls = {"consensus_url": f"sqlite:{tmp_path}/documents.db", "blob_url": f"file:{tmp_path}/b"}
+    # It would wait for longer than any test.
+    patient: dict[str, Any] = {**urls, "standby": True, "takeover_ms": 3_600_000}
+    started = anyio.Event()
+
+    async def stand_by() -> None:
+        async with running(tmp_path, patient, "waiting"):
+            started.set()
+
+    async with anyio.create_task_group() as group:
+        async with running(tmp_path, urls, "owner") as (_, client):
+            group.start_soon(stand_by)
+            await client.create_table("t", COLUMNS, ["id"])
+            assert not started.is_set()
+        await started.wait()
+
+
 async def test_a_fenced_service_halts_by_name_without_a_write(tmp_path: Path) -> None:
     urls = {"consensus_url": f"sqlite:{tmp_path}/documents.db", "blob_url": f"file:{tmp_path}/b"}
     async with running(tmp_path, urls, "older") as (older, _), running(tmp_path, urls, "newer"):
@@ -177,6 +251,7 @@ async def test_stores_that_do_not_serve_a_service_are_refused_with_what_to_do(
         ({"consensus_url": "file:/x"}, InvalidUsage, "keeps blobs, not documents"),
         ({"blob_url": "sqlite:/x"}, InvalidUsage, "keeps documents, not blobs"),
         ({"blob_url": "nonsense"}, InvalidUsage, "is no URL"),
+        ({"standby": True}, BadSettings, "standby needs consensus_url"),
     ):
         with pytest.raises(kind, match=text):
             async with running(tmp_path, urls):

@@ -266,6 +266,7 @@ async def test_without_the_setting_nothing_is_audited(
     assert [r for r in caplog.records if r.name == "penstock.audit"] == []
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 async def test_spark_reads_no_more_than_the_role_may(tmp_path: Path) -> None:

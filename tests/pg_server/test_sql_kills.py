@@ -11,6 +11,7 @@ import pytest
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "sql_kills.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_statements_are_there_whole_or_not_at_all_after_a_kill() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "4", "--every", "1.5", "--memory"]

@@ -11,6 +11,7 @@ import pytest
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "sink_campaign.py"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_killed_sinks_skip_nothing_and_repeat_nothing() -> None:
     command = [sys.executable, str(CAMPAIGN), "--kills", "10"]

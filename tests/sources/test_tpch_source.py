@@ -112,6 +112,7 @@ async def test_refreshed_tables_hold_together(tmp_path: Path) -> None:
         check_orders(contents, count)
 
 
+@pytest.mark.long
 async def test_stopped_anywhere_it_goes_on_to_the_same_contents(tmp_path: Path) -> None:
     whole, parts = Contents(), Contents()
     more = {"orders_per_refresh": 700, "up_to": 7, "rate": 400.0, "every_ms": 1}

@@ -23,7 +23,7 @@ import actors
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
 
-pytestmark = [pytest.mark.spark, pytest.mark.sampled, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.sampled, pytest.mark.timeout(600)]
 
 ONE_IN = 6
 """Of so many functions one is in the sample."""

@@ -79,6 +79,7 @@ async def judge_sample(
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.timeout(600)
 def test_a_sample_of_the_public_corpora_is_exact(whole: bool) -> None:

@@ -233,7 +233,7 @@ def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
         ("RESET", "a view is a query"),
         ("INSERT INTO l VALUES (1, 1, 'a')", "a view is a query"),
         ("EXPLAIN SELECT 1", "a view is a query"),
-        ("SELECT INTERVAL '1' DAY AS i", "cannot be stored"),
+        ("SELECT array(INTERVAL '1' DAY) AS i", "cannot be answered"),
     ],
 )
 def test_what_analysis_refuses(engine: ChildProcess, text: str, words: str) -> None:
@@ -282,6 +282,7 @@ def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
 # -- steps, differences, queries ----------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
     check_maintained(engine)
 
@@ -387,6 +388,7 @@ def test_what_a_select_may_not_do(engine: ChildProcess) -> None:
         assert answer.code == code, answer
 
 
+@pytest.mark.long
 def test_a_select_whose_answer_is_larger_than_the_server_collects(engine: ChildProcess) -> None:
     rows = [(n, n, "x" * 20, 1, 1) for n in range(2_000)]
     o = (TableColumn("k", "bigint"), TableColumn("s", "string"))
@@ -417,6 +419,7 @@ def test_cancel_while_running_and_before_the_start(engine: ChildProcess) -> None
         assert table_of(answer).to_pylist() == [{"x": 499_500}]
 
 
+@pytest.mark.long
 def test_a_child_whose_reader_has_ended_ends(
     server: ConnectServer, java: JavaHome, tmp_path: Path
 ) -> None:
@@ -448,6 +451,7 @@ def test_a_java_that_does_not_run_is_told(server: ConnectServer, tmp_path: Path,
         child.close()
 
 
+@pytest.mark.long
 def test_a_java_that_fails_once_is_started_again(
     server: ConnectServer, java: JavaHome, tmp_path: Path
 ) -> None:
@@ -582,6 +586,7 @@ FROM flights f JOIN carriers c ON f.carrier = c.carrier GROUP BY c.name
 """
 
 
+@pytest.mark.long
 async def test_a_service_whose_spark_is_behind_a_server(
     server: ConnectServer, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def test_cores_of_a_local_master() -> None:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
@@ -56,6 +57,7 @@ def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> None:
     updates = pa.table(
@@ -81,6 +83,7 @@ def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> N
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_large_select_goes_into_files_that_keep_the_order(
     child: ChildProcess, tmp_path: Path
@@ -117,6 +120,7 @@ TRAPS = (
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProcess) -> None:
     count = 800
@@ -142,6 +146,7 @@ async def _all(pieces: Any) -> pa.Table:
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.sampled
 @pytest.mark.timeout(1800)
 async def test_a_client_s_queries_by_spark_equal_its_reads(tmp_path: Path, whole: bool) -> None:

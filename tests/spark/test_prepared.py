@@ -362,6 +362,7 @@ def test_every_type_passes_through_slots(child: ChildProcess) -> None:
         assert len(found) == len(rows)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_right(
     tmp_path: Path, java: JavaHome
@@ -549,6 +550,7 @@ def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) 
     child.send(ForgetPlan(job_id(), name))
 
 
+@pytest.mark.long
 def test_a_step_uses_a_wider_plan_until_its_own_pays(tmp_path: Path, java: JavaHome) -> None:
     """One of more changes and of several times serves it, with the same rows."""
     settings = Settings(spark_master="local[1]", kernel_limits={"prepared_wider_uses": 2})

@@ -16,6 +16,7 @@ from actors.spark.java import JavaHome
 
 
 @pytest.mark.spark
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_users_own_spark(tmp_path: Path, java: JavaHome) -> None:
     folder = tmp_path / "state"

@@ -44,7 +44,7 @@ from actors.spark.java import JavaHome
 from actors.spark.session import on_loopback, spark_conf
 from actors.spark_executor import SparkExecutor
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
 LONG = TableSchema((TableColumn("x", "bigint"),))
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"

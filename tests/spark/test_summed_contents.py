@@ -74,6 +74,7 @@ def padding(size: int) -> list[tuple[object, ...]]:
     return [(str(number), number + 0.25, 1, 1) for number in range(size // 17)]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
 @pytest.mark.parametrize("gone", [True, False], ids=["deleted", "still there"])
 def test_a_row_that_is_gone_raises_nothing(
@@ -143,6 +144,7 @@ def test_what_stands_above_sees_no_row_that_is_gone(
     assert sum(found["__diff"].to_pylist()) == 2 + len(more)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
 def test_a_query_over_contents_sees_no_row_that_is_gone(
     child: ChildProcess, tmp_path: Path, size: int
@@ -226,6 +228,7 @@ def scanning(
     made.close()
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("schema", [KEYED, BAG, NESTED], ids=["keyed", "bag", "map"])
 def test_contents_are_the_sums_of_all_updates(
     scanning: ChildProcess, tmp_path: Path, schema: TableSchema

@@ -16,7 +16,7 @@ import actors
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
 
 EXPECTED = {
     "AggregationNode: one key less",

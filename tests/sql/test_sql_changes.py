@@ -126,6 +126,27 @@ def test_changes_of_rows(text: str, wanted: dict[str, Any]) -> None:
     assert parsed(text, POSTGRES) == wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("INSERT INTO t VALUES (1), (2) RETURNING *, a AS b", "Insert"),
+        ("INSERT INTO t SELECT 1 ORDER BY 1 RETURNING *, a AS b", "Insert"),
+        ("INSERT INTO t VALUES (1) ON CONFLICT (a) DO UPDATE SET a = 2 WHERE c RETURNING *, a AS b",
+         "Insert"),
+        ("UPDATE t SET a = 1 RETURNING *, a AS b", "Update"),
+        ("DELETE FROM t WHERE x IS DISTINCT FROM 1 RETURNING *, a AS b", "Delete"),
+        ("DELETE FROM t RETURNING *, a AS b", "Delete"),
+    ],
+)  # fmt: skip
+def test_rows_that_are_returned(text: str, kind: str) -> None:
+    found = parsed(text, POSTGRES)
+    assert (found["is"], found["returning"]) == (kind, ("*", "a AS b"))
+    # `FROM` belongs to the expression here.
+    assert parsed("DELETE FROM t RETURNING a IS DISTINCT FROM b, extract(YEAR FROM d)", POSTGRES)[
+        "returning"
+    ] == ("a IS DISTINCT FROM b", "extract(YEAR FROM d)")
+
+
 def test_spans_of_rows_lead_into_the_text() -> None:
     text = "INSERT INTO t\nVALUES ( 'a' || b , 2 )"
     found = parse_statement(text)

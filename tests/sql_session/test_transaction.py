@@ -9,9 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, TypeMismatch
 from actors.plan.schema import TableColumn, TableSchema
-from actors.sql_session.transaction import OVERLAY_ROWS_MAX, OpenTransaction, PendingChange
+from actors.sql_session.transaction import (
+    OVERLAY_ROWS_MAX,
+    OpenTransaction,
+    PendingChange,
+    as_stored,
+)
 
 COLUMNS = (TableColumn("k", "int"), TableColumn("v", "string"))
 BAG, KEYED = TableSchema(COLUMNS), TableSchema(COLUMNS, ("k",))
@@ -83,3 +88,15 @@ def test_it_is_bounded() -> None:
     large.add("t", BAG, PendingChange(None, rows(*numbers)), MANY)
     with pytest.raises(InvalidUsage, match="cannot read before COMMIT"):
         large.overlaid("SELECT * FROM t")
+
+
+def test_texts_are_as_they_will_be_stored() -> None:
+    schema = TableSchema((TableColumn("c", "char(3)"), TableColumn("v", "varchar(2)")))
+    given = pa.table({"v": ["b ", "b   ", None], "c": ["a", "a     ", None]})
+    assert as_stored("t", given, schema).to_pylist() == [
+        {"c": "a  ", "v": "b "},
+        {"c": "a  ", "v": "b "},
+        {"c": None, "v": None},
+    ]
+    with pytest.raises(TypeMismatch, match="table t, column c"):
+        as_stored("t", pa.table({"v": ["b"], "c": ["abcd"]}), schema)

@@ -38,6 +38,7 @@ def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert f"{len(views)} views: " in printed.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_ten_scripts_hold_over_a_large_base_on_spark(capsys: pytest.CaptureFixture[str]) -> None:
     """One a rule. `make proof` runs all of them over one, and some over a million rows, compares
     after each write, and deletes these rows at last, in one step that is as much work as all here.

@@ -132,7 +132,7 @@ PLAIN = dict.fromkeys(
         "ignore",
         "ignore_glob",
     ]
-)
+) | {"whole": True}
 """The options of a full run."""
 
 
@@ -152,6 +152,7 @@ def test_only_a_run_of_the_whole_suite_is_full(pytestconfig: pytest.Config) -> N
         return is_full(run_of(pytestconfig, source, **chosen))
 
     assert full(sources.TESTPATHS)
+    assert not full(sources.TESTPATHS, whole=False)
     assert not full(sources.ARGS)
     assert not full(sources.TESTPATHS, markexpr="not spark")
     assert not full(sources.TESTPATHS, keyword="some")

@@ -178,6 +178,7 @@ async def checked(name: str, seed: int) -> CheckReport:
             return await check_scripts(read([SCRIPTS / f"{name}.view"]), place, options)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize("name", ["eager_sums", "eager_sums_by_hand"])
 async def test_views_over_them_are_exact_at_every_time(name: str, seed: int) -> None:

@@ -33,6 +33,7 @@ MIDDLE = BEGIN + 10 * COUNT
 END = MIDDLE + 10 * COUNT
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_nothing_acknowledged_is_lost() -> None:
     command = [sys.executable, str(PROOF / "wal_crash.py"), "--pause-ms", "50"]

@@ -30,6 +30,7 @@ CAMPAIGN = Path(__file__).parents[1] / "proof" / "wal_relay.py"
 VERSION = 150_018
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_real_log_reaches_all_acceptors_byte_for_byte() -> None:
     """An acceptor and the relay are killed on the way; PostgreSQL waits for the relay as for a

@@ -108,6 +108,7 @@ async def held(client: Client) -> Held:
     return dict(Bag(orders["id"].to_pylist())), dict(Bag(notes["text"].to_pylist()))
 
 
+@pytest.mark.long
 async def test_each_line_is_there_once_whoever_is_killed(tmp_path: Path) -> None:
     with ExitStack() as those, anyio.fail_after(200):
         ports, processes = list[int](), list[subprocess.Popen[str]]()

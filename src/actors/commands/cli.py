@@ -129,6 +129,10 @@ def serve(
     spark_master: Annotated[
         str | None, typer.Option("--spark-master", help="As Spark names it, e.g. local[*].")
     ] = None,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Starts when no other service owns the stores any more."),
+    ] = None,
     otlp: Annotated[
         str | None,
         typer.Option("--otlp", help="Where traces go, e.g. http://127.0.0.1:4318 (Jaeger)."),
@@ -162,6 +166,7 @@ def serve(
         "cluster_token_file": cluster_token_file,
         "workers": workers,
         "spark_master": spark_master,
+        "standby": standby,
         "otlp": otlp,
         "trace_file": trace_file,
     }

@@ -39,7 +39,7 @@ from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
 from actors.connect_gateway.spark_upstream import REMOTE, SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
-from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError
+from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError, ResourceBusy
 from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.transport.security import TransportSecurity
@@ -244,13 +244,35 @@ class GatewayCalls:
                 if left and now - operation.left_ms > settings.connect_detached_ms:
                     await self._give_up(operation)
             idle = now - session.used_ms > settings.connect_session_idle_ms
-            if idle and not session.operations:
+            # A stream goes on without its client, as before Spark's own server.
+            if idle and not session.operations and not await self._streams_of(session):
                 await self._forget(session)
                 try:
                     await self._calls.release(session.key)
                 # Spark releases it as well, when its own time is over.
                 except (grpc.aio.AioRpcError, PenstockError) as error:
                     log.info("an idle session was not released: %s", error)
+
+    async def _streams_of(self, session: GatewaySession) -> int:
+        """Return how many streams of a session run; none if Spark has not the session any more."""
+        try:
+            return await self._calls.count_streams(session)
+        except (grpc.aio.AioRpcError, PenstockError) as error:
+            log.info("a session's streams are unknown: %s", error)
+            return 0
+
+    async def _check_streams(self, session: GatewaySession) -> None:
+        """Raise `ResourceBusy` if as many streams run as may. Starts that meet here may exceed this
+        by one for each operation that is open."""
+        limit, running = self._settings.connect_streams_max, 0
+        for each in self._sessions:
+            running += await self._streams_of(each)
+        if running >= limit:
+            raise ResourceBusy(
+                f"{limit} streams of Spark Connect clients run (connect_streams_max): stop one, or "
+                "try again later"
+            )
+        session.starts_streams = True
 
     async def _give_up(self, operation: OpenOperation) -> None:
         """End an operation whose client has left for good, at Spark too."""
@@ -280,6 +302,8 @@ class GatewayCalls:
         reattachable = any(each.reattach_options.reattachable for each in request.request_options)
         over = True
         try:
+            if request.plan.command.HasField("write_stream_operation_start"):
+                await self._check_streams(session)
             # What is read for the plan is part of the operation: bounded, and ended with it.
             route = await self._router.route(operation, request)
             if isinstance(route, OwnRoute):

@@ -82,6 +82,8 @@ class GatewaySession:
         """True if the session's settings are those under which Spark may read parts of shards."""
         self.reads_streams = False
         """True if the session knows the data source that streams objects' changes."""
+        self.starts_streams = False
+        """True if the client has started a stream, which may run on without an operation."""
         self.used_ms = 0.0
         self.server = 0
         """Number of the server that has the session (`SparkUpstream.server`)."""

@@ -118,6 +118,19 @@ class SparkCalls:
             async for _ in answers:
                 pass
 
+    async def count_streams(self, session: GatewaySession) -> int:
+        """Return how many streams of a session run. Raises as `SparkUpstream.call` does."""
+        if not session.starts_streams:
+            return 0
+        plan = base_pb2.Plan()
+        plan.command.streaming_query_manager_command.active = True
+        count = 0
+        async with aclosing(self.answers(session, plan)) as answers:
+            async for answer in answers:
+                found = answer.streaming_query_manager_command_result.active
+                count += len(found.active_queries)
+        return count
+
     async def release(self, key: SessionKey) -> None:
         """Release a session. Raises as `SparkUpstream.call` does."""
         asked = base_pb2.ReleaseSessionRequest(session_id=key.session_id, client_type=CLIENT_TYPE)

@@ -59,6 +59,7 @@ from actors.persist.shard import (
     shard_key,
     without_hold,
 )
+from actors.persist.standby import tell_stop
 from actors.persist.stashed import StashedBlobs
 from actors.persist.upkeep import ShardUpkeep
 from actors.plan.schema import TableSchema
@@ -191,6 +192,8 @@ class PersistClient:
             # for their expiry.
             await self.upkeep.close_readers(written=not self.exclusive)
             self._waiters.wake_all()
+            if isinstance(self.consensus, FencedConsensus):
+                await tell_stop(self.consensus)
             await self.consensus.close()
             if self._directory is not None:
                 await self._clock.run_blocking(self._directory.close)

@@ -64,6 +64,11 @@ class FencedConsensus:
         self._seqno = seqno
         self._by = ""
 
+    @property
+    def seqno(self) -> int:
+        """Return the seqno of the epoch's document, which is this service's alone."""
+        return self._seqno
+
     async def head(self, key: str) -> VersionedData | None:
         """Return the document, or None. Raises `StorageError`."""
         return await self.inner.head(key)

@@ -21,6 +21,7 @@ from actors.persist.location import ConsensusStore, WatchedConsensus
 from actors.persist.machine import ShardMachine
 from actors.persist.reader import RENEWALS
 from actors.persist.shard import TABLES_UPPER, shard_key
+from actors.persist.standby import beat
 from actors.settings import Settings
 
 log = logging.getLogger("penstock.persist")
@@ -39,6 +40,7 @@ async def follow(
         group.start_soon(_renewing, renew, settings)
         if fence is not None:
             group.start_soon(_until_fenced, fence, group.cancel_scope)
+            group.start_soon(beat, fence, settings)
         await _changes(machine, consensus if fence is None else fence.inner, fence, settings)
         group.cancel_scope.cancel()
     if fence is not None:

@@ -38,6 +38,7 @@ from actors.persist.directory import StateDirectory
 from actors.persist.fence import acquire_epoch
 from actors.persist.location import BlobStore, ConsensusStore, several_at_once
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
+from actors.persist.standby import wait_for_stores
 from actors.settings import Settings, without_user
 
 BLOB_FORMS: Final = (
@@ -254,6 +255,8 @@ async def _opened(
                 " time, and a service writes several tables at once: give sqlite:PATH or"
                 " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
             )
+        if settings.standby:
+            await wait_for_stores(consensus, settings, clock)
         fenced = await acquire_epoch(consensus, process, clock, settings)
     except BaseException:
         await consensus.close()

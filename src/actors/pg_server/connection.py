@@ -91,6 +91,12 @@ _WRITES: Final = (
     sql.CopyStatement,
 )
 _TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
+
+
+def _may_have_rows(statement: sql.SqlStatement | None) -> bool:
+    return isinstance(statement, _ROWS) or bool(getattr(statement, "returning", ()))
+
+
 OpenSession = Callable[[str, str], Awaitable[SqlSession]]
 """Opens a session for a user with a role (`UNPROVEN`: it has proved none)."""
 FindRole = Callable[[str], Awaitable[RoleLogin]]
@@ -618,7 +624,7 @@ class PgConnection:
             return None
         if kept.statement is None:
             return await self.catalog.describe(kept.text, kept.parameter_oids)
-        if not isinstance(kept.statement, _ROWS):
+        if not _may_have_rows(kept.statement):
             return None
         # Any values do: columns do not depend on them.
         examples = [
@@ -633,11 +639,14 @@ class PgConnection:
         return None if shape is None else describe_fields(shape)
 
     async def _describe_portal(self, portal: OpenPortal) -> None:
-        if portal.kept.text and (
-            portal.kept.statement is None or isinstance(portal.kept.statement, _ROWS)
-        ):
+        statement, shape = portal.kept.statement, portal.shape
+        # What may write is carried out by Execute alone, which knows whether more follows.
+        if isinstance(statement, (*_WRITES, sql.ExecutePreparedStatement)) and not portal.begun:
+            if _may_have_rows(statement):
+                shape = await self.session.describe(statement, self._parameters(portal))
+        elif portal.kept.text and (statement is None or _may_have_rows(statement)):
             await self._begin_portal(portal)
-        shape = portal.shape
+            shape = portal.shape
         await self._send_fields(
             None
             if shape is None
@@ -662,14 +671,20 @@ class PgConnection:
             with self._audit.statement(None, kept.text, kind="Catalog"):
                 result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
         else:
-            parameters = [
-                SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
-                for value, oid in zip(values, kept.parameter_oids, strict=True)
-            ]
+            parameters = self._parameters(portal)
             with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
                 result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
         portal.oids = result.oids
+
+    def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
+        """Return the parameters that a portal's statement is carried out with."""
+        oids = portal.kept.parameter_oids
+        values = parse_parameters(portal.bound, oids, self._time_zone())
+        return [
+            SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
+            for value, oid in zip(values, oids, strict=True)
+        ]
 
     def _reads_latest(self) -> bool:
         # A transaction reads at its own time, and a setting may name another one. Statements that

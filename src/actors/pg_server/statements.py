@@ -16,7 +16,7 @@ from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.pgwire.row_encoding import EncodedRows
-from actors.pgwire.type_map import INT8, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
+from actors.pgwire.type_map import INT8, INTERVAL, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
 from actors.plan.schema import TableSchema
 from actors.protocol.relations import fold
 from actors.sql.reader import LexedText, StatementReader, lex_text
@@ -177,7 +177,9 @@ def _cast(lexed: LexedText, place: int) -> int:
     if not reader.take("::"):
         return 0
     try:
-        return pg_type_of_spark(read_type(reader)).oid
+        oid = pg_type_of_spark(read_type(reader)).oid
+        # An interval is given as text, which Spark casts: it reads other texts than PostgreSQL.
+        return TEXT if oid == INTERVAL else oid
     except SqlSyntaxError:
         return 0  # whoever reads the statement says so
 

@@ -152,7 +152,7 @@ def error_report(error: BaseException, query: str = "", severity: str = "ERROR")
     """Return what a client is told of an error, with its place in the query if Spark named one."""
     position, hint = 0, ""
     text = str(error) or type(error).__name__
-    if isinstance(error, QueryRejected) and error.position is not None:
+    if isinstance(error, QueryRejected | DefiniteError) and error.position is not None:
         position = error.position + 1
     elif isinstance(error, QueryRejected | DefiniteError):
         position = spark_position(text, query)

@@ -1,8 +1,7 @@
 """Maps Spark's and Arrow's types to PostgreSQL's, and back.
 
 A type is an OID, a size and a modifier, as RowDescription has them. What PostgreSQL has no type for
-is sent as text: a struct, a map, a variant, or an array of such or of arrays as ``json``, an
-interval as ``text``.
+is sent as text: a struct, a map, a variant, or an array of such or of arrays as ``json``.
 """
 
 from __future__ import annotations
@@ -14,11 +13,12 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import arrow_type, text_limit
+from actors.plan.schema import result_type, text_limit
 
 BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 19, 20, 21, 23, 25, 26
 JSON, FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 114, 700, 701, 705, 1042, 1043
 DATE, TIME, TIMESTAMP, TIMESTAMPTZ, NUMERIC = 1082, 1083, 1114, 1184, 1700
+INTERVAL: Final = 1186
 UUID, JSONB = 2950, 3802
 
 DAYS_TO_2000: Final = 10_957
@@ -50,6 +50,7 @@ _SIZES: Final = {
     TIME: 8,
     TIMESTAMP: 8,
     TIMESTAMPTZ: 8,
+    INTERVAL: 16,
     UUID: 16,
     NAME: 64,
     UNKNOWN: -2,
@@ -71,6 +72,7 @@ ARRAY_OF: Final = {
     DATE: 1182,
     TIME: 1183,
     TIMESTAMPTZ: 1185,
+    INTERVAL: 1187,
     NUMERIC: 1231,
     JSON: 199,
     UUID: 2951,
@@ -130,6 +132,8 @@ def pg_type(kind: pa.DataType) -> PgType:
         return sized(TIMESTAMP if kind.tz is None else TIMESTAMPTZ)
     if pa.types.is_time(kind):
         return sized(TIME)
+    if pa.types.is_duration(kind) or pa.types.is_interval(kind):
+        return sized(INTERVAL)
     # An encoding of Arrow's, no type of its own.
     if pa.types.is_dictionary(kind):
         return pg_type(kind.value_type)
@@ -149,16 +153,16 @@ def pg_type_of_spark(text: str) -> PgType:
     >>> pg_type_of_spark("varchar(5)")
     PgType(oid=1043, size=-1, modifier=9)
     >>> pg_type_of_spark("interval day to second").oid
-    25
+    1186
     """
     limit = text_limit(text)
     if limit is not None:
         length, padded = limit
         return sized(BPCHAR if padded else VARCHAR, length + _HEADER_BYTES)
     try:
-        return pg_type(arrow_type(text))
+        return pg_type(result_type(text))
     except (InvalidUsage, ValueError):
-        # Results may have types that no table can: an interval or a variant, or some of them.
+        # Texts may name types that no result has: a variant, or Spark's `interval` of all parts.
         nested = text.strip().lower().startswith(("variant", "struct<", "map<", "array<"))
         return sized(JSON if nested else TEXT)
 

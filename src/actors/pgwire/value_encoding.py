@@ -1,8 +1,8 @@
 """Encodes whole columns of Arrow as PostgreSQL's text and binary values.
 
 `encode_text` and `encode_binary` take any array; the type in which a client gets it is
-`actors.pgwire.type_map.pg_type`. Only values of nested types, intervals and the like cost Python
-for each value: they become JSON, or Spark's text.
+`actors.pgwire.type_map.pg_type`. Only values of nested types and texts of intervals cost Python for
+each value; the former become JSON.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from actors.pgwire.encoded_values import (
     value_data,
     value_offsets,
 )
+from actors.pgwire.interval_values import interval_binary, interval_text, is_interval
 from actors.pgwire.time_text import date_text, time_text, timestamp_text
 from actors.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, pg_type
 
@@ -121,6 +122,8 @@ def encode_text(array: pa.Array, time_zone: str = "UTC") -> EncodedValues:
         return timestamp_text(_times_us(array), zone, valid)
     if pa.types.is_time(kind):
         return time_text(_times_us(array), valid)
+    if is_interval(kind):
+        return interval_text(array)
     if pa.types.is_null(kind):
         return VariableValues(pa.nulls(len(array), _LARGE_BINARY))
     if pa.types.is_nested(kind) and pg_type(kind).oid != JSON:
@@ -256,6 +259,8 @@ def encode_binary(array: pa.Array) -> EncodedValues:
         return FixedValues(_since_2000(_times_us(array), US_TO_2000, _INT64_MIN), ">i8", valid)
     if pa.types.is_time(kind):
         return FixedValues(_times_us(array), ">i8", valid)
+    if is_interval(kind):
+        return interval_binary(array)
     if pa.types.is_nested(kind) and pg_type(kind).oid != JSON:
         return VariableValues(_array_binary(array))
     # What is sent as text has the same form in both formats.

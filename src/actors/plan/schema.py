@@ -14,7 +14,9 @@ from functools import lru_cache
 from typing import Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage
 
@@ -67,6 +69,15 @@ class TableSchema(msgspec.Struct, frozen=True):
     def arrow(self) -> pa.Schema:
         """Return the user columns as Arrow (all nullable there: updates of errors hold NULLs)."""
         return pa.schema([pa.field(c.name, arrow_type(c.type)) for c in self.columns])
+
+    def result_arrow(self) -> pa.Schema:
+        """Return the user columns as Arrow where they are those of a query's result, which may have
+        types that no table has (`result_type`)."""
+        return pa.schema([pa.field(c.name, result_type(c.type)) for c in self.columns])
+
+    def engine_arrow(self) -> pa.Schema:
+        """Return the columns of a query's result as the engine hands them over."""
+        return pa.schema([pa.field(c.name, engine_type(c.type)) for c in self.columns])
 
     def arrow_updates(self) -> pa.Schema:
         """Return the user columns, then `TIME` and `DIFF`, as parts hold them."""
@@ -128,6 +139,49 @@ def arrow_type(text: str) -> pa.DataType:
         fields = zip(names, inner, strict=True)
         return pa.struct([pa.field(name.strip().strip("`"), kind) for name, kind in fields])
     raise InvalidUsage(f"column type {text!r} is not supported")
+
+
+_YEAR_MONTH: Final = ("year", "month")
+_DAY_TIME: Final = ("day", "hour", "minute", "second")
+
+
+@lru_cache(maxsize=1024)
+def result_type(text: str) -> pa.DataType:
+    """Return the Arrow type that holds a Spark type in a query's result: beside those of
+    `arrow_type` intervals, which are computed and never stored. Raises `InvalidUsage`.
+
+    >>> result_type("interval day to second"), result_type("interval year")
+    (DurationType(duration[us]), DataType(month_day_nano_interval))
+    """
+    head, *units = [word for word in text.lower().split() if word != "to"]
+    if head == "interval" and units:
+        if set(units) <= set(_YEAR_MONTH):
+            return pa.month_day_nano_interval()
+        if set(units) <= set(_DAY_TIME):
+            return pa.duration("us")
+    return arrow_type(text)
+
+
+def engine_type(text: str) -> pa.DataType:
+    """Return the Arrow type in which the engine hands a column of a result over: as `result_type`,
+    but for intervals of years and months, which are numbers of months (`intervals_of_months`)."""
+    # Arrow has a type of months alone, and Spark uses it, but pyarrow cannot read its values.
+    kind = result_type(text)
+    return pa.int32() if pa.types.is_interval(kind) else kind
+
+
+def intervals_of_months(months: pa.Array) -> pa.Array:
+    """Return numbers of months (int32) as intervals.
+
+    >>> intervals_of_months(pa.array([-14, None], pa.int32())).to_pylist()
+    [MonthDayNano(months=-14, days=0, nanoseconds=0), None]
+    """
+    # A value is four bytes of months, four of days and eight of nanoseconds.
+    words = np.zeros((len(months), 4), np.int32)
+    words[:, 0] = months.fill_null(0).to_numpy(zero_copy_only=False)
+    valid = pc.is_valid(months).buffers()[1] if months.null_count else None
+    kind = pa.month_day_nano_interval()
+    return pa.Array.from_buffers(kind, len(months), [valid, pa.py_buffer(words)])
 
 
 def text_limit(kind: str) -> tuple[int, bool] | None:

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableSchema, result_type
 from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
 
@@ -39,7 +39,7 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
             found = bridge.query(job.sql)
         except AnalysisException as error:
             return QueryAnalyzed(job.job_id, missing=missing_table(error))
-        schema = output_schema(found.schema)
+        schema = analyzed_schema(job, found.schema)
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)
         translation = None
@@ -69,6 +69,21 @@ def output_schema(struct: StructType) -> TableSchema:
         raise QueryRejected(str(error)) from None
 
 
+def result_schema(struct: StructType) -> TableSchema:
+    """Return a query's schema where its rows are answered and not stored. Raises `QueryRejected`
+    for a column of a type that cannot be answered."""
+    try:
+        return schema_of(struct, result_type)
+    except InvalidUsage as error:
+        raise QueryRejected(str(error)) from None
+
+
+def analyzed_schema(job: AnalyzeStatement, struct: StructType) -> TableSchema:
+    """Return the schema of a query that is analysed: one to be maintained is stored, any other
+    answered. Raises `QueryRejected`."""
+    return output_schema(struct) if job.translate else result_schema(struct)
+
+
 def check_types(made: TableSchema, wanted: TableSchema, what: str, *, names: bool) -> None:
     """Raise `QueryRejected` unless columns agree in number, type and (with `names`) name."""
     mine, theirs = _shape(made, names), _shape(wanted, names)
@@ -77,7 +92,7 @@ def check_types(made: TableSchema, wanted: TableSchema, what: str, *, names: boo
 
 
 def _shape(schema: TableSchema, names: bool) -> Sequence[tuple[str, Any]]:
-    kinds = schema.arrow().types
+    kinds = schema.result_arrow().types
     return [(name if names else "", kind) for name, kind in zip(schema.names, kinds, strict=True)]
 
 

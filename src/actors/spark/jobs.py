@@ -41,8 +41,9 @@ from actors.plan.jobs import (
     SelectContents,
     TakeFiles,
 )
+from actors.plan.schema import TableSchema, result_type
 from actors.settings import Settings
-from actors.spark.analysis import check_types, output_schema
+from actors.spark.analysis import check_types, output_schema, result_schema
 from actors.spark.bridge import SessionBridge
 from actors.spark.difference import (
     lend_contents,
@@ -235,8 +236,8 @@ def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDo
     with open_contents(slot, job.tables, job.conf, apart=apart) as opened:
         bridge = opened.bridge
         found = bridge.query(job.sql)
-        check_types(output_schema(found.schema), job.output, "the query", names=False)
-        found = found.toDF(*job.output.names)
+        check_types(result_schema(found.schema), job.output, "the query", names=False)
+        found = _with_months(found.toDF(*job.output.names), job.output)
         slot.check()
         large = job.into_files and COLLECTED.crossed(
             max(opened.bytes, _expected_bytes(found)) > slot.collected_bytes_max
@@ -244,7 +245,7 @@ def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDo
         try:
             if large:
                 return _written(slot, job, found, started)
-            table = bridge.collect(found, job.output.arrow)
+            table = bridge.collect(found, job.output.engine_arrow)
         except Exception as error:
             if large or not too_large(error):
                 raise
@@ -256,6 +257,19 @@ def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDo
             return _written(slot, job, found, started)
     elapsed = (time.perf_counter() - started) * 1000
     return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def _with_months(found: DataFrame, output: TableSchema) -> DataFrame:
+    """Return the frame with intervals of years and months as numbers of months, as `engine_type`
+    has them."""
+    kinds = [result_type(column.type) for column in output.columns]
+    if not any(map(pa.types.is_interval, kinds)):
+        return found
+    texts = []
+    for name, kind in zip(output.names, kinds, strict=True):
+        months = f"CAST(CAST({quote(name)} AS INTERVAL MONTH) AS INT) AS {quote(name)}"
+        texts.append(months if pa.types.is_interval(kind) else quote(name))
+    return found.selectExpr(*texts)
 
 
 def _expected_bytes(found: DataFrame) -> int:

@@ -16,7 +16,7 @@ from pyspark.errors import AnalysisException
 
 from actors.errors import QueryRejected
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation, VolatileCall
-from actors.spark.analysis import missing_table, output_schema
+from actors.spark.analysis import analyzed_schema, missing_table
 from actors.spark.fragments import bare_name
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
         if name.lower() not in known:
             return QueryAnalyzed(job.job_id, missing="`" + name.replace("`", "``") + "`")
     tables = tuple(dict.fromkeys(known[name.lower()] for name in read))
-    schema = output_schema(found.schema)
+    schema = analyzed_schema(job, found.schema)
     analyzed = bridge.reader.read(msgspec.structs.replace(job, tables=tables), nodes_max)
     if isinstance(analyzed, QueryAnalyzed):
         if analyzed.schema == schema:

@@ -215,17 +215,20 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return table.select(wanted.names).cast(wanted)
 
 
-def schema_of(struct: StructType) -> TableSchema:
-    """Return Spark's schema as ours. Raises `InvalidUsage` naming a column of a type we cannot
-    store."""
+def schema_of(
+    struct: StructType, arrow_of: Callable[[str], pa.DataType] = arrow_type
+) -> TableSchema:
+    """Return Spark's schema as ours. Raises `InvalidUsage` naming a column whose type `arrow_of`
+    does not know: by default one that we cannot store."""
     columns = []
     for field in struct.fields:
         kind = field.dataType.simpleString()
         try:
-            arrow_type(kind)
+            arrow_of(kind)
         except (InvalidUsage, ValueError, KeyError):
+            doomed = "stored" if arrow_of is arrow_type else "answered"
             raise InvalidUsage(
-                f"column {field.name!r} has the type {kind}, which cannot be stored; cast it"
+                f"column {field.name!r} has the type {kind}, which cannot be {doomed}; cast it"
             ) from None
         columns.append(TableColumn(field.name, kind, field.nullable))
     return TableSchema(tuple(columns))

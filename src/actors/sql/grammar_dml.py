@@ -36,6 +36,36 @@ def _refuse_returning(reader: StatementReader) -> None:
     )
 
 
+# Clauses of a query: behind RETURNING there is none.
+_NO_CLAUSES: Final = ("FROM", "WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "WINDOW")
+
+
+def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
+    """Take ``RETURNING expression, …``, which is PostgreSQL's; none if it does not come."""
+    if reader.dialect is not SqlDialect.POSTGRES:
+        _refuse_returning(reader)
+    if not reader.take("RETURNING"):
+        return ()
+    first = reader.place
+    found = [reader.extent("a column or an expression", ",", *_NO_CLAUSES)]
+    while reader.take(","):
+        found.append(reader.extent("a column or an expression", ",", *_NO_CLAUSES))
+    for place in range(first, reader.place):
+        token, before = reader.tokens[place], reader.tokens[place - 1]
+        # A query would see other rows than those of the statement's own time.
+        if token.word == "SELECT" or (before.text == "(" and token.word in _QUERIES):
+            raise reader.error(
+                "RETURNING has no queries here",
+                hint="read with a SELECT in the same transaction",
+                position=token.start,
+            )
+    return tuple(found)
+
+
+_QUERIES: Final = frozenset({"FROM", "TABLE", "VALUES", "WITH", "MAP", "REDUCE"})
+"""Words behind a bracket with which a query may begin; SELECT is none without it."""
+
+
 # -- INSERT --------------------------------------------------------------------------------------
 
 
@@ -65,7 +95,7 @@ def read_insert(reader: StatementReader) -> InsertStatement:
     if not reader.follows("VALUES") or (rows := _rows(reader)) is None:
         query = _inserted_query(reader)
     conflict = _conflict(reader)
-    _refuse_returning(reader)
+    returning = _returning(reader)
     reader.need_end()
     return InsertStatement(
         position=position,
@@ -75,6 +105,7 @@ def read_insert(reader: StatementReader) -> InsertStatement:
         rows=rows,
         query=query,
         conflict=conflict,
+        returning=returning,
     )
 
 
@@ -121,8 +152,7 @@ def _rows(reader: StatementReader) -> tuple[tuple[TextSpan, ...], ...] | None:
             break
         if reader.ends():
             raise reader.unexpected("'(' and values")
-    _refuse_returning(reader)
-    ends = reader.ends() or reader.follows("ON", "CONFLICT")
+    ends = reader.ends() or reader.follows("ON", "CONFLICT") or reader.follows("RETURNING")
     # Spark knows rows without brackets, and VALUES as one side of a UNION.
     if ends and rows and reader.tokens[reader.place - 1].word != ",":
         return tuple(rows)
@@ -136,8 +166,7 @@ def _inserted_query(reader: StatementReader) -> QueryStatement:
     begin = reader.place
     # Keywords of PostgreSQL's: no name of its dialect without quotes.
     while reader.dialect is SqlDialect.POSTGRES and not reader.ends():
-        _refuse_returning(reader)
-        if reader.follows("ON", "CONFLICT"):
+        if reader.follows("ON", "CONFLICT") or reader.follows("RETURNING"):
             return read_query(reader.part(begin, reader.place))
         reader.place = reader.partners.get(reader.place, reader.place) + 1
     reader.place = begin
@@ -157,18 +186,25 @@ def read_update(reader: StatementReader) -> UpdateStatement:
     # FROM and RETURNING are stops, so that they are refused by their names.
     assignments = _assignments(reader, "WHERE", "FROM", "RETURNING")
     reader.refuse("FROM", problem="UPDATE … FROM is not known here", hint=_MERGE_HINT)
-    where = _where(reader)
+    where, returning = _where(reader)
     return UpdateStatement(
-        position=position, table=table, assignments=assignments, alias=alias, where=where
+        position=position,
+        table=table,
+        assignments=assignments,
+        alias=alias,
+        where=where,
+        returning=returning,
     )
 
 
-def _where(reader: StatementReader) -> TextSpan | None:
-    """Take ``WHERE condition`` to the end."""
+def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ...]]:
+    """Take ``WHERE condition RETURNING expressions`` to the end."""
     where = reader.extent("a condition", "RETURNING") if reader.take("WHERE") else None
-    _refuse_returning(reader)
-    reader.need_end("WHERE or the end of the statement")
-    return where
+    returning = _returning(reader)
+    reader.need_end(
+        "the end of the statement" if returning else "WHERE or the end of the statement"
+    )
+    return where, returning
 
 
 def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment, ...]:
@@ -194,7 +230,10 @@ def read_delete(reader: StatementReader) -> DeleteStatement:
     table = reader.object_name("a table's name")
     alias = reader.alias("RETURNING")
     reader.refuse("USING", problem="DELETE … USING is not known here", hint=_MERGE_HINT)
-    return DeleteStatement(position=position, table=table, alias=alias, where=_where(reader))
+    where, returning = _where(reader)
+    return DeleteStatement(
+        position=position, table=table, alias=alias, where=where, returning=returning
+    )
 
 
 def read_truncate(reader: StatementReader) -> DeleteStatement:

@@ -344,7 +344,8 @@ class ConflictClause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsertStatement(SqlStatement, frozen=True, kw_only=True):
-    """``INSERT INTO table``: either rows of expressions, or a query."""
+    """``INSERT INTO table``: either rows of expressions, or a query. `returning`: expressions over
+    each written row, none if the statement has no rows."""
 
     table: QualifiedName
     alias: str | None = None
@@ -352,15 +353,17 @@ class InsertStatement(SqlStatement, frozen=True, kw_only=True):
     rows: tuple[tuple[TextSpan, ...], ...] | None = None
     query: QueryStatement | None = None
     conflict: ConflictClause | None = None
+    returning: tuple[TextSpan, ...] = ()
 
 
 class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
-    """``UPDATE table SET assignments WHERE condition``."""
+    """``UPDATE table SET assignments WHERE condition``; `returning` as of INSERT."""
 
     table: QualifiedName
     assignments: tuple[ColumnAssignment, ...]
     alias: str | None = None
     where: TextSpan | None = None
+    returning: tuple[TextSpan, ...] = ()
 
 
 class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
@@ -376,12 +379,14 @@ class MaintainStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``."""
+    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``; `returning` as of INSERT, over
+    each removed row."""
 
     table: QualifiedName
     alias: str | None = None
     where: TextSpan | None = None
     truncates: bool = False
+    returning: tuple[TextSpan, ...] = ()
 
 
 MergeMatch: TypeAlias = Literal["matched", "not matched", "not matched by source"]

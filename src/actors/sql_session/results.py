@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import Final
 
 import msgspec
 import pyarrow as pa
+
+BATCH_ROWS: Final = 16_384
 
 
 class StatementResult(msgspec.Struct):
@@ -26,7 +29,8 @@ class StatementResult(msgspec.Struct):
 
 async def rows_of(table: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
     """Yield the batches of a table that is there already."""
-    for batch in table.to_batches():
+    # Each is encoded at once, so that none may be as large as the table.
+    for batch in table.to_batches(max_chunksize=BATCH_ROWS):
         yield batch
 
 

@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from actors.errors import InvalidUsage
 from actors.plan.schema import (
     TableColumn,
     TableSchema,
@@ -317,5 +318,10 @@ def values_query(rows: pa.Table, schema: TableSchema) -> str:
 
 def schema_of(shape: pa.Schema) -> TableSchema:
     """Return the columns of an Arrow schema with their Spark types. Raises `InvalidUsage` for a
-    type that Spark has not."""
+    type that no table has."""
+    for field in shape:
+        if pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
+            raise InvalidUsage(
+                f"column {field.name!r} is an interval, which cannot be stored: cast it"
+            )
     return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in shape))

@@ -100,7 +100,7 @@ class SqlSession:
         match statement:
             case sql.QueryStatement():
                 text = self.context.spark(statement.query.text, parameters)
-                return (await self.context.client.describe_query(text)).arrow()
+                return (await self.context.client.describe_query(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():
@@ -113,7 +113,11 @@ class SqlSession:
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
                 return roles.TOKEN_COLUMNS
-        # The others change nothing, and cost little.
+            case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
+                return await writing.returned_shape(self.context, statement, parameters)
+        # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
+        if not isinstance(statement, _SHOWING):
+            return None
         result = await self.execute(statement, parameters)
         if result.batches is not None:
             await result.batches.aclose()
@@ -340,6 +344,16 @@ class SqlSession:
         return StatementResult(statement.tag)
 
 
+_SHOWING: Final = (
+    sql.ShowObjectsStatement,
+    sql.ShowColumnsStatement,
+    sql.ShowCreateStatement,
+    sql.ShowSettingStatement,
+    sql.DescribeStatement,
+    sql.ExplainStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
+)
 _ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
 
 

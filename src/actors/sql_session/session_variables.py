@@ -77,6 +77,7 @@ _ONE_VALUE: Final = {
     "password_encryption": ("scram-sha-256",),
     "client_encoding": ("utf8", "utf-8", "unicode"),
     "standard_conforming_strings": ("on", "true", "1", "yes"),
+    "intervalstyle": ("postgres", "default"),
     "datestyle": ("iso", "iso, mdy", "iso, dmy", "iso, ymd", "iso,mdy", "default"),
 }
 """Variables that this service has in one form only, and the spellings of it."""

@@ -26,7 +26,7 @@ _CAST_BY_SPARK: Final = frozenset(
         ("decimal", "float"),
         ("date", "timestamp"),
         ("timestamp", "date"),
-        *((kind, "string") for kind in (*_NUMBERS, "boolean", "date", "timestamp")),
+        *((kind, "string") for kind in (*_NUMBERS, "boolean", "date", "timestamp", "interval")),
     }
 )
 
@@ -44,6 +44,17 @@ def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
         (_kind(given), _kind(kind)) in _CAST_BY_SPARK
         for given, kind in zip(rows.types, wanted, strict=True)
     )
+
+
+def refuse_intervals(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
+    """Raise `TypeMismatch` for intervals that are for another column than one of texts."""
+    for given, column in zip(rows.types, columns, strict=True):
+        # No column holds an interval, and as a number it would be one of an unknown unit.
+        if _kind(given) == "interval" and _kind(arrow_type(column.type)) != "string":
+            raise TypeMismatch(
+                f"table {table}, column {column.name}: an interval is not assigned to "
+                f"{column.type}: cast it"
+            )
 
 
 def cast_query(sql: str, columns: Sequence[TableColumn]) -> str:
@@ -95,5 +106,6 @@ def _kind(type_: pa.DataType) -> str:
         "date": pa.types.is_date,
         "timestamp": pa.types.is_timestamp,
         "string": pa.types.is_string,
+        "interval": lambda kind: pa.types.is_duration(kind) or pa.types.is_interval(kind),
     }
     return next((kind for kind, test in tests.items() if test(type_)), "")

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.client.client import TableWrite
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, TypeMismatch
 from actors.plan.schema import DIFF, TableSchema
-from actors.plan.updates import consolidate
+from actors.plan.updates import TextTooLong, consolidate, fit_texts_of
 from actors.progress import Time
 from actors.sql_session.row_values import values_query
 from actors.views.query_analysis import find_mentioned_tables
@@ -210,6 +210,15 @@ def filled(rows: pa.Table, schema: TableSchema) -> pa.Table:
         for field in schema.arrow()
     ]
     return pa.table(columns, schema=schema.arrow())
+
+
+def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return rows of all columns of a table as it will hold them: CHAR(n) is filled up with blanks,
+    and blanks beyond n are cut off. Raises `TypeMismatch` for a text that is longer."""
+    try:
+        return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
+    except TextTooLong as error:
+        raise TypeMismatch(f"table {table}, {error}") from None
 
 
 def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:

@@ -37,14 +37,20 @@ from actors.sql_session.keyed_merge import (
 )
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
+from actors.sql_session.returning import ReturningList, returned_result
 from actors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
     column_array,
     literal_value,
 )
-from actors.sql_session.store_assignment import cast_query, needs_cast, rounded_decimals
-from actors.sql_session.transaction import PendingChange, count_rows, filled, keys_in
+from actors.sql_session.store_assignment import (
+    cast_query,
+    needs_cast,
+    refuse_intervals,
+    rounded_decimals,
+)
+from actors.sql_session.transaction import PendingChange, as_stored, count_rows, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
@@ -79,16 +85,49 @@ async def insert(
     `Client.insert` do."""
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    if returning is not None:
+        # Whoever returns rows reads them: also what another role's columns have by default.
+        await context.client.check_right("read", table)
     if statement.conflict is not None:
         upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect)
-        return StatementResult(f"INSERT 0 {await _merge(context, upsert, parameters)}")
+        count, returned = await _merge(context, upsert, parameters, returning)
+        return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
         rows = await _values(context, table, columns, statement.rows, parameters)
     else:
         assert statement.query is not None
         rows = await _assigned_rows(context, table, columns, statement.query, parameters)
+    returned = None if returning is None else await returning.rows(filled(rows, schema))
     await put_rows(context, table, schema, rows)
-    return StatementResult(f"INSERT 0 {rows.num_rows}")
+    return returned_result(f"INSERT 0 {rows.num_rows}", returned)
+
+
+def _returning_list(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> ReturningList | None:
+    """Return what a statement returns of its rows; None: nothing."""
+    if not statement.returning:
+        return None
+    return ReturningList(context, table, statement.alias, schema, statement.returning, parameters)
+
+
+async def returned_shape(
+    context: SessionContext,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> pa.Schema | None:
+    """Return the columns that a statement returns, without carrying it out; None: nothing."""
+    if not statement.returning:
+        return None
+    table, schema = await context.catalog.find_table(statement.table)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    assert returning is not None
+    return await returning.shape()
 
 
 async def put_rows(
@@ -112,6 +151,8 @@ async def _refuse_present(
     if rows.num_rows > KEYS_CHECKED_MAX:
         return
     gone, come = transaction.keys_of(table)
+    # CHAR(n) of a key is filled up with blanks.
+    rows = as_stored(table, filled(rows, schema), schema)
     found: list[tuple[Any, ...]] = []
     for key in keys_in(rows, schema):
         # Two rows of one statement may have the same key, too.
@@ -209,6 +250,7 @@ async def _assigned_rows(
     """Return a query's rows with the columns' types."""
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
+    refuse_intervals(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
@@ -249,7 +291,9 @@ async def update(
             new = _with_new(rows, schema, [column for column, _ in targets])
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
-    return StatementResult(f"UPDATE {await _changed(context, table, schema, compute)}")
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await _changed(context, table, schema, compute, returning)
+    return returned_result(f"UPDATE {count}", returned)
 
 
 async def delete(
@@ -263,8 +307,9 @@ async def delete(
         old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
-    count = await _changed(context, table, schema, compute)
-    return StatementResult("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}")
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await _changed(context, table, schema, compute, returning)
+    return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
 def _from(
@@ -359,22 +404,29 @@ async def _changed(
     table: str,
     schema: TableSchema,
     compute: Callable[[], Awaitable[ComputedChange]],
-) -> int:
+    returning: ReturningList | None = None,
+) -> tuple[int, pa.Table | None]:
     """Carry out a change of rows that were read; again if another session was faster. Return the
-    number of rows. Raises `WriteConflict` when that does not end."""
+    number of rows, and what the statement returns. Raises `WriteConflict` when that does not
+    end."""
     # A transaction reads at one time: reading again would break that.
     attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
     for attempt in range(attempts):
         made = await compute()
-        if not count_rows(made.change.delete) and not count_rows(made.change.insert):
-            return made.count
+        change, returned = made.change, None
+        if returning is not None:
+            # Rows that only go are those of a DELETE.
+            is_delete = change.insert is None and change.delete is not None
+            returned = await returning.rows(change.delete if is_delete else change.insert)
+        if not count_rows(change.delete) and not count_rows(change.insert):
+            return made.count, returned
         try:
-            await _carry_out(context, table, schema, made.change)
+            await _carry_out(context, table, schema, change)
         except AbsentRow as error:
             if attempt + 1 == attempts:
                 raise WriteConflict(f"other sessions change the same rows: {error}") from None
             continue
-        return made.count
+        return made.count, returned
     raise AssertionError("a change ends or raises")
 
 
@@ -386,6 +438,10 @@ async def _carry_out(
         if table not in context.transaction.tables:
             await context.client.check_right("write", table)
         limit = context.settings.sql_rows_bytes_max
+        if change.insert is not None:
+            # Its own reads see the rows before whoever stores them has fitted them.
+            stored = as_stored(table, change.insert, schema)
+            change = PendingChange(change.delete, stored)
         context.transaction.add(table, schema, change, limit)
         return
     if count_rows(change.delete) or count_rows(change.insert):
@@ -404,10 +460,16 @@ async def merge(
     Raises:
         InvalidUsage: Two rows of the source would change the same row.
     """
-    return StatementResult(f"MERGE {await _merge(context, statement, parameters)}")
+    count, _ = await _merge(context, statement, parameters)
+    return StatementResult(f"MERGE {count}")
 
 
-async def _merge(context: SessionContext, statement: MergeStatement, parameters: Parameters) -> int:
+async def _merge(
+    context: SessionContext,
+    statement: MergeStatement,
+    parameters: Parameters,
+    returning: ReturningList | None = None,
+) -> tuple[int, pa.Table | None]:
     table, schema = await context.catalog.find_table(statement.table)
     keyed = read_keyed_merge(context, schema, table, statement, parameters)
     text = ""
@@ -419,7 +481,7 @@ async def _merge(context: SessionContext, statement: MergeStatement, parameters:
             return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
-    return await _changed(context, table, schema, compute)
+    return await _changed(context, table, schema, compute, returning)
 
 
 def _merge_query(

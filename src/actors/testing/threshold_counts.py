@@ -3,7 +3,7 @@
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
 environment, in which every process of the run keeps its counts (`actors.threshold_probes`): the
 processes of pytest-xdist, services in processes of their own, and engines. At the end it sums them.
-A *full run* (the whole suite: no path, no ``-k``, ``-m`` or ``--lf``, all tests passed) reports
+A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed) reports
 each side never taken (and fails if `REQUIRED_VARIABLE` is 1), and its counts are kept in pytest's
 cache. ``--thresholds`` prints the counts of any run. When the environment variable is set already,
 its folder is used and stays, so that the counts of several runs add up.
@@ -166,7 +166,9 @@ def is_full(config: pytest.Config) -> bool:
         option.ignore,
         option.ignore_glob,
     )
-    return config.args_source is config.ArgsSource.TESTPATHS and not any(chosen)
+    # Long tests alone take some sides; a project without the option has none.
+    whole = getattr(option, "whole", True)
+    return config.args_source is config.ArgsSource.TESTPATHS and whole and not any(chosen)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -180,7 +182,7 @@ def main(arguments: Sequence[str]) -> int:
     elif CACHE_FILE.is_file():
         counts = json.loads(CACHE_FILE.read_text())
     else:
-        print(f"{CACHE_FILE} is not there: run the whole suite first", file=sys.stderr)
+        print(f"{CACHE_FILE} is not there: run the suite with --whole first", file=sys.stderr)
         return 2
     given.page.write_text(with_table(given.page.read_text(), counts))
     missing = sides_never_taken(counts)

@@ -26,7 +26,7 @@ from actors.controller.catalog.ddl import (
 )
 from actors.controller.catalog.replacements import restart_view
 from actors.errors import InvalidUsage, ObjectExists, ObjectInUse, PenstockError, QueryRejected
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableSchema, arrow_type
 from actors.progress import ObjectId
 from actors.protocol.api import AlterObject, CreateView
 from actors.protocol.relations import check_name, fold
@@ -154,7 +154,7 @@ async def _analysed(
     if entry.id in plain:
         raise InvalidUsage(f"view {entry.name} names itself: that has no end")
     found = await analyzed_query(sql, catalog.readable(), store.analyze)
-    _check_columns(entry.name, found.schema.names)
+    _check_columns(entry.name, found.schema)
     inputs = (catalog.find(name).id for name in found.inputs)
     depends = tuple(dict.fromkeys((*inputs, *plain)))
     names = found.schema.names
@@ -162,12 +162,22 @@ async def _analysed(
     return replace(entry, sql=sql, schema=found.schema, depends=depends, column_comments=kept)
 
 
-def _check_columns(view: str, names: Sequence[str]) -> None:
+def _check_columns(view: str, schema: TableSchema) -> None:
     seen: set[str] = set()
-    for name in names:
-        if fold(name) in seen:
-            raise QueryRejected(f"view {view} has two columns named {name!r}: give one an alias")
-        seen.add(fold(name))
+    for column in schema.columns:
+        if fold(column.name) in seen:
+            raise QueryRejected(
+                f"view {view} has two columns named {column.name!r}: give one an alias"
+            )
+        seen.add(fold(column.name))
+        try:
+            # Results may have intervals, which clients' catalogs of objects know nothing of.
+            arrow_type(column.type)
+        except InvalidUsage:
+            raise QueryRejected(
+                f"view {view}: column {column.name!r} has the type {column.type}, which no table "
+                "or view has: cast it"
+            ) from None
 
 
 # -- What replacing has to check -------------------------------------------------------------------

@@ -7,21 +7,25 @@ memory follows, the replica is told, and only then the client.
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
-from msgspec.structs import replace
 
 from actors.controller.catalog.added_columns import add_columns, grown_schema
 from actors.controller.catalog.alterations import (
     alter_object,
-    check_circle,
-    check_dependents,
     create_plain_view,
-    find_replaced,
+)
+from actors.controller.catalog.backlog import (
+    ForgetTaken,
+    OwnStatement,
+    QueuedStatement,
+    RestartView,
+    Statement,
+    StatementBacklog,
+    SwapView,
 )
 from actors.controller.catalog.boot import describe_dataflow, last_sealed_time
 from actors.controller.catalog.catalog import (
@@ -29,37 +33,26 @@ from actors.controller.catalog.catalog import (
     INDEX,
     PLAIN_VIEW,
     TABLE,
-    VIEW,
     CatalogObject,
     CatalogSnapshot,
 )
 from actors.controller.catalog.ddl import CatalogChanged
 from actors.controller.catalog.replacements import (
-    check_computed,
-    coming_name,
     forget_taken,
-    is_extension,
-    rename_view,
-    restart_view,
-    swap_view,
 )
 from actors.controller.catalog.subscribed_views import SubscribedViews
+from actors.controller.catalog.view_replacements import ViewReplacements
 from actors.controller.connectors.objects import ConnectorObjects
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.messages import AlterTable, CloseTable, ShardsDropped, TickTables
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.controller.tables.groups import TableTarget
 from actors.errors import (
-    DeadlineExceeded,
-    ObjectInUse,
-    OperationCanceled,
     PenstockError,
     StorageError,
-    UnknownObject,
-    WriterFenced,
 )
 from actors.kernel import ActorAddress, RetryLoop
-from actors.progress import EMPTY, ObjectId, ShardId, Time, is_empty
+from actors.progress import EMPTY, ObjectId, ShardId, Time
 from actors.protocol.api import (
     AlterObject,
     AlterSource,
@@ -75,58 +68,15 @@ from actors.protocol.api import (
     RequestDone,
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
-from actors.protocol.relations import check_name
 from actors.spans import forget_measures, span_below, use_context
 from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
 from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
 
-Statement = (
-    CreateTable
-    | CreateView
-    | CreateIndex
-    | DropObject
-    | AlterObject
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
-)
-
 DROP_HOLD_ROUNDS: Final = 5
 """Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
 them."""
-
-
-class SwapView(msgspec.Struct, frozen=True, gc=False):
-    """Puts the view `id`, which is computed, in the place of the one that it replaces; or ends that
-    with an error. The service's own statement: it answers the one that began the replacement."""
-
-    id: ObjectId
-    name: str
-    request: int
-    error: PenstockError | None = None
-
-
-class ForgetTaken(msgspec.Struct, frozen=True, gc=False):
-    """Drops the shard whose contents the view `id` has taken, and answers as `SwapView`."""
-
-    id: ObjectId
-    name: str
-    request: int
-
-
-class RestartView(msgspec.Struct, frozen=True, gc=False):
-    """Lets the view `id` go on whose dataflow was ended for a replacement that failed."""
-
-    id: ObjectId
-    name: str
-    request: int
-
-
-OwnStatement = SwapView | ForgetTaken | RestartView
 
 
 class StatementDone(msgspec.Struct, frozen=True, gc=False):
@@ -134,25 +84,6 @@ class StatementDone(msgspec.Struct, frozen=True, gc=False):
 
     result: CatalogChanged | PenstockError
     read_back: tuple[CatalogSnapshot, int | None] | None = None
-
-
-class _Queued(msgspec.Struct, frozen=True, gc=False):
-    """A statement, its session, and its trace context."""
-
-    session: ActorAddress[Any]
-    statement: Statement | OwnStatement
-    traceparent: str | None = None
-    role: str | None = None
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """Return the session and the request."""
-        return self.session.path, self.statement.request
-
-    @property
-    def replaces(self) -> bool:
-        """Return whether the statement replaces a view, which may take long."""
-        return isinstance(self.statement, CreateView) and self.statement.replace
 
 
 class StatementQueue:
@@ -169,20 +100,12 @@ class StatementQueue:
         self._state = state
         self._connectors = connectors
         self._owned = owned
-        self._queue: deque[_Queued] = deque()
-        self._current: _Queued | None = None
+        self._backlog = StatementBacklog()
+        self._replacements = ViewReplacements(state, self._backlog, self._next)
         self._closing: set[ObjectId] = set()
         self._zombies: list[tuple[ShardId, str, int]] = []
         self._subscribed = SubscribedViews()
         self._opening = False
-        self._replacing: dict[ObjectId, _Queued] = {}
-        """Statements that are answered when their view is in its place: by the id of the view that
-        is computed, then by that of the one whose contents it became."""
-        self._given_up: set[tuple[str, int]] = set()
-        """The session and the request of the running statement, if it was canceled."""
-        self._ended: dict[ObjectId, ObjectId] = {}
-        """Views whose dataflow was ended, so that the one that comes in their place gets ahead; and
-        those dataflows."""
 
     def is_closing(self, id_: ObjectId) -> bool:
         """Return whether a table is being dropped: writes are refused."""
@@ -193,7 +116,7 @@ class StatementQueue:
     ) -> None:
         """Queue a statement of a session with this role."""
         self._subscribed.submitted(session, statement)
-        self._queue.append(_Queued(session, statement, TRACEPARENT.get(), role))
+        self._backlog.waiting.append(QueuedStatement(session, statement, TRACEPARENT.get(), role))
         self._next()
 
     def _drop_left(self) -> None:
@@ -219,20 +142,20 @@ class StatementQueue:
 
     def describe(self) -> str:
         """Return the running statement, for people."""
-        if self._current is None:
+        if self._backlog.running is None:
             return "no statement under way"
-        statement = self._current.statement
-        waiting = len(self._queue)
+        statement = self._backlog.running.statement
+        waiting = len(self._backlog.waiting)
         return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
 
     def _next(self) -> None:
-        if self._current is not None or not self._queue:
+        backlog = self._backlog
+        if backlog.running is not None or not backlog.waiting:
             return
-        self._current = self._queue.popleft()
-        queued = self._current
+        queued = backlog.running = backlog.waiting.popleft()
         self._state.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
 
-    async def _carry_out(self, queued: _Queued) -> StatementDone:
+    async def _carry_out(self, queued: QueuedStatement) -> StatementDone:
         statement = queued.statement
         values = (type(statement).__name__, statement.name)
         try:
@@ -262,23 +185,24 @@ class StatementQueue:
     def _change(self, statement: Statement | OwnStatement) -> Coroutine[Any, Any, CatalogChanged]:
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
+        replacements = self._replacements
         match statement:
             case CreateTable():
                 return self._create_table(statement)
             case CreateView(plain=True):
                 return create_plain_view(store, catalog, seqno, statement)
             case CreateView(replace=True):
-                return self._replace_view(statement)
+                return replacements.begin(statement)
             case CreateView():
                 return store.create_view(catalog, seqno, statement)
             case AlterObject():
                 return self._alter(statement)
             case SwapView():
-                return self._swap(statement)
+                return replacements.swap(statement)
             case ForgetTaken(id=id_):
-                return forget_taken(store, catalog, seqno, self._there(id_))
+                return forget_taken(store, catalog, seqno, replacements.find_own(id_))
             case RestartView(id=id_):
-                return self._restart(self._there(id_))
+                return replacements.restart(replacements.find_own(id_))
             case CreateIndex():
                 return store.create_index(catalog, seqno, statement)
             case DropObject():
@@ -363,162 +287,30 @@ class StatementQueue:
 
     # -- replacing a view ----------------------------------------------------------------------
 
-    async def _replace_view(self, statement: CreateView) -> CatalogChanged:
-        """Create the view that comes in another one's place; or the view, if there is none."""
-        state = self._state
-        store, catalog, seqno = state.store, state.catalog, state.seqno
-        entry = find_replaced(catalog, check_name("view", statement.name), VIEW)
-        if entry is None:
-            return await store.create_view(catalog, seqno, statement)
-        if catalog.replacement(entry.id) is not None:
-            raise ObjectInUse(f"view {entry.name} is being replaced already: wait for that")
-        if (entry.written, entry.conf) == (statement.sql, statement.conf):
-            return await alter_object(store, catalog, seqno, _as_alteration(entry, statement))
-        sql, conf, policy = statement.sql, statement.conf, statement.refresh_policy
-        plan = await store.compile(catalog, sql, conf, policy)
-        inputs = [catalog.find(name).id for name in plan.inputs]
-        check_circle(catalog, entry, [*inputs, *catalog.inlined(sql)[1]])
-        if not is_extension(entry.schema, plan.output):
-            # Only for its check: with other columns nothing may depend on it.
-            catalog.remove(entry)
-        elif plan.output != entry.schema:
-            users = catalog.dependents(entry.id)
-            await check_dependents(store, catalog, entry, plan.output, users)
-        name = coming_name(entry.name)
-        return await store.add_view(catalog, seqno, name, statement, plan, entry.id)
-
     def advanced(self, entry: CatalogObject) -> None:
         """Go on with a replacement, now that the upper of a view has moved."""
-        upper = self._state.frontiers.upper(entry)
-        if entry.replaces and upper > entry.as_of:
-            self._go_on(entry, SwapView)
-        elif entry.taken_shard is not None and upper > entry.rebuilt_at:
-            self._go_on(entry, ForgetTaken)
-
-    def _go_on(self, entry: CatalogObject, step: type[SwapView | ForgetTaken]) -> None:
-        if any(
-            isinstance(each.statement, step) and each.statement.id == entry.id
-            for each in (*self._queue, *([self._current] if self._current else ()))
-        ):
-            return
-        waiting = self._replacing.get(entry.id)
-        # After a restart nobody waits for it.
-        session, request = self._state.ctx.self, 0
-        if waiting is not None:
-            session, request = waiting.session, waiting.statement.request
-        statement = step(entry.id, entry.name, request)
-        self._queue.append(_Queued(session, statement))
-        self._next()
+        self._replacements.advanced(entry)
 
     def cancel(self, session: str, request: int) -> bool:
         """Give up the replacement that a request began, if its view is still being computed.
         Return False if there is none. Other statements are short, and are not canceled."""
-        wanted = session, request
-        for id_, queued in self._replacing.items():
-            if queued.key == wanted:
-                entry = self._state.catalog.get(id_)
-                if entry is not None and entry.replaces:
-                    error = OperationCanceled("canceled on request")
-                    statement = SwapView(id_, entry.name, request, error)
-                    self._queue.append(_Queued(queued.session, statement, queued.traceparent))
-                    self._next()
-                return True
-        current = self._current
-        if current is not None and current.key == wanted and current.replaces:
-            # Its view may be in the catalog already: it is given up when that is known.
-            self._given_up.add(wanted)
-            return True
-        for queued in self._queue:
-            if queued.key == wanted and queued.replaces:
-                self._queue.remove(queued)
-                error = OperationCanceled("canceled on request")
-                reply_error(queued.session, request, error)
-                return True
-        return False
+        return self._replacements.cancel(session, request)
 
     def session_closed(self, session: str) -> None:
         """Give up the replacements that a closed session began, and drop the views of its
         subscribes."""
         self._subscribed.session_closed(session)
         self._drop_left()
-        current = () if self._current is None else (self._current,)
-        for queued in (*self._replacing.values(), *current, *self._queue):
-            if queued.session.path == session:
-                self.cancel(session, queued.statement.request)
-
-    async def _swap(self, statement: SwapView) -> CatalogChanged:
-        """Put a view in the place of the one that it replaces. If that fails, the old one stays."""
-        state = self._state
-        store, catalog, seqno = state.store, state.catalog, state.seqno
-        coming = self._there(statement.id)
-        entry = self._there(coming.replaces)
-        try:
-            if statement.error is not None:
-                raise statement.error
-            await check_computed(state.persist, entry.name, coming)
-            ended = is_empty(state.frontiers.upper(entry)) or is_empty(
-                state.frontiers.upper(coming)
-            )
-            if ended or not is_extension(entry.schema, coming.schema):
-                return await rename_view(store, catalog, seqno, entry, coming)
-            return await self._swap_shard(entry, coming)
-        except PenstockError as error:
-            if not error.determinate or isinstance(error, WriterFenced):
-                raise
-            # Those that were taken for the dataflow that was to go on.
-            await store.drop_holds(catalog, replace(coming, dataflow=catalog.new_id))
-            changed = await store.drop(catalog, seqno, coming)
-            return replace(changed, refusal=error)
-
-    def _there(self, id_: ObjectId) -> CatalogObject:
-        """Return the object of a statement of the service's own. Raises `UnknownObject`."""
-        entry = self._state.catalog.get(id_)
-        if entry is None:
-            raise UnknownObject(f"object {id_} was dropped meanwhile")
-        return entry
-
-    async def _swap_shard(self, entry: CatalogObject, coming: CatalogObject) -> CatalogChanged:
-        """Swap a view that keeps its shard, as soon as the new one is further than the old one."""
-        state = self._state
-        limit_ms = state.settings.replace_deadline_ms
-        begun = state.ctx.monotonic_ms()
-        retry = RetryLoop(state.settings)
-        while state.ctx.monotonic_ms() < begun + limit_ms:
-            changed = await swap_view(state.store, state.catalog, state.seqno, entry, coming)
-            if changed is not None:
-                return changed
-            if entry.id not in self._ended:
-                # From here on the old one stands still, so that the new one passes it.
-                self._ended[entry.id] = entry.dataflow_id
-                state.command(AllowCompaction(entry.dataflow_id, EMPTY))
-            # Without writes no upper would move, and both would stand at the same.
-            await state.writer.ask(TickTables)
-            await retry.pause()
-        raise DeadlineExceeded(
-            f"the new view {entry.name} was not further than the old one at any time within "
-            f"{limit_ms} ms (replace_deadline_ms): the old one stays"
-        )
-
-    async def _restart(self, entry: CatalogObject) -> CatalogChanged:
-        """Let a view go on by another dataflow, however long the store takes."""
-        state = self._state
-        retry = RetryLoop(state.settings)
-        while True:
-            try:
-                return await restart_view(state.store, state.catalog, state.seqno, entry, entry)
-            except StorageError as error:
-                if not error.determinate:
-                    raise
-                log.warning("view %s does not go on yet, trying again: %s", entry.name, error)
-            await retry.pause()
+        self._replacements.session_closed(session)
 
     # -- after a statement ---------------------------------------------------------------------
 
     def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
         """Take the end of a statement. Return the objects that it dropped."""
-        assert self._current is not None
-        queued, self._current = self._current, None
-        self._given_up &= {queued.key}
+        queued = self._backlog.running
+        assert queued is not None
+        self._backlog.running = None
+        self._replacements.statement_ended(queued)
         session, statement = queued.session, queued.statement
         result = message.result
         if message.read_back is not None and isinstance(result, PenstockError):
@@ -528,18 +320,20 @@ class StatementQueue:
             dropped = self._changed(result, queued)
             for notice in result.notices:
                 log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
-            self._answer(queued, result)
+            self._replacements.answer(queued, result)
         elif not isinstance(statement, OwnStatement):
             self._subscribed.failed(statement, result)
             reply_error(session, statement.request, result)
         else:
             # The next report of an upper begins it again (`advanced`).
             log.warning("%s %s: %s", type(statement).__name__, statement.name, result)
-        self._restart_ended(queued)
+        self._replacements.restart_ended(queued)
         self._next()
         return dropped
 
-    def _changed(self, result: CatalogChanged, queued: _Queued) -> tuple[CatalogObject, ...]:
+    def _changed(
+        self, result: CatalogChanged, queued: QueuedStatement
+    ) -> tuple[CatalogObject, ...]:
         """Take a change of the catalog. Return the objects that it dropped."""
         before = self._state.catalog
         self._state.catalog, self._state.seqno = result.catalog, result.seqno
@@ -561,46 +355,6 @@ class StatementQueue:
 
     def _has_moved(self, before: CatalogObject) -> bool:
         return self._state.catalog.by_id(before.id).shard != before.shard
-
-    def _answer(self, queued: _Queued, result: CatalogChanged) -> None:
-        """Answer a statement, or note that it is answered when its view is in its place."""
-        statement = queued.statement
-        asked = queued
-        if isinstance(statement, OwnStatement):
-            waiting = self._replacing.pop(statement.id, None)
-            if waiting is None:
-                return
-            asked = waiting
-        elif result.created is not None and result.created.replaces:
-            self._replacing[result.created.id] = queued
-            if queued.key in self._given_up:
-                self.cancel(*queued.key)
-            return
-        taking = next((each for each in result.altered if each.taken_shard is not None), None)
-        if result.refusal is not None:
-            reply_error(asked.session, asked.statement.request, result.refusal)
-        elif isinstance(statement, SwapView) and taking is not None:
-            self._replacing[taking.id] = asked
-        else:
-            text = "\n".join(result.notices)
-            asked.session.reply(RequestDone(asked.statement.request, text))
-        gone = () if result.dropped is None else (result.dropped, *result.also)
-        for entry in gone:
-            lost = self._replacing.pop(entry.id, None)
-            if lost is not None:
-                error = OperationCanceled(f"{entry.name} was dropped before it was in its place")
-                reply_error(lost.session, lost.statement.request, error)
-
-    def _restart_ended(self, queued: _Queued) -> None:
-        """Queue the restart of views that stand still and that nothing will replace any more."""
-        for id_, dataflow in list(self._ended.items()):
-            entry = self._state.catalog.get(id_)
-            if entry is None or entry.dataflow_id != dataflow:
-                del self._ended[id_]
-            elif self._state.catalog.replacement(id_) is None:
-                statement = RestartView(id_, entry.name, queued.statement.request)
-                # First: it stands still until then.
-                self._queue.appendleft(_Queued(queued.session, statement, queued.traceparent))
 
     def _settled(
         self,
@@ -734,18 +488,3 @@ class StatementQueue:
             )
             if rounds > 1:
                 self._zombies.append((shard, holder, rounds - 1))
-
-
-def _as_alteration(entry: CatalogObject, statement: CreateView) -> AlterObject:
-    """Return the change of a view that is replaced by one of the same query."""
-    policy = None if entry.plan is None else entry.plan.policy
-    return AlterObject(
-        statement.request,
-        entry.name,
-        refresh_policy=None if statement.refresh_policy == policy else statement.refresh_policy,
-        target_lag_ms=(
-            None if statement.target_lag_ms == entry.target_lag_ms else statement.target_lag_ms
-        ),
-        retain_history_ms=statement.retain_history_ms or 0,
-        comment=statement.comment,
-    )

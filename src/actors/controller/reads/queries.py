@@ -55,7 +55,7 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress, RunningEffect
 from actors.plan.jobs import ExecutorMessage, SelectContents
-from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.plan.schema import DIFF, TableColumn, TableSchema, intervals_of_months
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
@@ -491,7 +491,7 @@ class _Run:
     async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
         """Send the rows, each piece when the client was sent the one before."""
         settings, running = self._state.settings, self._running
-        shape = pa.schema([*schema.arrow(), pa.field(DIFF, pa.int64())])
+        shape = pa.schema([*schema.result_arrow(), pa.field(DIFF, pa.int64())])
         found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
         while True:
             piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
@@ -520,12 +520,19 @@ def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.Recor
 
 def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
     columns = [
-        column if column.type == field.type else column.cast(field.type)
+        column if column.type == field.type else _as_answered(column, field.type)
         for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
     ]
     # The rows are in the query's order, so equal ones are not summed up.
     ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
     return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
+
+
+def _as_answered(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the engine's values in the type of the answer."""
+    if pa.types.is_interval(kind) and not pa.types.is_interval(column.type):
+        return intervals_of_months(column)
+    return column.cast(kind)
 
 
 def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
