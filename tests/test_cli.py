@@ -42,6 +42,8 @@ runner = CliRunner()
         "explain",
         "java",
         "version",
+        "backup",
+        "restore",
         "shard list",
         "shard inspect",
         "shard compact",

@@ -166,6 +166,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     reader_lease_ms: int = 900_000
     blob_orphan_grace_ms: int = 600_000
 
+    backup_blobs_in_flight_max: int = 4
+    """Blobs that a backup or restore copies at a time; each is in memory meanwhile."""
+
     # stores elsewhere: files, buckets, PostgreSQL
     blob_url: str = ""
     """URL of the store of shards' parts; see `actors.persist.places`. Empty: in the state

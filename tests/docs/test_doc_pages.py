@@ -52,7 +52,7 @@ ELSEWHERE: Final = {
     "testing-an-actor.md": "testing_kit/test_docs_testing_an_actor.py",
 }
 LONG_PAGES: Final = ("operations.md", "tracing.md")
-SKIPPED_MAX: Final = 16
+SKIPPED_MAX: Final = 20
 BUCKETS: Final = {
     "PENSTOCK_COPY_BUCKETS": "s3://exports/penstock",
     "PENSTOCK_SINK_BUCKETS": "s3://lake/penstock",

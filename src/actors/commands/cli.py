@@ -25,6 +25,7 @@ import typer
 from actors.commands import connectors as conduits
 from actors.commands import ddl as statements
 from actors.commands import shards
+from actors.commands.backup import backup, restore
 from actors.commands.console import (
     Authority,
     Certificate,
@@ -358,6 +359,8 @@ for _command in (status, peek, query, sql, relations, actors, replicas, tracing,
     app.command()(_command)
 app.command("copy-to")(copy_to)
 app.command("copy-from")(copy_from)
+app.command()(backup)
+app.command()(restore)
 app.command()(subscribe)
 for _command in (statements.insert, statements.drop):
     app.command()(_command)

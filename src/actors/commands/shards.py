@@ -8,21 +8,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import anyio
 import msgspec
 import typer
 
-from actors.commands.console import (
-    command_with_options,
-    parse_settings,
-    run_loop,
-    set_up_logging,
-)
+from actors.commands.stores import CommandStores, show_progress, stands_on_stores, with_stores
 from actors.errors import (
     CorruptData,
     InvalidUsage,
@@ -30,11 +23,11 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.settings import Settings, load
+from actors.settings import Settings
 
 if TYPE_CHECKING:
     from actors.kernel import ActorClock
-    from actors.persist.attach import AttachedClient, ShardPlace
+    from actors.persist.attach import AttachedClient
 
 R = TypeVar("R")
 
@@ -44,67 +37,8 @@ shard = typer.Typer(
 )
 
 
-class CommandStores(msgspec.Struct, frozen=True):
-    """Stores that a command works on."""
-
-    place: Any
-    settings: Settings
-
-
-def _stores(
-    state_dir: Annotated[
-        str | None, typer.Option("--state-dir", help="The state directory of a service.")
-    ] = None,
-    blob_url: Annotated[
-        str | None,
-        typer.Option("--blob-url", help="Where blobs lie, e.g. s3://bucket/path; with the next."),
-    ] = None,
-    consensus_url: Annotated[
-        str | None,
-        typer.Option("--consensus-url", help="Where documents lie, e.g. postgresql://…"),
-    ] = None,
-    config: Annotated[
-        Path | None, typer.Option("--config", help="The service's TOML file of settings.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Any other setting: name=value. May be repeated."),
-    ] = None,
-) -> CommandStores:
-    from actors.persist.attach import place_of
-
-    chosen = load(config, flags=parse_settings(settings or []))
-    given = (state_dir, blob_url, consensus_url)
-    if given == (None, None, None):
-        given = (chosen.state_dir, chosen.blob_url or None, chosen.consensus_url or None)
-    set_up_logging("warning")
-    return CommandStores(place_of(*given), chosen)
-
-
-stands_on_stores = command_with_options("stores", _stores)
 Json = Annotated[bool, typer.Option("--json", help="As JSON.")]
 Name = Annotated[str, typer.Argument(help="A shard, or the name of a table or view.")]
-
-
-def _with(
-    stores: CommandStores,
-    call: Callable[[AttachedClient, ActorClock], Awaitable[R]],
-    opened: Callable[
-        [ShardPlace, Settings, ActorClock], AbstractAsyncContextManager[AttachedClient]
-    ]
-    | None = None,
-) -> R:
-    """Return the result of a call on the open stores."""
-
-    async def run() -> R:
-        from actors.kernel import SystemClock
-        from actors.persist.attach import open_as_guest
-
-        clock = SystemClock()
-        async with (opened or open_as_guest)(stores.place, stores.settings, clock) as attached:
-            return await call(attached, clock)
-
-    return run_loop(run)
 
 
 async def _owners(attached: AttachedClient) -> dict[str, str]:
@@ -157,7 +91,7 @@ def list_shards(stores: CommandStores, as_json: Json = False) -> None:
                 rows.append(listed(state, upper, of.get(name)))
         return rows
 
-    rows = _with(stores, call)
+    rows = with_stores(stores, call)
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -182,27 +116,12 @@ def inspect_shard(stores: CommandStores, name: Name, as_json: Json = False) -> N
         data = head.data if head else b""
         return inspected(state, upper, of, (len(data), size_of(data)), clock.now_ms())
 
-    report = _with(stores, call)
+    report = with_stores(stores, call)
     if as_json:
         print(json.dumps(report, indent=2))
         return
     for line in inspected_lines(report):
         print(line)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Show progress on stderr, in place, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as shown:
-        task = shown.add_task(what, total=None)
-        yield lambda done, total: shown.update(task, completed=done, total=total)
 
 
 @shard.command("compact")
@@ -218,7 +137,7 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
 
     async def call(attached: AttachedClient, clock: ActorClock) -> str:
         found = await _found(attached, name)
-        with _progress(f"compacting {found}, rows") as note:
+        with show_progress(f"compacting {found}, rows") as note:
             done = await attached.client.upkeep.compact(found, note)
         state = await attached.client.state(found)
         if done is None:
@@ -234,7 +153,7 @@ def compact_shard(stores: CommandStores, name: Name) -> None:
             " deleted"
         )
 
-    print(_with(stores, call))
+    print(with_stores(stores, call))
 
 
 @shard.command("gc")
@@ -298,7 +217,7 @@ def collect(
         ]
         return list(waste_lines(done, "deleted"))
 
-    for line in _with(stores, call, None if dry_run else open_as_owner):
+    for line in with_stores(stores, call, None if dry_run else open_as_owner):
         print(line)
 
 
@@ -330,7 +249,7 @@ def release(
 
     from actors.persist.attach import suggest_names
 
-    print(_with(stores, call))
+    print(with_stores(stores, call))
 
 
 async def _waste(attached: AttachedClient, settings: Settings, clock: ActorClock) -> list[Any]:
@@ -389,7 +308,7 @@ def verify_shards(
             read += 1
             show(read, read)
 
-        with _progress("parts read") as show:
+        with show_progress("parts read") as show:
             for one in chosen:
                 try:
                     report = await verify(client, one, note)
@@ -401,7 +320,7 @@ def verify_shards(
         unnamed = [] if broken else await _waste(attached, stores.settings, clock)
         return reports, unnamed
 
-    reports, unnamed = _with(stores, call)
+    reports, unnamed = with_stores(stores, call)
     faults = sum(len(report.faults) for report in reports)
     if as_json:
         print(json.dumps(msgspec.to_builtins({"shards": reports, "unnamed": unnamed}), indent=2))

@@ -152,6 +152,13 @@ class PostgresConsensus:
         ).format(self._table)
         return [row[0] for row in await self._read(query.as_bytes(), (prefix, prefix))]
 
+    async def snapshot(self) -> list[tuple[str, VersionedData]]:
+        """Return all documents at one instant; see `SnapshotConsensus`."""
+        # One statement has one snapshot, at any level of isolation.
+        query = sql.SQL("SELECT key, seqno, data FROM {} ORDER BY key").format(self._table)
+        rows = await self._read(query.as_bytes(), ())
+        return [(key, VersionedData(seqno, bytes(data))) for key, seqno, data in rows]
+
     async def _read(self, query: bytes, values: Sequence[Any]) -> list[Any]:
         async def read() -> list[Any]:
             connection = await self._reader.connected()

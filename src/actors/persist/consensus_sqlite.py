@@ -135,6 +135,18 @@ class SqliteConsensus:
             ]
         )
 
+    async def snapshot(self) -> list[tuple[str, VersionedData]]:
+        """Return all documents at one instant; see `SnapshotConsensus`."""
+        # One statement is one transaction: it sees the database at one instant.
+        return await self._locked(
+            lambda: [
+                (row[0], VersionedData(row[1], row[2]))
+                for row in self._connection.execute(
+                    "SELECT key, seqno, data FROM document ORDER BY key"
+                )
+            ]
+        )
+
     async def _locked(self, read: Callable[[], R]) -> R:
         def guarded() -> R:
             try:

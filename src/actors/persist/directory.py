@@ -1,6 +1,7 @@
 """The state directory: one process at a time, of a known format.
 
-``LOCK``, ``FORMAT``, ``consensus.db`` (with SQLite's two companions), ``blob/``, ``scratch/``.
+``LOCK``, ``FORMAT``, ``consensus.db`` (with SQLite's two companions), ``blob/``, ``scratch/``; and
+``RESTORING`` while a backup is restored into it: until that has ended no service may use it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import StateDirectoryError
-from actors.object_store.folder_calls import sync_folder
+from actors.object_store.folder_calls import sync_folder, write_file
 
 FORMAT: Final = 1
 _LOCK: Final = "LOCK"
 _FORMAT: Final = "FORMAT"
 _CONSENSUS: Final = "consensus.db"
+_RESTORING: Final = "RESTORING"
 
 
 class StateDirectory:
@@ -43,9 +45,10 @@ class StateDirectory:
         return self.path / "scratch" / "persist"
 
     @classmethod
-    def open(cls, path: Path) -> StateDirectory:
-        """Make the directory if needed and lock it; blocking. Raises `StateDirectoryError` when it
-        is in use, of a newer format, damaged or not writable."""
+    def open(cls, path: Path, *, restoring: bool = False) -> StateDirectory:
+        """Make the directory if needed and lock it; blocking. With `restoring` it must be empty, or
+        one in which a restore was cut off; see `finish_restore`. Raises `StateDirectoryError` when
+        it is in use, of a newer format, damaged or not writable."""
         path = path.absolute()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -58,6 +61,7 @@ class StateDirectory:
         try:
             _lock(path, descriptor)
             directory = cls(path, descriptor)
+            directory._check_restore(restoring)
             # Before anything else in it is touched: a newer format is refused.
             directory._check_format()
             shutil.rmtree(directory.scratch, ignore_errors=True)
@@ -71,6 +75,31 @@ class StateDirectory:
                 ) from error
             raise
         return directory
+
+    def _check_restore(self, restoring: bool) -> None:
+        mark = self.path / _RESTORING
+        if not restoring:
+            if mark.exists():
+                raise StateDirectoryError(
+                    f"a restore into {self.path} was cut off: run `penstock restore` again, which"
+                    " goes on where it stopped"
+                )
+            return
+        if mark.exists():
+            return
+        found = sorted(each.name for each in self.path.iterdir() if each.name != _LOCK)
+        if found:
+            raise StateDirectoryError(
+                f"{self.path} is not empty, it has {', '.join(found[:4])}: restore into a folder"
+                " that does not exist yet"
+            )
+        write_file(mark, b"", os.O_CREAT)
+        sync_folder(self.path)
+
+    def finish_restore(self) -> None:
+        """Let services use the directory: all of a backup is in it; blocking."""
+        (self.path / _RESTORING).unlink(missing_ok=True)
+        sync_folder(self.path)
 
     def _check_format(self) -> None:
         file = self.path / _FORMAT

@@ -131,6 +131,15 @@ class WatchedConsensus(Protocol):
         ...
 
 
+@runtime_checkable
+class SnapshotConsensus(Protocol):
+    """A `ConsensusStore` that reads all documents at one instant."""
+
+    async def snapshot(self) -> list[tuple[str, VersionedData]]:
+        """Return all documents as they were at one instant, by key. Raises `StorageError`."""
+        ...
+
+
 class OneKeyOnly(InvalidUsage):
     """The store changes one key at a time; SQLite and PostgreSQL change several at once."""
 

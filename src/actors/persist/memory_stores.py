@@ -57,6 +57,10 @@ class MemoryConsensus:
         """Return keys that start with `prefix`."""
         return sorted(key for key in self._documents if key.startswith(prefix))
 
+    async def snapshot(self) -> list[tuple[str, VersionedData]]:
+        """Return all documents; see `SnapshotConsensus`."""
+        return sorted(self._documents.items())
+
     async def close(self) -> None:
         """Do nothing: memory needs no release."""
 
