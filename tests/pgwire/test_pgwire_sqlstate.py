@@ -49,7 +49,10 @@ def test_states_and_places_of_spark() -> None:
     error = QueryRejected(text)
     assert sqlstate_of(error) == "42601"
     assert sqlstate_of(QueryRejected("no")) == "42000"
-    assert error_report(error, "SELECT 1 FORM t") == ErrorReport("42601", text, position=10)
+    # A place that Spark names counts in Spark's text: only whoever sent that knows the user's.
+    assert error_report(error) == ErrorReport("42601", text)
+    error.position = 9
+    assert error_report(error) == ErrorReport("42601", text, position=10)
     assert error_report(ValueError(), severity="FATAL") == ErrorReport(
         "XX000", "ValueError", "FATAL"
     )
@@ -63,6 +66,11 @@ def test_states_and_places_of_spark() -> None:
         ("line 1, pos 9", "abc", 0),
         ("line 0, pos 0", "abc", 0),
         ("no place", "abc", 0),
+        ("== SQL (line 1, position 3) ==\nab1/0\n  ^^^", "ab1/0 ", 3),
+        ("== SQL (line 1, position 5) ==\n...b 1/0 ...\n     ^^^", "aab 1/0 - 1", 5),
+        ("== SQL (line 1, position 3) ==\nab2/0\n  ^^^", "ab1/0", 0),
+        ("== SQL (line 1, position 3) ==\nab1", "ab1/0", 0),
+        ("== SQL (line 1, position 3) ==", "ab1/0", 0),
     ],
 )
 def test_places_in_the_query(message: str, query: str, position: int) -> None:

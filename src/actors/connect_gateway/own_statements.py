@@ -124,7 +124,7 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
 async def _reads_objects(session: SqlSession, query: sql.TextSpan) -> bool:
     objects = await session.context.catalog.all()
     schemas = {each.name: each.schema for each in objects if each.schema is not None}
-    return bool(find_mentioned_tables(session.context.spark(query.text), schemas))
+    return bool(find_mentioned_tables(session.context.spark(query).text, schemas))
 
 
 async def _is_known(session: SqlSession, name: sql.QualifiedName) -> bool:

@@ -41,10 +41,13 @@ from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
 from actors.pg_server.startup import startup_variables
 from actors.pg_server.statements import (
+    TRANSACTION_STATEMENTS,
+    WRITES,
     KeptStatement,
     OpenPortal,
     describe_fields,
     infer_parameters,
+    may_have_rows,
 )
 from actors.pg_server.wire import SEND_BYTES, PgWire
 from actors.pgwire import messages as pg
@@ -58,6 +61,7 @@ from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
 from actors.sql_session.context import READABLE_KINDS
+from actors.sql_session.error_places import counted_from
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
@@ -68,35 +72,6 @@ BATCH_BYTES: Final = 1 << 20
 """Bytes of rows that are encoded at once."""
 KEPT_STATEMENTS_MAX: Final = 10_000
 PORTALS_MAX: Final = 1_000
-_ROWS: Final = (
-    sql.QueryStatement,
-    sql.SubscribeStatement,
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
-    sql.FetchCursorStatement,
-    sql.ExecutePreparedStatement,
-    sql.CreateTokenStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
-)
-_WRITES: Final = (
-    sql.InsertStatement,
-    sql.UpdateStatement,
-    sql.DeleteStatement,
-    sql.MergeStatement,
-    sql.CopyStatement,
-)
-_TRANSACTION: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
-
-
-def _may_have_rows(statement: sql.SqlStatement | None) -> bool:
-    return isinstance(statement, _ROWS) or bool(getattr(statement, "returning", ()))
-
-
 OpenSession = Callable[[str, str], Awaitable[SqlSession]]
 """Opens a session for a user with a role (`UNPROVEN`: it has proved none)."""
 FindRole = Callable[[str], Awaitable[RoleLogin]]
@@ -298,17 +273,15 @@ class PgConnection:
             elif isinstance(message, pg.SimpleQuery):
                 # A simple query begins a new pipeline: what failed before does not skip it.
                 self._skipping = False
-                await self._guarded(message.text, lambda m=message: self._simple(m.text))  # type: ignore[misc]
+                await self._guarded(lambda m=message: self._simple(m.text))  # type: ignore[misc]
                 await self._end_implicit()
                 await self._ready()
             elif isinstance(message, pg.BindPortal) and await self._answer_point(message):
                 pass
             elif not self._skipping:
-                failed = await self._guarded(
-                    self._text_of(message),
-                    lambda m=message: self._extended(m),  # type: ignore[misc]
+                self._skipping = await self._guarded(
+                    lambda m=message: self._counted(m)  # type: ignore[misc]
                 )
-                self._skipping = failed
             # What a COPY that failed was still sent is passed over.
 
     async def _ready(self) -> None:
@@ -322,7 +295,7 @@ class PgConnection:
 
     # -- errors and cancellation -------------------------------------------------------------------
 
-    async def _guarded(self, text: str, run: Callable[[], Awaitable[None]]) -> bool:
+    async def _guarded(self, run: Callable[[], Awaitable[None]]) -> bool:
         """Run a part of the protocol; tell the client of its error. Return whether it failed."""
         error: BaseException
         # A cancel that came too late was of the statement before.
@@ -345,23 +318,8 @@ class PgConnection:
             log.error("a statement failed by a fault of this program", exc_info=fault)
             error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
         self.session.failed = self.session.in_transaction
-        await self.wire.send(pg.encode_error(error_report(error, text)))
+        await self.wire.send(pg.encode_error(error_report(error)))
         return True
-
-    def _text_of(self, message: pg.FrontendMessage) -> str:
-        """Return the text in which an error's position counts."""
-        match message:
-            case pg.ParseStatement():
-                return message.query
-            case pg.BindPortal():
-                kept = self._kept.get(message.statement)
-                return kept.text if kept is not None else ""
-            case pg.ExecutePortal() | pg.DescribePortal():
-                portal = self._portals.get(
-                    message.portal if isinstance(message, pg.ExecutePortal) else message.name
-                )
-                return portal.kept.text if portal is not None else ""
-        return ""
 
     async def _notice(self, text: str, severity: str = "NOTICE") -> None:
         report = pg.ErrorReport("00000", text, severity)
@@ -379,7 +337,7 @@ class PgConnection:
         if session.failed:
             await session.roll_back(sql.RollbackStatement(position=0), ())
             return
-        await self._guarded("", self._commit)
+        await self._guarded(self._commit)
 
     async def _commit(self) -> None:
         await self.session.commit(sql.CommitStatement(position=0), ())
@@ -393,22 +351,28 @@ class PgConnection:
             return
         # PostgreSQL drops the unnamed statement here, and drivers rely on it.
         await self._forget_unnamed()
-        for number, (_, each) in enumerate(found):
-            if await self._answer_catalog(each, ()):
-                continue
-            statement = self.session.parse(each)
-            if len(found) > 1 and number == 0:
-                self._begin_implicit(statement)
-            if isinstance(statement, sql.CopyStatement):
-                await self._copy(statement, each)
-                continue
-            with self._audit.statement(statement, each, await self._audited_names()):
-                result = await self._execute(statement, ())
-            await self._send_result(result)
+        for number, (offset, each) in enumerate(found):
+            with counted_from(offset, text):
+                await self._simple_one(each, begins=len(found) > 1 and number == 0)
+
+    async def _simple_one(self, text: str, *, begins: bool) -> None:
+        """Carry out one statement of a simple query; `begins`: several follow as one
+        transaction."""
+        if await self._answer_catalog(text, ()):
+            return
+        statement = self.session.parse(text)
+        if begins:
+            self._begin_implicit(statement)
+        if isinstance(statement, sql.CopyStatement):
+            await self._copy(statement, text)
+            return
+        with self._audit.statement(statement, text, await self._audited_names()):
+            result = await self._execute(statement, ())
+        await self._send_result(result)
 
     def _begin_implicit(self, statement: sql.SqlStatement) -> None:
         """Open a transaction for what follows, unless one is open or the statement opens one."""
-        if self.session.in_transaction or isinstance(statement, _TRANSACTION):
+        if self.session.in_transaction or isinstance(statement, TRANSACTION_STATEMENTS):
             return
         self.session.begin_implicit()
         self._implicit = True
@@ -416,7 +380,7 @@ class PgConnection:
     async def _execute(
         self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
     ) -> StatementResult:
-        if self._implicit and isinstance(statement, _TRANSACTION):
+        if self._implicit and isinstance(statement, TRANSACTION_STATEMENTS):
             # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
             self._implicit = False
             if isinstance(statement, sql.BeginStatement):
@@ -506,6 +470,19 @@ class PgConnection:
 
     # -- the extended protocol ---------------------------------------------------------------------
 
+    async def _counted(self, message: pg.FrontendMessage) -> None:
+        """Carry out a message; positions of errors count in the text that Parse has sent."""
+        kept: KeptStatement | None = None
+        match message:
+            case pg.DescribePrepared():
+                kept = self._kept.get(message.name)
+            case pg.ExecutePortal(portal=name) | pg.DescribePortal(name=name):
+                portal = self._portals.get(name)
+                kept = None if portal is None else portal.kept
+        offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
+        with counted_from(offset, whole):
+            await self._extended(message)
+
     async def _extended(self, message: pg.FrontendMessage) -> None:
         match message:
             case pg.ParseStatement():
@@ -551,23 +528,27 @@ class PgConnection:
         found = split_statements(message.query, SqlDialect.POSTGRES)
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
-        statement = point = None
-        oids: tuple[int, ...] = ()
+        kept = KeptStatement("", None, ())
         if found:
-            text = found[0][1]
-            if self.catalog.answers(text):
-                oids = self.catalog.parameter_oids(text, message.parameter_oids)
-            else:
-                statement = self.session.parse(text)
-                # Without a parameter nothing is inferred, so the catalog is not asked.
-                schemas = await self._schemas() if "$" in text else {}
-                oids = infer_parameters(text, statement, message.parameter_oids, schemas)
-                if isinstance(statement, sql.QueryStatement) and schemas:
-                    stored = await self._schemas(READABLE_KINDS)
-                    point = find_point(text, statement, oids, stored)
-        text = found[0][1] if found else ""
-        self._kept[message.name] = KeptStatement(text, statement, oids, point=point)
+            offset, text = found[0]
+            with counted_from(offset, message.query):
+                kept = await self._prepared(text, message.parameter_oids)
+            kept.whole, kept.offset = message.query, offset
+        self._kept[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
+
+    async def _prepared(self, text: str, given: tuple[int, ...]) -> KeptStatement:
+        """Return a statement with the types of its parameters, of which the client gave some."""
+        if self.catalog.answers(text):
+            return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
+        statement = self.session.parse(text)
+        # Without a parameter nothing is inferred, so the catalog is not asked.
+        schemas = await self._schemas() if "$" in text else {}
+        oids = infer_parameters(text, statement, given, schemas)
+        point = None
+        if isinstance(statement, sql.QueryStatement) and schemas:
+            point = find_point(text, statement, oids, await self._schemas(READABLE_KINDS))
+        return KeptStatement(text, statement, oids, point=point)
 
     async def _schemas(self, kinds: Container[str] | None = None) -> dict[str, TableSchema]:
         return {
@@ -624,7 +605,7 @@ class PgConnection:
             return None
         if kept.statement is None:
             return await self.catalog.describe(kept.text, kept.parameter_oids)
-        if not _may_have_rows(kept.statement):
+        if not may_have_rows(kept.statement):
             return None
         # Any values do: columns do not depend on them.
         examples = [
@@ -641,10 +622,10 @@ class PgConnection:
     async def _describe_portal(self, portal: OpenPortal) -> None:
         statement, shape = portal.kept.statement, portal.shape
         # What may write is carried out by Execute alone, which knows whether more follows.
-        if isinstance(statement, (*_WRITES, sql.ExecutePreparedStatement)) and not portal.begun:
-            if _may_have_rows(statement):
+        if isinstance(statement, (*WRITES, sql.ExecutePreparedStatement)) and not portal.begun:
+            if may_have_rows(statement):
                 shape = await self.session.describe(statement, self._parameters(portal))
-        elif portal.kept.text and (statement is None or _may_have_rows(statement)):
+        elif portal.kept.text and (statement is None or may_have_rows(statement)):
             await self._begin_portal(portal)
             shape = portal.shape
         await self._send_fields(
@@ -719,7 +700,7 @@ class PgConnection:
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
-        if isinstance(statement, _WRITES) and not last:
+        if isinstance(statement, WRITES) and not last:
             self._begin_implicit(statement)
         await self._begin_portal(portal)
         if last and self._implicit:

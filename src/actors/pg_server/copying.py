@@ -128,5 +128,5 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
         entry = await context.catalog.find(statement.table)
         listed = ", ".join(map(quoted, statement.columns)) if statement.columns else "*"
         text = f"SELECT {listed} FROM {quoted(entry.name)}"
-        query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text))
+        query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text, ()))
     return await read_query(context, query, ())

@@ -19,6 +19,7 @@ from actors.pgwire.row_encoding import EncodedRows
 from actors.pgwire.type_map import INT8, INTERVAL, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
 from actors.plan.schema import TableSchema
 from actors.protocol.relations import fold
+from actors.sql import statements as sql
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.statements import InsertStatement, SqlStatement
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql, name_value
@@ -30,6 +31,36 @@ _COMPARISONS: Final = frozenset({"=", "<>", "!=", "<", "<=", ">", ">=", "LIKE", 
 _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _PASSED: Final = frozenset({"(", ",", "IN", "BETWEEN", "NOT"})
 """Words between a column and a parameter that it is compared with: ``id IN ($1, $2)``."""
+_ROWS: Final = (
+    sql.QueryStatement,
+    sql.SubscribeStatement,
+    sql.ShowObjectsStatement,
+    sql.ShowColumnsStatement,
+    sql.ShowCreateStatement,
+    sql.ShowSettingStatement,
+    sql.DescribeStatement,
+    sql.ExplainStatement,
+    sql.FetchCursorStatement,
+    sql.ExecutePreparedStatement,
+    sql.CreateTokenStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
+)
+WRITES: Final = (
+    sql.InsertStatement,
+    sql.UpdateStatement,
+    sql.DeleteStatement,
+    sql.MergeStatement,
+    sql.CopyStatement,
+)
+"""Statements that change rows."""
+TRANSACTION_STATEMENTS: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
+"""Statements that begin or end a transaction."""
+
+
+def may_have_rows(statement: sql.SqlStatement | None) -> bool:
+    """Return whether a statement may have a result with rows."""
+    return isinstance(statement, _ROWS) or bool(getattr(statement, "returning", ()))
 
 
 class KeptStatement(msgspec.Struct):
@@ -38,6 +69,10 @@ class KeptStatement(msgspec.Struct):
     text: str
     statement: SqlStatement | None
     parameter_oids: tuple[int, ...]
+    whole: str = ""
+    """The text as it was sent, in which the positions of errors count."""
+    offset: int = 0
+    """Where `text` begins in it."""
     described: bool = False
     fields: tuple[FieldDescription, ...] | None = None
     """Columns of the result, in text, once `described`; None: it has no rows."""

@@ -103,7 +103,10 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
 """SQLSTATE of each class of error; a class that is not here has its parent's."""
 
 _SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
-_SPARK_PLACE: Final = re.compile(r"\bline (\d{1,9}),? pos(ition)? (\d{1,9})\b")
+_SPARK_PLACE: Final = re.compile(
+    r"\bline (\d{1,9}),? pos(ition)? (\d{1,9})\b(\) ==(?:\n([^\n]*)\n( *)\^)?)?"
+)
+"""A place. Errors of running show the query below it, with carets below the place."""
 
 
 def sqlstate_of(error: BaseException) -> str:
@@ -129,6 +132,11 @@ def sqlstate_of(error: BaseException) -> str:
     return next(SQLSTATES[kind] for kind in type(error).__mro__ if kind in SQLSTATES)
 
 
+def names_place(message: str) -> bool:
+    """Return whether a message of Spark's names a place."""
+    return _SPARK_PLACE.search(message) is not None
+
+
 def spark_position(message: str, query: str) -> int:
     """Return the place in a query that a message of Spark's names, in characters from 1 on; 0 if it
     names none.
@@ -145,18 +153,27 @@ def spark_position(message: str, query: str) -> int:
     line, column = int(found[1]), int(found[3]) - (found[2] is not None)
     if not 1 <= line <= len(lines) or column > len(lines[line - 1]):
         return 0
+    # The error may be of another query, as that of a view that this one reads.
+    if found[4] and not _is_shown(lines[line - 1][column:], found[5], found[6]):
+        return 0
     return sum(map(len, lines[: line - 1])) + column + 1
 
 
-def error_report(error: BaseException, query: str = "", severity: str = "ERROR") -> ErrorReport:
-    """Return what a client is told of an error, with its place in the query if Spark named one."""
+def _is_shown(rest: str, shown: str | None, blanks: str | None) -> bool:
+    """Return whether a line of a message shows, from its carets on, what is left of the line of a
+    query."""
+    if shown is None or blanks is None:
+        return False
+    # Spark cuts long lines at both ends.
+    return rest.startswith(shown[len(blanks) :].removesuffix("...").rstrip())
+
+
+def error_report(error: BaseException, severity: str = "ERROR") -> ErrorReport:
+    """Return what a client is told of an error, with its place in the text if that is known."""
     position, hint = 0, ""
     text = str(error) or type(error).__name__
-    if isinstance(error, QueryRejected | DefiniteError) and error.position is not None:
-        position = error.position + 1
-    elif isinstance(error, QueryRejected | DefiniteError):
-        position = spark_position(text, query)
-    elif isinstance(error, SqlSyntaxError):
-        text, hint = error.problem, error.hint
+    if isinstance(error, QueryRejected | DefiniteError | SqlSyntaxError):
         position = 0 if error.position is None else error.position + 1
+    if isinstance(error, SqlSyntaxError):
+        text, hint = error.problem, error.hint
     return ErrorReport(sqlstate_of(error), text, severity, hint=hint, position=position)

@@ -25,11 +25,30 @@ SECRET_SHOWN: Final = "***"
 
 
 class TextSpan(msgspec.Struct, frozen=True):
-    """A part of a statement: `text` stands at the offsets `[start, end)`."""
+    """A part of a statement: `text` stands at the offsets `[start, end)`.
+
+    A text that was put together stands nowhere as a whole: `pieces` has its parts that were
+    written, each with its offset in `text`.
+    """
 
     start: int
     end: int
     text: str
+    pieces: tuple[tuple[int, TextSpan], ...] | None = None
+
+    def place_of(self, offset: int) -> int | None:
+        """Return the offset in the statement of an offset in `text`; None: nobody wrote it.
+
+        >>> made = TextSpan(0, 9, "(a + b, 1)", ((1, TextSpan(70, 75, "a + b")),))
+        >>> made.place_of(5), made.place_of(8)
+        (74, None)
+        """
+        if self.pieces is None:
+            return self.start + offset
+        for start, piece in self.pieces:
+            if start <= offset < start + len(piece.text):
+                return piece.place_of(offset - start)
+        return None
 
 
 class SecretSpan(msgspec.Struct, frozen=True):

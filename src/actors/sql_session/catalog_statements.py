@@ -36,6 +36,7 @@ from actors.sql.statements import (
     ShowColumnsStatement,
     ShowCreateStatement,
     ShowObjectsStatement,
+    TextSpan,
     UnsetPropertiesAction,
 )
 from actors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
@@ -97,9 +98,10 @@ async def create_materialized_view(
     conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
     properties = whole_numbers(given, _PROPERTIES)
     policy = statement.policy or context.variables.get("penstock.refresh_policy")
+    query = context.spark(statement.query, parameters)
     made = context.client.create_materialized_view(
         object_name(statement.name),
-        context.spark(statement.query.text, parameters),
+        query.text,
         retain_history_ms=properties.get("retain_history_ms"),
         spark_conf=conf,
         refresh_policy=policy,
@@ -108,7 +110,8 @@ async def create_materialized_view(
         comment=statement.comment or "",
     )
     tag = "CREATE MATERIALIZED VIEW"
-    return await _created(context, made, tag, if_not_exists=statement.if_not_exists)
+    async with context.placed_errors(query):
+        return await _created(context, made, tag, if_not_exists=statement.if_not_exists)
 
 
 async def create_view(
@@ -118,13 +121,15 @@ async def create_view(
     # Others than ours are metadata that tools attach, and change nothing.
     for key in _PROPERTIES & statement.properties.keys():
         raise InvalidUsage(f"property {key!r} is one of materialized views")
+    query = context.spark(statement.query, parameters)
     made = context.client.create_plain_view(
         object_name(statement.name),
-        context.spark(statement.query.text, parameters),
+        query.text,
         replace=statement.or_replace,
         comment=statement.comment or "",
     )
-    return await _created(context, made, "CREATE VIEW", if_not_exists=statement.if_not_exists)
+    async with context.placed_errors(query):
+        return await _created(context, made, "CREATE VIEW", if_not_exists=statement.if_not_exists)
 
 
 async def create_index(context: SessionContext, statement: CreateIndexStatement) -> StatementResult:
@@ -488,9 +493,7 @@ async def describe(
     """List the columns of an object or of a query, with their types."""
     columns = ["col_name", "data_type", "comment"]
     if statement.query is not None:
-        schema = await context.client.describe_query(
-            context.spark(statement.query.query.text, parameters)
-        )
+        schema = await context.describe(context.spark(statement.query.query, parameters))
         return text_result(columns, [(c.name, c.type, None) for c in schema.columns])
     assert statement.name is not None
     found = await context.catalog.find(statement.name)
@@ -523,13 +526,19 @@ async def explain(
     """Return the plan of a query's reading, or of a view before it is created, a line each."""
     inner = statement.statement
     if isinstance(inner, CreateMaterializedViewStatement):
-        text = await context.client.explain_query(
-            context.spark(inner.query.text, parameters), refresh_policy=inner.policy or "auto"
-        )
-        return text_result(["plan"], [(line,) for line in text.splitlines()])
+        return await _explained(context, inner.query, parameters, inner.policy or "auto")
     if statement.mode == "incremental":
-        text = await context.client.explain_query(context.spark(inner.query.text, parameters))
-        return text_result(["plan"], [(line,) for line in text.splitlines()])
+        return await _explained(context, inner.query, parameters)
     return text_result(
         ["plan"], [(line,) for line in await explain_query(context, inner, parameters)]
     )
+
+
+async def _explained(
+    context: SessionContext, span: TextSpan, parameters: Parameters, policy: str = "auto"
+) -> StatementResult:
+    """Return the plan of a query as a view's."""
+    query = context.spark(span, parameters)
+    async with context.placed_errors(query):
+        text = await context.client.explain_query(query.text, refresh_policy=policy)
+    return text_result(["plan"], [(line,) for line in text.splitlines()])

@@ -54,10 +54,12 @@ def as_merge(
 
     names = ", ".join(quoted(column.name) for column in columns)
     if statement.query is None:
-        rows = ", ".join(f"({', '.join(map(_value, row))})" for row in statement.rows or ())
-        source = f"SELECT * FROM (VALUES {rows}) AS v({names})"
+        rows = [part for row in statement.rows or () for part in (", (", *_listed(row), ")")]
+        # The first comma is before the first row.
+        rows[:1] = ["("]
+        source = _composed("SELECT * FROM (VALUES ", *rows, f") AS v({names})")
     else:
-        source = f"SELECT * FROM ({statement.query.query.text}\n) AS v({names})"
+        source = _composed("SELECT * FROM (", statement.query.query, f"\n) AS v({names})")
     keys = " AND ".join(
         f"{quoted(target)}.{quoted(k)} = {EXCLUDED}.{quoted(k)}" for k in schema.key
     )
@@ -78,16 +80,16 @@ def as_merge(
             match="not matched",
             action="insert",
             columns=tuple(column.name for column in columns),
-            values=tuple(_span(f"{EXCLUDED}.{quoted(column.name)}") for column in columns),
+            values=tuple(_composed(f"{EXCLUDED}.{quoted(column.name)}") for column in columns),
         )
     )
     return MergeStatement(
         position=statement.position,
         table=statement.table,
         alias=statement.alias,
-        on=_span(keys),
+        on=_composed(keys),
         clauses=tuple(clauses),
-        source_query=QueryStatement(position=statement.position, query=_span(source)),
+        source_query=QueryStatement(position=statement.position, query=source),
         source_alias=EXCLUDED,
     )
 
@@ -114,11 +116,25 @@ def _check_target(
         )
 
 
-def _value(span: TextSpan) -> str:
-    # Columns have no other default than NULL.
-    return "NULL" if span.text.strip().upper() == "DEFAULT" else span.text
+def _listed(row: Sequence[TextSpan]) -> list[str | TextSpan]:
+    """Return the values of a row, with commas between them."""
+    found: list[str | TextSpan] = []
+    for span in row:
+        # Columns have no other default than NULL.
+        is_default = span.text.strip().upper() == "DEFAULT"
+        found += [", ", "NULL" if is_default else span]
+    return found[1:]
 
 
-def _span(text: str) -> TextSpan:
-    """Return a text that stands nowhere in the statement."""
-    return TextSpan(0, len(text), text)
+def _composed(*parts: str | TextSpan) -> TextSpan:
+    """Return a text that stands nowhere in the statement, but for the spans that are in it."""
+    texts: list[str] = []
+    pieces: list[tuple[int, TextSpan]] = []
+    at = 0
+    for part in parts:
+        if isinstance(part, TextSpan):
+            pieces.append((at, part))
+        texts.append(part if isinstance(part, str) else part.text)
+        at += len(texts[-1])
+    text = "".join(texts)
+    return TextSpan(0, len(text), text, tuple(pieces))

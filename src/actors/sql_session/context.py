@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow as pa
 
 from actors.client.client import Client
-from actors.errors import InvalidUsage, UnknownObject
+from actors.errors import (
+    DefiniteError,
+    InvalidUsage,
+    PenstockError,
+    QueryRejected,
+    SqlSyntaxError,
+    UnknownObject,
+)
+from actors.pgwire.sqlstate import names_place, spark_position
 from actors.plan.schema import TableSchema
 from actors.progress import Time
 from actors.protocol.api import ObjectStatus
@@ -19,9 +27,11 @@ from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
 from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.transaction import OpenTransaction
+from actors.views.plain_sql import query_text
 from actors.views.plain_views import inline_views
 
 SCHEMAS: Final = frozenset({"public", "default"})
@@ -132,15 +142,19 @@ class SessionContext:
 
     # -- texts -------------------------------------------------------------------------------------
 
-    def spark(self, text: str, parameters: Sequence[SqlParameter] = ()) -> str:
-        """Return a query or an expression of the session's dialect in Spark's."""
-        return self.spark_text(text, parameters).text
-
-    def spark_text(self, text: str, parameters: Sequence[SqlParameter] = ()) -> SparkText:
-        """Return what `spark` returns, with the places of what was rewritten."""
-        if self.dialect is SqlDialect.SPARK:
-            return SparkText(without_schema(text, SCHEMAS, CATALOGS))
-        return to_spark(text, [each.text for each in parameters])
+    def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> PlacedText:
+        """Return a query or an expression of the statement in Spark's dialect, with its places.
+        Raises `SqlSyntaxError`."""
+        try:
+            if self.dialect is SqlDialect.SPARK:
+                spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
+            else:
+                spark = to_spark(span.text, [each.text for each in parameters])
+        except SqlSyntaxError as error:
+            if error.position is not None:
+                error.position = span.place_of(error.position)
+            raise
+        return PlacedText.of(span, spark)
 
     @property
     def utc(self) -> bool:
@@ -186,8 +200,8 @@ class SessionContext:
     async def _computed(
         self, expression: TextSpan, parameters: Sequence[SqlParameter]
     ) -> int | datetime | str | None:
-        text = self.spark(expression.text, parameters)
-        rows = await self.collect(f"SELECT {text} AS moment")
+        text = placed("SELECT ", self.spark(expression, parameters), " AS moment")
+        rows = await self.collect(text.around(expression))
         found: int | datetime | str | None = rows[0][0].as_py() if rows.num_rows else None
         return found
 
@@ -219,19 +233,24 @@ class SessionContext:
 
     # -- rows --------------------------------------------------------------------------------------
 
-    def rows(self, text: str, as_of: Time | None) -> AsyncGenerator[pa.RecordBatch, None]:
+    async def rows(
+        self, query: PlacedText, as_of: Time | None
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a query in Spark's dialect, at least one batch. Without `as_of` it sees
         every write that was acknowledged."""
-        return self.client.query(
-            text, as_of=as_of, deadline_ms=self.deadline_ms, latest=as_of is None
+        batches = self.client.query(
+            query.text, as_of=as_of, deadline_ms=self.deadline_ms, latest=as_of is None
         )
+        async with self.placed_errors(query), aclosing(batches) as found:
+            async for batch in found:
+                yield batch
 
-    async def collect(self, text: str, as_of: Time | None = None) -> pa.Table:
+    async def collect(self, query: PlacedText, as_of: Time | None = None) -> pa.Table:
         """Return all rows of a query in Spark's dialect. Raises `InvalidUsage` for more bytes than
         a statement may hold."""
         limit = self.settings.sql_rows_bytes_max
         batches, size = [], 0
-        async with aclosing(self.rows(text, as_of)) as found:
+        async with aclosing(self.rows(query, as_of)) as found:
             async for batch in found:
                 # Held whole: a change of rows is one write.
                 batches.append(batch)
@@ -242,3 +261,36 @@ class SessionContext:
                         "(sql_rows_bytes_max): change fewer at once, or use COPY"
                     )
         return pa.Table.from_batches(batches)
+
+    async def describe(self, query: PlacedText) -> TableSchema:
+        """Return the columns of a query in Spark's dialect, which is not run."""
+        async with self.placed_errors(query):
+            return await self.client.describe_query(query.text)
+
+    # -- errors ------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def placed_errors(self, query: PlacedText) -> AsyncIterator[None]:
+        """Give errors of Spark in this query their place in the statement that the user wrote."""
+        try:
+            yield
+        except (QueryRejected, DefiniteError) as error:
+            error.position = await self._place(str(error), query)
+            raise
+
+    async def _place(self, message: str, query: PlacedText) -> int | None:
+        """Return the place in the statement that a message of Spark's names; None: it names none,
+        or one in a text that the user did not write."""
+        if not names_place(message):
+            return None
+        try:
+            text = query_text(query.text)
+            sent = inline_views(text, await self.catalog.plain_views())
+        # The query's own error is what the client is told.
+        except PenstockError:
+            return None
+        if not query.text.startswith(text):
+            return None
+        # Spark counts in what the service has sent, where plain views come before the query.
+        offset = spark_position(message, sent) - 1 - sent.rfind(text)
+        return query.place_of(offset) if offset >= 0 else None

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
 from actors.protocol.relations import fold
-from actors.sql.statements import QueryStatement
+from actors.sql.statements import QueryStatement, TextSpan
 from actors.sql_session.context import (
     PLAIN_VIEW,
     QUERIED_KINDS,
@@ -18,6 +19,7 @@ from actors.sql_session.context import (
     object_name,
 )
 from actors.sql_session.own_changes import read_own_row
+from actors.sql_session.placed_text import PlacedText
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.system_rows import with_system_rows
@@ -31,7 +33,7 @@ async def read_query(
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
     if not statement.pins and await context.pinned_time(statement, parameters) is None:
-        own = await read_own_row(context, context.spark(statement.query.text, parameters))
+        own = await read_own_row(context, context.spark(statement.query, parameters).text)
         if own is not None:
             return StatementResult("SELECT", own.schema, _batches(own))
     text, as_of = await query_text(context, statement, parameters)
@@ -46,31 +48,32 @@ async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
 
 async def query_text(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
-) -> tuple[str, int | None]:
+) -> tuple[PlacedText, int | None]:
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
-    text = context.spark(_without_pins(statement), parameters)
+    query = context.spark(_without_pins(statement), parameters)
     # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
-        await _check_all_pinned(context, statement, text)
+        await _check_all_pinned(context, statement, query.text)
+    text = query.text
     if context.transaction is not None and as_of is None:
         as_of = await context.transaction_time()
         if context.transaction.tables:
             # Before the changes are laid over, so that a view's query sees them, too.
             text = inline_views(text, await context.catalog.plain_views())
         text = context.transaction.overlaid(text)
-    return await with_system_rows(context, text), as_of
+    return query.within(await with_system_rows(context, text)), as_of
 
 
-def _without_pins(statement: QueryStatement) -> str:
-    """Return the query's text with blanks for the times of its names."""
+def _without_pins(statement: QueryStatement) -> TextSpan:
+    """Return the query with blanks for the times of its names."""
     text, start = statement.query.text, statement.query.start
     for pin in statement.pins:
         first, last = pin.clause.start - start, pin.clause.end - start
         # Blanks keep every later position.
         text = text[:first] + " " * (last - first) + text[last:]
-    return text
+    return msgspec.structs.replace(statement.query, text=text)
 
 
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
@@ -112,7 +115,8 @@ async def explain_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> list[str]:
     """Return how a query will be read, a line each."""
-    text, as_of = await query_text(context, statement, parameters)
+    query, as_of = await query_text(context, statement, parameters)
+    text = query.text
     objects = await context.catalog.all()
     schemas = {
         each.name: each.schema

@@ -8,27 +8,20 @@ and a generator would repeat it. The names are those of the table, or of its ali
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import (
-    DefiniteError,
-    InvalidUsage,
-    QueryRejected,
-    SqlSyntaxError,
-)
-from actors.pgwire.sqlstate import spark_position
+from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.relations import fold
-from actors.sql.dialects import SparkText
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.statements import TextSpan
 from actors.sql.tokens import lex_sql, name_value
 from actors.sql_session.context import SCHEMAS, SessionContext
+from actors.sql_session.placed_text import PlacedText, joined, placed
 from actors.sql_session.results import StatementResult, rows_of
 from actors.sql_session.row_values import SqlParameter, values_query
 from actors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
@@ -43,14 +36,6 @@ class ReturnedColumn(msgspec.Struct, frozen=True):
     name: str
     column: str = ""
     expression: int = -1
-
-
-class ReturningText(msgspec.Struct, frozen=True):
-    """The query of a statement's expressions: its text up to the rows, and where the expressions
-    are in it."""
-
-    text: str
-    places: tuple[tuple[int, SparkText, TextSpan], ...]
 
 
 class ReturningList:
@@ -122,13 +107,13 @@ class ReturningList:
             del folded[0]
         return folded in ([], [fold(self._qualifier)])
 
-    def _text(self) -> ReturningText:
-        text, places = "SELECT ", []
-        for span in self._spans:
-            spark = self._context.spark_text(span.text, self._parameters)
-            places.append((len(text), spark, span))
-            text += f"{spark.text}, "
-        return ReturningText(f"{text}{_quoted(self._qualifier)}.{_ROW} FROM ", tuple(places))
+    def _query(self, rows: str) -> PlacedText:
+        """Return the query of the expressions over these rows, with their number behind them."""
+        qualifier = _quoted(self._qualifier)
+        items = [self._context.spark(span, self._parameters) for span in self._spans]
+        listed = joined(", ", [*items, f"{qualifier}.{_ROW}"])
+        # An error in none of them, as of an aggregate beside the number, is of the list.
+        return placed("SELECT ", listed, f" FROM ({rows}) AS {qualifier}").around(self._spans[0])
 
     # -- rows ----------------------------------------------------------------------------------
 
@@ -163,10 +148,7 @@ class ReturningList:
             literals = values_query(fitted.append_column(_ROW, numbers), numbered)
         except (ValueError, OverflowError) as error:
             raise InvalidUsage(f"RETURNING: a row cannot be computed with: {error}") from None
-        made = self._text()
-        text = f"{made.text}({literals}) AS {_quoted(self._qualifier)}"
-        with _placed_errors(made, text):
-            found = await self._context.collect(text)
+        found = await self._context.collect(self._query(literals))
         self._check_width(found.schema)
         # By place: two expressions may have one name.
         order = pc.sort_indices(found.column(found.num_columns - 1))
@@ -179,15 +161,12 @@ class ReturningList:
         """Return the expressions' columns without rows; None if there are no expressions."""
         if not self._spans:
             return None
-        made = self._text()
         nulls = ", ".join(
             f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}"
             for column in self._schema.columns
         )
-        row = f"(SELECT {nulls}, CAST(0 AS bigint) AS {_ROW})"
-        text = f"{made.text}{row} AS {_quoted(self._qualifier)}"
-        with _placed_errors(made, text):
-            schema = await self._context.client.describe_query(text)
+        row = f"SELECT {nulls}, CAST(0 AS bigint) AS {_ROW}"
+        schema = await self._context.describe(self._query(row))
         self._check_width(schema.result_arrow())
         return schema.result_arrow().empty_table()
 
@@ -224,18 +203,3 @@ def _name(text: str) -> str:
 
 def _quoted(name: str) -> str:
     return f"`{name.replace('`', '``')}`"
-
-
-@contextmanager
-def _placed_errors(made: ReturningText, text: str) -> Iterator[None]:
-    """Give errors of Spark their place in the statement that was written."""
-    try:
-        yield
-    except (QueryRejected, DefiniteError) as error:
-        place = spark_position(str(error), text) - 1
-        # One that is in none of them, as of an aggregate beside the number, is of the list.
-        error.position = made.places[0][2].start
-        for start, spark, span in made.places:
-            if start <= place < start + len(spark.text):
-                error.position = span.start + spark.original_position(place - start)
-        raise

@@ -23,6 +23,11 @@ from actors.sql_session import role_statements as roles
 from actors.sql_session import writing
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
+from actors.sql_session.error_places import (
+    counted_from,
+    rows_without_places,
+    without_places,
+)
 from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
@@ -99,8 +104,8 @@ class SqlSession:
         rows. The values of the parameters do not matter. Raises as `execute`."""
         match statement:
             case sql.QueryStatement():
-                text = self.context.spark(statement.query.text, parameters)
-                return (await self.context.client.describe_query(text)).result_arrow()
+                text = self.context.spark(statement.query, parameters)
+                return (await self.context.describe(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():
@@ -108,7 +113,8 @@ class SqlSession:
                 if kept is None:
                     raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
                 inner = self.parse(kept.statement.text)
-                return await self.describe(inner, self._arguments(statement, kept, parameters))
+                with without_places():
+                    return await self.describe(inner, self._arguments(statement, kept, parameters))
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
@@ -276,7 +282,9 @@ class SqlSession:
 
     async def fetch(self, statement: sql.FetchCursorStatement, _: Parameters) -> StatementResult:
         """Return the next rows of a cursor; MOVE passes them over."""
-        result = await self.cursors.fetch(statement.name, statement.count)
+        # The query's text came with DECLARE.
+        with without_places():
+            result = await self.cursors.fetch(statement.name, statement.count)
         if not statement.move:
             return result
         assert result.batches is not None
@@ -297,7 +305,8 @@ class SqlSession:
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
         # Parsed for its errors alone, which are due now and not at EXECUTE.
-        self.parse(statement.statement.text)
+        with counted_from(statement.statement.start):
+            self.parse(statement.statement.text)
         self.prepared[statement.name] = statement
         return StatementResult("PREPARE")
 
@@ -309,7 +318,13 @@ class SqlSession:
         if kept is None:
             raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
         inner = self.parse(kept.statement.text)
-        return await self.execute(inner, self._arguments(statement, kept, parameters))
+        given = self._arguments(statement, kept, parameters)
+        # The statement's text came with PREPARE.
+        with without_places():
+            result = await self.execute(inner, given)
+        if result.batches is not None:
+            result.batches = rows_without_places(result.batches)
+        return result
 
     def _arguments(
         self,
@@ -320,7 +335,7 @@ class SqlSession:
         """Return the arguments of EXECUTE as expressions of the declared types."""
         given = []
         for number, span in enumerate(statement.arguments):
-            text = self.context.spark(span.text, parameters)
+            text = self.context.spark(span, parameters).text
             if number < len(kept.types):
                 text = f"CAST({text} AS {kept.types[number]})"
             given.append(SqlParameter(None, f"({text})", computed=True))

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from actors.errors import TypeMismatch
 from actors.plan.schema import TableColumn, arrow_type
+from actors.sql_session.placed_text import PlacedText, placed
 
 _NUMBERS: Final = ("integer", "decimal", "float")
 _CAST_BY_SPARK: Final = frozenset(
@@ -57,10 +58,10 @@ def refuse_intervals(table: str, rows: pa.Schema, columns: Sequence[TableColumn]
             )
 
 
-def cast_query(sql: str, columns: Sequence[TableColumn]) -> str:
+def cast_query(query: PlacedText, columns: Sequence[TableColumn]) -> PlacedText:
     """Return the query with each column cast to the type of the one that it is for.
 
-    >>> print(cast_query("select 1.5e0", [TableColumn("a", "decimal(9,2)")]))
+    >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")]).text)
     SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
     select 1.5e0
     ) AS q (c0)
@@ -71,7 +72,7 @@ def cast_query(sql: str, columns: Sequence[TableColumn]) -> str:
         for name, column in zip(names, columns, strict=True)
     )
     # On lines of their own: the query may end with a comment.
-    return f"SELECT {casts} FROM (\n{sql}\n) AS q ({', '.join(names)})"
+    return placed(f"SELECT {casts} FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
 def rounded_decimals(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:

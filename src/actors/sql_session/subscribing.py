@@ -14,8 +14,8 @@ start.
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, suppress
 from typing import Final
 
 import anyio
@@ -23,16 +23,15 @@ import msgspec
 import pyarrow as pa
 
 from actors.client.client import ChangeBatch
-from actors.errors import InvalidUsage, PenstockError, QueryRejected, from_wire
-from actors.pgwire.sqlstate import spark_position
+from actors.errors import InvalidUsage, PenstockError, from_wire
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import consolidate
 from actors.progress import Time
 from actors.protocol.relations import SUBSCRIBED_PREFIX
 from actors.protocol.row_filter import PreparedComparison, passing_rows, prepare_comparison
-from actors.sql.dialects import SparkText
 from actors.sql.statements import SubscribeStatement, TextSpan
 from actors.sql_session.context import PLAIN_VIEW, READABLE_KINDS, SessionContext
+from actors.sql_session.placed_text import PlacedText
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.views.simple import SimpleRead, simple_read
@@ -125,9 +124,7 @@ async def subscribe_shape(
     found = await _plain_object(context, statement, parameters)
     if found is not None:
         return _shape(found.shown, progress=statement.progress)
-    span, text = _query_text(context, statement, parameters)
-    with _placed_errors(span, text):
-        schema = await context.client.describe_query(text.text)
+    schema = await context.describe(_query_text(context, statement, parameters))
     return _shape(schema.arrow(), progress=statement.progress)
 
 
@@ -150,7 +147,7 @@ async def _query_of_plain_view(
         return statement
     name = entry.name.replace("`", "``")
     # Backticks are quotes in both dialects here.
-    query = TextSpan(statement.position, statement.position, f"SELECT * FROM `{name}`")
+    query = TextSpan(statement.position, statement.position, f"SELECT * FROM `{name}`", ())
     return msgspec.structs.replace(statement, name=None, query=query)
 
 
@@ -169,7 +166,7 @@ async def _plain_object(
         for each in await context.catalog.all()
         if each.kind in READABLE_KINDS and each.schema is not None
     }
-    _, text = _query_text(context, statement, parameters)
+    text = _query_text(context, statement, parameters)
     read = simple_read(text.text, schemas)
     # An order says nothing of a stream, and a limit is kept only by who has all rows.
     if read is None or read.finishing is not None:
@@ -182,10 +179,9 @@ async def _plain_object(
 
 def _query_text(
     context: SessionContext, statement: SubscribeStatement, parameters: Sequence[SqlParameter]
-) -> tuple[TextSpan, SparkText]:
-    span = statement.query
-    assert span is not None, "a subscribe has a name or a query"
-    return span, context.spark_text(span.text, parameters)
+) -> PlacedText:
+    assert statement.query is not None, "a subscribe has a name or a query"
+    return context.spark(statement.query, parameters)
 
 
 # -- the view of a query ---------------------------------------------------------------------------
@@ -200,9 +196,9 @@ async def _query_view(
 ) -> FollowedObject:
     """Create the view of a subscribe's query, with contents from `as_of` on."""
     client = context.client
-    span, text = _query_text(context, statement, parameters)
+    text = _query_text(context, statement, parameters)
     try:
-        with _placed_errors(span, text):
+        async with context.placed_errors(text):
             await client.create_materialized_view(
                 name,
                 text.text,
@@ -229,18 +225,6 @@ async def _drop_view(context: SessionContext, name: str) -> None:
     limit_s = context.settings.connect_timeout_ms / 1000
     with anyio.move_on_after(limit_s, shield=True), suppress(PenstockError):
         await context.client.drop(name)
-
-
-@contextmanager
-def _placed_errors(span: TextSpan, text: SparkText) -> Iterator[None]:
-    """Give errors of Spark their place in the statement that the query is a part of."""
-    try:
-        yield
-    except QueryRejected as error:
-        place = spark_position(str(error), text.text)
-        if place:
-            error.position = span.start + text.original_position(place - 1)
-        raise
 
 
 # -- rows ------------------------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from actors.sql_session.keyed_merge import (
     repeated_match,
 )
 from actors.sql_session.own_changes import read_own_row
+from actors.sql_session.placed_text import PlacedText, joined, placed
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
 from actors.sql_session.returning import ReturningList, returned_result
@@ -228,18 +229,27 @@ def _cast_values(
     columns: Sequence[TableColumn],
     rows: Sequence[Sequence[TextSpan]],
     parameters: Parameters,
-) -> str:
+) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
 
-    def value(span: TextSpan, column: TableColumn) -> str:
+    def value(span: TextSpan, column: TableColumn) -> PlacedText:
         # DEFAULT is no expression; columns have no other default than NULL.
-        word = span.text.strip().upper()
-        text = "NULL" if word == "DEFAULT" else context.spark(span.text, parameters)
-        return f"CAST({text} AS {column.type})"
+        if span.text.strip().upper() == "DEFAULT":
+            return placed(f"CAST(NULL AS {column.type})")
+        return _cast(context, span, column, parameters)
 
-    lines = (f"({', '.join(map(value, row, columns))})" for row in rows)
+    lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
     names = ", ".join(quoted(column.name) for column in columns)
-    return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
+    return placed("SELECT * FROM VALUES ", joined(", ", lines), f" AS given({names})")
+
+
+def _cast(
+    context: SessionContext, span: TextSpan, column: TableColumn, parameters: Parameters
+) -> PlacedText:
+    """Return an expression of the statement, cast to a column's type."""
+    # Spark tells of a value that does not fit at the cast, which the user did not write.
+    text = placed("CAST(", context.spark(span, parameters), f" AS {column.type})")
+    return text.around(span)
 
 
 async def _assigned_rows(
@@ -284,7 +294,7 @@ async def update(
     async def compute() -> ComputedChange:
         if here.possible:
             # The rows may be found without Spark, by their key or an index.
-            old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
+            old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
             try:
                 return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
             except NotLocal:
@@ -308,7 +318,7 @@ async def delete(
     from_ = _from(table, statement.alias, statement.where, context, parameters)
 
     async def compute() -> ComputedChange:
-        old = (await read_rows(context, f"SELECT * FROM {from_}")).select(schema.names)
+        old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
     returning = _returning_list(context, table, schema, statement, parameters)
@@ -322,14 +332,16 @@ def _from(
     where: TextSpan | None,
     context: SessionContext,
     parameters: Parameters,
-) -> str:
+) -> PlacedText:
     """Return what follows FROM in the query of the rows to change."""
     text = quoted(table)
     if alias is not None:
         text += f" AS {quoted(alias)}"
-    if where is not None:
-        text += f" WHERE {context.spark(where.text, parameters)}"
-    return text
+    if where is None:
+        return placed(text)
+    # A condition that is none is told of at its WHERE.
+    filtered = placed(" WHERE ", context.spark(where, parameters)).around(where)
+    return placed(text, filtered)
 
 
 def _assigned(
@@ -363,7 +375,7 @@ class _LocalAssignments:
                 value = literal_value(span.text, context.dialect, parameters)
                 self._constants[column.name] = column_array([value], column, utc=context.utc)
             except NotLocal:
-                self._computed.append((column, context.spark(span.text, parameters)))
+                self._computed.append((column, context.spark(span, parameters).text))
         try:
             # Over no rows: whether the texts are of the plain kind.
             self.applied(schema.arrow().empty_table())
@@ -383,16 +395,16 @@ def select_changes(
     context: SessionContext,
     schema: TableSchema,
     targets: Sequence[tuple[TableColumn, TextSpan]],
-    from_: str,
+    from_: PlacedText,
     parameters: Parameters,
-) -> str:
+) -> PlacedText:
     """Return the query of old rows with the new values beside them."""
     old = [quoted(name) for name in schema.names]
     new = [
-        f"CAST({context.spark(span.text, parameters)} AS {column.type}) AS {_NEW}{number}"
+        placed(_cast(context, span, column, parameters), f" AS {_NEW}{number}")
         for number, (column, span) in enumerate(targets)
     ]
-    return f"SELECT {', '.join([*old, *new])} FROM {from_}"
+    return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)
 
 
 def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:
@@ -409,16 +421,17 @@ async def queried_rows(
     return await context.collect(text, as_of)
 
 
-async def read_rows(context: SessionContext, text: str) -> pa.Table:
+async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
     """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
     its own changes, else the latest."""
     transaction = context.transaction
     if transaction is None:
         return await context.collect(text)
-    own = await read_own_row(context, text)
+    own = await read_own_row(context, text.text)
     if own is not None:
         return own
-    return await context.collect(transaction.overlaid(text), await context.transaction_time())
+    overlaid = text.within(transaction.overlaid(text.text))
+    return await context.collect(overlaid, await context.transaction_time())
 
 
 async def _changed(
@@ -494,7 +507,7 @@ async def _merge(
 ) -> tuple[int, pa.Table | None]:
     table, schema = await context.catalog.find_table(statement.table)
     keyed = read_keyed_merge(context, schema, table, statement, parameters)
-    text = ""
+    text = placed()
     if keyed is None:
         text = _merge_query(context, table, schema, statement, parameters)
 
@@ -512,36 +525,44 @@ def _merge_query(
     schema: TableSchema,
     statement: MergeStatement,
     parameters: Parameters,
-) -> str:
+) -> PlacedText:
     """Return the query of the matches: the old row, the number of its clause, and the new row."""
     target = quoted(statement.alias or table)
     if statement.source_query is not None:
-        source_rows = f"({context.spark(statement.source_query.query.text, parameters)})"
+        source_rows = placed("(", context.spark(statement.source_query.query, parameters), ")")
         source = quoted(statement.source_alias or "source")
     else:
         assert statement.source_name is not None
         name = object_name(statement.source_name)
-        source_rows, source = quoted(name), quoted(statement.source_alias or name)
+        source_rows, source = placed(quoted(name)), quoted(statement.source_alias or name)
+    clauses = statement.clauses
     new = [
-        f"{_chosen(context, schema, statement.clauses, column, source, target, parameters)} "
-        f"AS {_NEW}{number}"
+        placed(
+            _chosen(context, schema, clauses, column, source, target, parameters),
+            f" AS {_NEW}{number}",
+        )
         for number, column in enumerate(schema.columns)
     ]
     old = [f"{target}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
     # Numbers tell rows apart that are equal: a bag may hold two of a kind.
-    return (
-        f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, "
-        f"{_clause_number(context, statement.clauses, parameters)} AS {_ACTION}, {', '.join(new)} "
-        f"FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
+    return placed(
+        f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, ",
+        _clause_number(context, clauses, parameters),
+        f" AS {_ACTION}, ",
+        joined(", ", new),
+        f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
         f"FROM {quoted(table)}) AS {target} "
-        f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM {source_rows}) AS {source} "
-        f"ON {context.spark(statement.on.text, parameters)}) WHERE {_ACTION} IS NOT NULL"
+        f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
+        source_rows,
+        f") AS {source} ",
+        placed("ON ", context.spark(statement.on, parameters)).around(statement.on),
+        f") WHERE {_ACTION} IS NOT NULL",
     )
 
 
 def _clause_number(
     context: SessionContext, clauses: Sequence[MergeClause], parameters: Parameters
-) -> str:
+) -> PlacedText:
     """Return the expression of the first clause that fits; NULL if none does."""
     kinds = {
         "matched": f"{_IN_TARGET} AND {_IN_SOURCE}",
@@ -550,12 +571,14 @@ def _clause_number(
     }
     cases = []
     for number, clause in enumerate(clauses):
-        test = f"({kinds[clause.match]})"
+        test = placed(f"({kinds[clause.match]})")
         if clause.condition is not None:
-            test += f" AND ({context.spark(clause.condition.text, parameters)})"
+            condition = context.spark(clause.condition, parameters)
+            # One that is no condition is told of at the AND.
+            test = placed(test, " AND (", condition, ")").around(clause.condition)
         result = "NULL" if clause.action == "nothing" else str(number)
-        cases.append(f"WHEN {test} THEN {result}")
-    return f"CASE {' '.join(cases)} END"
+        cases.append(placed("WHEN ", test, f" THEN {result}"))
+    return placed("CASE ", joined(" ", cases), " END")
 
 
 def _chosen(
@@ -566,17 +589,17 @@ def _chosen(
     source: str,
     target: str,
     parameters: Parameters,
-) -> str:
+) -> PlacedText:
     """Return the expression of a column's new value, by the clause that fits."""
     number_of = _clause_number(context, clauses, parameters)
     cases = []
     for number, clause in enumerate(clauses):
         value = _new_value(context, schema, clause, column, source, target, parameters)
         if value is not None:
-            cases.append(f"WHEN {number} THEN CAST({value} AS {column.type})")
+            cases.append(placed(f"WHEN {number} THEN ", value))
     if not cases:
-        return f"CAST(NULL AS {column.type})"
-    return f"CASE {number_of} {' '.join(cases)} END"
+        return placed(f"CAST(NULL AS {column.type})")
+    return placed("CASE ", number_of, " ", joined(" ", cases), " END")
 
 
 def _new_value(
@@ -587,22 +610,26 @@ def _new_value(
     source: str,
     target: str,
     parameters: Parameters,
-) -> str | None:
-    """Return what a clause gives a column; None if it makes no row."""
+) -> PlacedText | None:
+    """Return what a clause gives a column, of its type; None if it makes no row."""
     old = f"{target}.{quoted(column.name)}"
+
+    def cast(text: str) -> PlacedText:
+        return placed(f"CAST({text} AS {column.type})")
+
     match clause.action:
         case "update all" | "insert all":
-            return f"{source}.{quoted(column.name)}"
+            return cast(f"{source}.{quoted(column.name)}")
         case "update":
             given = {fold(each.column[-1]): each.value for each in clause.assignments}
             span = given.get(fold(column.name))
-            return old if span is None else context.spark(span.text, parameters)
+            return cast(old) if span is None else _cast(context, span, column, parameters)
         case "insert":
             names = [fold(name) for name in clause.columns or schema.names]
             if len(names) != len(clause.values):
                 raise InvalidUsage(f"MERGE: {len(clause.values)} values for {len(names)} columns")
             found = dict(zip(names, clause.values, strict=True)).get(fold(column.name))
-            return "NULL" if found is None else context.spark(found.text, parameters)
+            return cast("NULL") if found is None else _cast(context, found, column, parameters)
     return None
 
 
