@@ -27,6 +27,7 @@ from actors.persist.backups import FORMAT, MANIFEST, BackupTarget
 from actors.persist.documents import decode_tables
 from actors.persist.restoring import RestoreReport, open_empty, restore_backup
 from actors.persist.shard import TABLES_UPPER
+from actors.protocol.role_messages import CreateRole, ListRoles, RolesReport
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.postgres_server import PostgresServer
@@ -272,9 +273,11 @@ async def test_a_restore_that_was_cut_off_goes_on(tmp_path: Path) -> None:
 
         with pytest.raises(StorageError, match="cut off"):
             await restore(target, again, progress=stop)
-        with pytest.raises(StateDirectoryError, match=r"cut off: run `penstock restore` again"):
+        with pytest.raises(StateDirectoryError, match=r"has not ended: .* run `penstock restore`"):
             async with running(again):
                 pass
+        with pytest.raises(StateDirectoryError, match="has not ended"):
+            await back_up(again, str(tmp_path / "other"))
         found = await restore(target, again)
         assert 0 < found.copied_bytes == report.manifest.blob_bytes - copied
         async with running(again) as client:
@@ -325,6 +328,38 @@ async def test_a_damaged_part_of_the_service_ends_no_backup_in_silence(tmp_path:
         with pytest.raises(CorruptData, match="described are"):
             await back_up(settings, target)
         assert await (await BackupTarget.open(target, settings, CLOCK)).manifests() == []
+
+
+async def test_sources_go_on_from_their_positions_and_roles_are_there(tmp_path: Path) -> None:
+    """A counter gives n rows by n events: one that was repeated or left out is seen."""
+    settings, target = settings_of(tmp_path / "state", source_tick_ms=5), str(tmp_path / "kept")
+    again = settings_of(tmp_path / "again", source_tick_ms=5)
+    count = "SELECT count(*) AS n, sum(counter) AS total, max(counter) AS last FROM n"
+
+    async def counted(client: Client) -> dict[str, int]:
+        [row] = (await client.peek("totals")).to_pylist()
+        found: dict[str, int] = row
+        return found
+
+    with anyio.fail_after(100):
+        async with running(settings) as client:
+            await client.create_source("n", {"kind": "counter", "rate": 2_000, "every_ms": 5})
+            await client.create_materialized_view("totals", count)
+            number = client._exchange.number
+            await client._done(CreateRole(number(), "reader"))
+            while (await counted(client))["n"] < 100:
+                await anyio.sleep(0.01)
+            await back_up(settings, target)
+            at_least = (await counted(client))["n"]
+        await restore(target, again)
+        async with running(again) as client:
+            roles = await client._exchange.ask(ListRoles(number()), RolesReport)
+            assert [role.name for role in roles.roles] == ["reader"]
+            while (row := await counted(client))["n"] < at_least + 200:
+                await anyio.sleep(0.01)
+            first = row["last"] - row["n"] + 1
+            assert first in (0, 1)
+            assert row["total"] == sum(range(first, row["last"] + 1))
 
 
 async def test_through_a_bucket_and_postgres(

@@ -108,6 +108,9 @@ async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
                 return str(found.read().decode())
 
         text = await asyncio.to_thread(page)
+        for other in ("healthz", "readyz"):
+            place = place.strip().rpartition("/")[0] + f"/{other}"
+            assert await asyncio.to_thread(page) == "ok\n"
         measured = {re.split("[{ ]", line)[0]: line.rsplit(" ", 1)[1] for line in text.splitlines()}
         assert float(measured["penstock_wal_receivers"]) == 1
         assert float(measured["penstock_wal_written_bytes_total"]) == LOG.end_lsn - START

@@ -185,6 +185,7 @@ def _looked_at(state_dir: str) -> StateDirectory:
     `StateDirectoryError`."""
     # No descriptor, hence no lock: a service may hold it.
     directory = StateDirectory(Path(state_dir), -1)
+    directory.check_whole()
     mark = directory.path / "FORMAT"
     if not mark.exists():
         raise StateDirectoryError(

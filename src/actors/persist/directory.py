@@ -76,15 +76,19 @@ class StateDirectory:
             raise
         return directory
 
+    def check_whole(self) -> None:
+        """Raise `StateDirectoryError` if a restore into the directory has not ended; blocking."""
+        if (self.path / _RESTORING).exists():
+            raise StateDirectoryError(
+                f"a restore into {self.path} has not ended: if none runs, run `penstock restore`"
+                " again, which goes on where it stopped"
+            )
+
     def _check_restore(self, restoring: bool) -> None:
-        mark = self.path / _RESTORING
         if not restoring:
-            if mark.exists():
-                raise StateDirectoryError(
-                    f"a restore into {self.path} was cut off: run `penstock restore` again, which"
-                    " goes on where it stopped"
-                )
+            self.check_whole()
             return
+        mark = self.path / _RESTORING
         if mark.exists():
             return
         found = sorted(each.name for each in self.path.iterdir() if each.name != _LOCK)
