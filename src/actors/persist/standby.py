@@ -66,6 +66,7 @@ class OwnerWatch:
         >>> OwnerWatch(3000).is_gone(OwnerSeen(None, None), 0)
         True
         """
+        # Any change counts: also a new owner's, whose heartbeat may be at the same seqno.
         if seen != self._seen:
             self._seen, self._since_ms = seen, now_ms
         if seen.epoch is None or seen.stopped:
@@ -99,6 +100,7 @@ async def wait_for_stores(
                 log.info("standing by: another service owns the stores")
                 told = True
         except CorruptData:
+            # Waiting would not help, and a takeover could destroy what a newer release wrote.
             raise
         except StorageError as error:
             log.warning("standing by: the stores do not answer: %s", error)

@@ -69,6 +69,7 @@ def computed_array(
         reader = _ArithmeticReader(lex_sql(text), rows, schema, qualifier)
     except SqlSyntaxError:
         raise NotLocal from None
+    # Without a tree: each value is computed as soon as its operands are read.
     found = reader.sum()
     if not reader.at_end():
         raise NotLocal
@@ -115,6 +116,7 @@ class _ArithmeticReader:
         found = self._operand()
         while self._takes("*") is not None:
             other = self._operand()
+            # A product of decimals has places to round.
             if not (found.bits and other.bits):
                 raise NotLocal
             found = _whole(found, other, operator.mul)
@@ -182,6 +184,7 @@ class _ArithmeticReader:
 def _added(left: TypedValues, right: TypedValues, apply: Callable[[Any, Any], Any]) -> TypedValues:
     if left.bits and right.bits:
         return _whole(left, right, apply)
+    # Integers have no places, and count as the widest: that changes no value.
     scale = max(left.scale, right.scale)
     digits = max(left.digits - left.scale, right.digits - right.scale) + scale + 1
     if digits > DIGITS_MAX:
