@@ -264,6 +264,7 @@ class GatewayCalls:
     async def _check_streams(self, session: GatewaySession) -> None:
         """Raise `ResourceBusy` if as many streams run as may. Starts that meet here may exceed this
         by one for each operation that is open."""
+        # Asked and not counted: streams end by themselves, and Spark tells nobody of it.
         limit, running = self._settings.connect_streams_max, 0
         for each in self._sessions:
             running += await self._streams_of(each)

@@ -38,6 +38,7 @@ async def read_own_row(context: SessionContext, text: str) -> pa.Table | None:
         read.name, as_of=time, key=key, deadline_ms=context.deadline_ms
     )
     gone, come = changes[read.name].net()
+    # A row that another session has written since is not seen, as everywhere in the transaction.
     left = set(keys_in(gone, schema))
     kept = [number for number, each in enumerate(keys_in(rows, schema)) if each not in left]
     shape = schema.arrow()

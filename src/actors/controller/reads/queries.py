@@ -282,6 +282,7 @@ class RunningQueries:
 
     def _start_next(self) -> None:
         """Start the queries that wait, the oldest first, as many as may run."""
+        # Those that run are the oldest, as they are kept in the order in which they came.
         free = self._state.settings.queries_in_flight_max
         for number, running in self._running.items():
             if free == 0:
