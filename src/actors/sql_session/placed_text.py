@@ -53,6 +53,14 @@ class PlacedText(msgspec.Struct, frozen=True):
         """Return the same text, with the place of `span` for what has no other."""
         return PlacedText(self.text, (*self.parts, PlacedPart(0, len(self.text), span)))
 
+    def before(self, text: str) -> PlacedText:
+        """Return this text of one span with another one behind it, whose place is the span's end:
+        there Spark tells of an expression that ends too early."""
+        span = self.parts[0].span
+        # A text that was put together has no end of its own.
+        end = TextSpan(span.end, span.end, "", None if span.pieces is None else ())
+        return placed(self, PlacedText(text, (PlacedPart(0, len(text), end),)))
+
     def within(self, whole: str) -> PlacedText:
         """Return a text that has this one in it, with nothing but brackets behind it. Its parts
         have no places if it is not there as it was."""

@@ -246,7 +246,7 @@ def _cast(
 ) -> PlacedText:
     """Return an expression of the statement, cast to a column's type."""
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    text = placed("CAST(", context.spark(span, parameters), f" AS {column.type})")
+    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)
 
 
@@ -507,7 +507,9 @@ def _merge_query(
     """Return the query of the matches: the old row, the number of its clause, and the new row."""
     target = quoted(statement.alias or table)
     if statement.source_query is not None:
-        source_rows = placed("(", context.spark(statement.source_query.query, parameters), ")")
+        source_rows = placed(
+            "(", context.spark(statement.source_query.query, parameters).before(")")
+        )
         source = quoted(statement.source_alias or "source")
     else:
         assert statement.source_name is not None
@@ -533,8 +535,8 @@ def _merge_query(
         f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
         source_rows,
         f") AS {source} ",
-        placed("ON ", context.spark(statement.on, parameters)).around(statement.on),
-        f") WHERE {_ACTION} IS NOT NULL",
+        placed("ON ", context.spark(statement.on, parameters).before(")")).around(statement.on),
+        f" WHERE {_ACTION} IS NOT NULL",
     )
 
 
@@ -553,7 +555,7 @@ def _clause_number(
         if clause.condition is not None:
             condition = context.spark(clause.condition, parameters)
             # One that is no condition is told of at the AND.
-            test = placed(test, " AND (", condition, ")").around(clause.condition)
+            test = placed(test, " AND (", condition.before(")")).around(clause.condition)
         result = "NULL" if clause.action == "nothing" else str(number)
         cases.append(placed("WHEN ", test, f" THEN {result}"))
     return placed("CASE ", joined(" ", cases), " END")
