@@ -47,8 +47,8 @@ from actors.sql_session.row_values import (
 )
 from actors.sql_session.store_assignment import (
     cast_query,
+    check_assignable,
     needs_cast,
-    refuse_intervals,
     rounded_decimals,
 )
 from actors.sql_session.transaction import PendingChange, as_stored, count_rows, filled, keys_in
@@ -260,7 +260,7 @@ async def _assigned_rows(
     """Return a query's rows with the columns' types."""
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
-    refuse_intervals(table, rows.schema, columns)
+    check_assignable(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
