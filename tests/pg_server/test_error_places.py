@@ -16,6 +16,7 @@ TABLE = "CREATE TABLE t (id BIGINT, name STRING, n INT, PRIMARY KEY (id))"
 MERGE = "MERGE INTO t USING (SELECT id + 0 AS id, n FROM t) AS s"
 MATCHED = "t.id = s.id WHEN MATCHED"
 NO_COLUMN, NO_TYPE, NO_OPERATOR, BY_ZERO, NO_NUMBER = "42703", "42K09", "42K09", "22012", "22018"
+SYNTAX = "42601"
 PLACES = [
     # UPDATE: an unknown column, a type, a value of a row
     ("UPDATE t SET n = n + ¦nope", NO_COLUMN),
@@ -27,6 +28,11 @@ PLACES = [
     ("UPDATE t SET name = E'\\u00e9' || \"name\", n = ¦n / (id - id)", BY_ZERO),
     ("UPDATE t SET n = ¦name", NO_NUMBER),
     ("UPDATE t SET n = 1 WHERE id::int8 > 0 AND ¦1 / (id - id) > 0", BY_ZERO),
+    ("UPDATE t SET name = '😀', n = ¦n / (id - id)", BY_ZERO),
+    ("UPDATE t SET name = '😀 and more than Spark shows before it', n = ¦n / (id - id)", BY_ZERO),
+    ("UPDATE t SET n = 1 +¦ WHERE id = 1", SYNTAX),
+    ("UPDATE t SET n = 1 ¦2", SYNTAX),
+    ("UPDATE t SET n = 1 WHERE n =¦", SYNTAX),
     # DELETE
     ("/* ü */ DELETE FROM t WHERE id = 1 OR\n ¦nope", NO_COLUMN),
     ("DELETE FROM t WHERE ¦upper(array(n)) = ''", NO_TYPE),
@@ -74,6 +80,11 @@ PLACES = [
     ("CREATE VIEW w AS SELECT 'é', ¦nope FROM t", NO_COLUMN),
     ("CREATE MATERIALIZED VIEW w AS SELECT 'é', ¦nope FROM t", NO_COLUMN),
     ("CREATE TABLE w AS SELECT 'é', ¦nope FROM v", NO_COLUMN),
+    ("COPY (SELECT ¦nope FROM t) TO STDOUT", NO_COLUMN),
+    ("DECLARE c CURSOR WITH HOLD FOR SELECT ¦nope FROM t", NO_COLUMN),
+    ("EXPLAIN INCREMENTAL SELECT ¦nope FROM t", NO_COLUMN),
+    # of a view, whose text came earlier
+    ("SELECT id, count(*) FROM zero GROUP BY id", BY_ZERO),
     ("DESCRIBE SELECT ¦nope FROM t", NO_COLUMN),
     # several statements
     ("SELECT 'é😀'; \n UPDATE t SET n = ¦nope", NO_COLUMN),
@@ -155,6 +166,7 @@ async def test_errors_of_spark_point_at_what_the_user_wrote(tmp_path: Path) -> N
         await db.execute(TABLE)
         await db.execute("INSERT INTO t VALUES (1, 'a', 1), (2, 'b', 2)")
         await db.execute("CREATE VIEW v AS SELECT id,\n name FROM t WHERE n > 0")
+        await db.execute("CREATE VIEW zero AS SELECT id FROM t WHERE 1 / (n - n) > 0")
         wrong = []
         cases: list[tuple[str, Any, str]] = [(text, None, state) for text, state in PLACES]
         for text, given, state in cases + PARAMETERS:
@@ -167,3 +179,16 @@ async def test_errors_of_spark_point_at_what_the_user_wrote(tmp_path: Path) -> N
             if told != (state, place):
                 wrong.append((text, told, place, str(found)))
         assert not wrong, "\n\n".join(map(str, wrong))
+        # Rows of the transaction, whose values have line breaks, are before the query.
+        await db.execute("BEGIN")
+        await db.execute("UPDATE t SET name = E'x\\ny' WHERE id = 1")
+        await db.execute("SAVEPOINT s")
+        for text in (
+            "UPDATE t SET n = ¦nope",
+            "DELETE FROM t WHERE 1 = ¦n / (id - id)",
+            "SELECT id, ¦n / (id - id) FROM t",
+            "SELECT id, ¦nope FROM v",
+        ):
+            sent, place = marked(text)
+            assert (await refused(db, sent)).diag.statement_position == place, text
+            await db.execute("ROLLBACK TO s")

@@ -68,6 +68,7 @@ def test_states_and_places_of_spark() -> None:
         ("no place", "abc", 0),
         ("== SQL (line 1, position 3) ==\nab1/0\n  ^^^", "ab1/0 ", 3),
         ("== SQL (line 1, position 5) ==\n...b 1/0 ...\n     ^^^", "aab 1/0 - 1", 5),
+        ("== SQL (line 1, position 5) ==\n...b 1/0\n     ^^^", "😀b 1/0 - 1", 5),
         ("== SQL (line 1, position 3) ==\nab2/0\n  ^^^", "ab1/0", 0),
         ("== SQL (line 1, position 3) ==\nab1", "ab1/0", 0),
         ("== SQL (line 1, position 3) ==", "ab1/0", 0),

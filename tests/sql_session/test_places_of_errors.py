@@ -75,7 +75,8 @@ class FaultyClient:
     def _fail(self, sql: str) -> None:
         # As the service does before Spark gets it.
         self.sent = inline_views(sql, {"v": VIEW})
-        at = self.sent.index(self._fault)
+        # Without a fault the text ends too early.
+        at = self.sent.index(self._fault) if self._fault else len(self.sent)
         first = self.sent.rfind("\n", 0, at) + 1
         line = self.sent.count("\n", 0, at) + 1
         if self._running:
@@ -169,6 +170,19 @@ async def test_what_stands_around_one_expression_alone_is_at_the_expression() ->
         (f"{MERGE} WHEN MATCHED AND ¦s.id THEN DELETE", "AND (s.id"),
         ("DELETE FROM t WHERE ¦id + 1", "WHERE id"),
         ("INSERT INTO t VALUES (1, 'a', 1) RETURNING ¦count(*), id + 1", "SELECT"),
+    ):
+        assert await position(marked.replace("¦", ""), fault) == marked.index("¦"), marked
+
+
+async def test_an_expression_that_ends_too_early_is_told_of_at_its_end() -> None:
+    for marked, fault in (
+        ("UPDATE t SET n = 1 +¦ WHERE id = 1", " AS int"),
+        ("INSERT INTO t VALUES (1, 'é' ||¦ , 1)", "string)"),
+        ("UPDATE t SET n = id WHERE 1 +¦ ", ""),
+        ("MERGE INTO t USING t AS s ON t.id =¦ WHEN MATCHED THEN DELETE", ") WHERE"),
+        (f"{MERGE} WHEN MATCHED AND 1 +¦ THEN DELETE", ") THEN"),
+        ("MERGE INTO t USING (SELECT 1 +¦ ) AS s ON t.id = s.n WHEN MATCHED THEN DELETE", ")) AS"),
+        ("INSERT INTO t VALUES (1, 'a', 1) RETURNING n + 1, n +¦ ", ", `t`.penstock_row"),
     ):
         assert await position(marked.replace("¦", ""), fault) == marked.index("¦"), marked
 

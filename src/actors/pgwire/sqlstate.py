@@ -154,18 +154,23 @@ def spark_position(message: str, query: str) -> int:
     if not 1 <= line <= len(lines) or column > len(lines[line - 1]):
         return 0
     # The error may be of another query, as that of a view that this one reads.
-    if found[4] and not _is_shown(lines[line - 1][column:], found[5], found[6]):
+    offset = sum(map(len, lines[: line - 1])) + column
+    if found[4] and not _is_shown(query, offset, found[5], found[6]):
         return 0
-    return sum(map(len, lines[: line - 1])) + column + 1
+    return offset + 1
 
 
-def _is_shown(rest: str, shown: str | None, blanks: str | None) -> bool:
-    """Return whether a line of a message shows, from its carets on, what is left of the line of a
-    query."""
+def _is_shown(query: str, offset: int, shown: str | None, blanks: str | None) -> bool:
+    """Return whether a line of a message shows, from its carets on, what a query has there."""
     if shown is None or blanks is None:
         return False
     # Spark cuts long lines at both ends.
-    return rest.startswith(shown[len(blanks) :].removesuffix("...").rstrip())
+    wanted = shown[len(blanks) :].removesuffix("...").rstrip()
+    if query.startswith(wanted, offset):
+        return True
+    # It cuts by the offset in characters, but as one in code units of UTF-16.
+    units = query.encode("utf-16-le", "surrogatepass")[2 * offset :]
+    return units.decode("utf-16-le", "replace").startswith(wanted)
 
 
 def error_report(error: BaseException, severity: str = "ERROR") -> ErrorReport:

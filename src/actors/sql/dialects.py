@@ -46,7 +46,7 @@ _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
 
-class TextEdit(msgspec.Struct, frozen=True):
+class TextEdit(msgspec.Struct, frozen=True, gc=False):
     """A replaced part: `[start, end)` of the new text stands for `[old_start, old_end)`."""
 
     start: int
@@ -55,7 +55,7 @@ class TextEdit(msgspec.Struct, frozen=True):
     old_end: int
 
 
-class SparkText(msgspec.Struct, frozen=True):
+class SparkText(msgspec.Struct, frozen=True, gc=False):
     """A text for Spark, and where it differs from the one that was written."""
 
     text: str

@@ -24,7 +24,7 @@ SECRET_SHOWN: Final = "***"
 """Text shown in place of a secret."""
 
 
-class TextSpan(msgspec.Struct, frozen=True):
+class TextSpan(msgspec.Struct, frozen=True, gc=False):
     """A part of a statement: `text` stands at the offsets `[start, end)`.
 
     A text that was put together stands nowhere as a whole: `pieces` has its parts that were

@@ -22,36 +22,36 @@ from actors.sql.dialects import SparkText
 from actors.sql.statements import TextSpan
 
 
-class PlacedPart(msgspec.Struct, frozen=True):
-    """A part `[start, end)` of a text: what was made of a span of the statement. `spark` None: what
-    stands around it, whose place is where the span begins."""
+class PlacedText(msgspec.Struct, frozen=True, gc=False):
+    """A text in Spark's dialect, and the places of its parts in the statement.
 
-    start: int
-    end: int
-    span: TextSpan
-    spark: SparkText | None = None
-
-    def place_of(self, offset: int) -> int | None:
-        """Return the place in the statement of an offset in the whole text; None: it has none."""
-        if self.spark is None:
-            return self.span.place_of(0)
-        return self.span.place_of(self.spark.original_position(offset - self.start))
-
-
-class PlacedText(msgspec.Struct, frozen=True):
-    """A text in Spark's dialect, and the places of its parts in the statement."""
+    `parts`: texts with places of their own, each with its offset in `text`. `span`: the part of the
+    statement that everything else stands for, None if nobody wrote it; by `spark` where each
+    character of it was written, or all at the begin of the span.
+    """
 
     text: str
-    parts: tuple[PlacedPart, ...] = ()
+    parts: tuple[tuple[int, PlacedText], ...] = ()
+    span: TextSpan | None = None
+    spark: SparkText | None = None
 
     @classmethod
     def of(cls, span: TextSpan, spark: SparkText) -> PlacedText:
         """Return a text that was made of one span."""
-        return cls(spark.text, (PlacedPart(0, len(spark.text), span, spark),))
+        return cls(spark.text, (), span, spark)
 
     def around(self, span: TextSpan) -> PlacedText:
-        """Return the same text, with the place of `span` for what has no other."""
-        return PlacedText(self.text, (*self.parts, PlacedPart(0, len(self.text), span)))
+        """Return the same text, with the begin of `span` as the place of what has no other."""
+        return PlacedText(self.text, ((0, self),), span)
+
+    def before(self, text: str) -> PlacedText:
+        """Return this text of one span with another one behind it, whose place is the span's end:
+        there Spark tells of an expression that ends too early."""
+        assert self.span is not None
+        # A text that was put together has no end of its own.
+        pieces = None if self.span.pieces is None else ()
+        end = TextSpan(self.span.end, self.span.end, "", pieces)
+        return placed(self, PlacedText(text, (), end))
 
     def within(self, whole: str) -> PlacedText:
         """Return a text that has this one in it, with nothing but brackets behind it. Its parts
@@ -59,24 +59,21 @@ class PlacedText(msgspec.Struct, frozen=True):
         if whole == self.text:
             return self
         start = whole.rfind(self.text)
-        if start < 0:
-            return PlacedText(whole)
-        return placed(whole[:start], self, whole[start + len(self.text) :])
+        return PlacedText(whole) if start < 0 else PlacedText(whole, ((start, self),))
 
     def place_of(self, offset: int) -> int | None:
         """Return the place in the statement of an offset in the text; None: it has none."""
         last = len(self.text)
-        covering = [
-            each
-            for each in self.parts
+        for start, part in self.parts:
+            end = start + len(part.text)
             # Behind the last word, where a text ends too early.
-            if each.start <= offset < each.end or offset == each.end == last
-        ]
-        if not covering:
+            if start <= offset < end or offset == end == last:
+                found = part.place_of(offset - start)
+                if found is not None:
+                    return found
+        if self.span is None or offset > last:
             return None
-        # Parts are within each other: the innermost one is exact.
-        inner = min(covering, key=lambda each: (each.end - each.start, each.spark is None))
-        return inner.place_of(offset)
+        return self.span.place_of(0 if self.spark is None else self.spark.original_position(offset))
 
 
 def placed(*pieces: str | PlacedText) -> PlacedText:
@@ -87,17 +84,13 @@ def placed(*pieces: str | PlacedText) -> PlacedText:
 def joined(separator: str, pieces: Iterable[str | PlacedText]) -> PlacedText:
     """Return these texts with a separator between them."""
     texts: list[str] = []
-    parts: list[PlacedPart] = []
+    parts: list[tuple[int, PlacedText]] = []
     at = 0
     for piece in pieces:
-        if texts:
-            at += len(separator)
-        text = piece if isinstance(piece, str) else piece.text
-        if not isinstance(piece, str):
-            parts += [
-                PlacedPart(each.start + at, each.end + at, each.span, each.spark)
-                for each in piece.parts
-            ]
-        texts.append(text)
-        at += len(text)
+        if isinstance(piece, str):
+            texts.append(piece)
+        else:
+            parts.append((at, piece))
+            texts.append(piece.text)
+        at += len(texts[-1]) + len(separator)
     return PlacedText(separator.join(texts), tuple(parts))

@@ -110,10 +110,11 @@ class ReturningList:
     def _query(self, rows: str) -> PlacedText:
         """Return the query of the expressions over these rows, with their number behind them."""
         qualifier = _quoted(self._qualifier)
-        items = [self._context.spark(span, self._parameters) for span in self._spans]
-        listed = joined(", ", [*items, f"{qualifier}.{_ROW}"])
+        spark, given = self._context.spark, self._parameters
+        items = joined("", [spark(span, given).before(", ") for span in self._spans])
+        query = placed("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
         # An error in none of them, as of an aggregate beside the number, is of the list.
-        return placed("SELECT ", listed, f" FROM ({rows}) AS {qualifier}").around(self._spans[0])
+        return query.around(self._spans[0])
 
     # -- rows ----------------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ from actors.plan.schema import TableColumn, arrow_type
 from actors.sql_session.placed_text import PlacedText, placed
 
 _NUMBERS: Final = ("integer", "decimal", "float")
+_MOMENTS: Final = frozenset({"date", "timestamp"})
 _CAST_BY_SPARK: Final = frozenset(
     {
         ("float", "decimal"),
@@ -47,15 +48,32 @@ def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
     )
 
 
-def refuse_intervals(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
-    """Raise `TypeMismatch` for intervals that are for another column than one of texts."""
+def check_assignable(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
+    """Raise `TypeMismatch` for values of a kind that Spark does not assign to their column: a text
+    to a number, a boolean to a date. Everything but nested values is assigned to texts.
+
+    >>> check_assignable("t", pa.schema([("a", pa.int32())]), [TableColumn("a", "string")])
+    >>> check_assignable("t", pa.schema([("a", pa.string())]), [TableColumn("a", "int")])
+    Traceback (most recent call last):
+        ...
+    actors.errors.TypeMismatch: table t, column a: string is not assigned to int: cast it
+    """
     for given, column in zip(rows.types, columns, strict=True):
-        # No column holds an interval, and as a number it would be one of an unknown unit.
-        if _kind(given) == "interval" and _kind(arrow_type(column.type)) != "string":
+        kind, wanted = _kind(given), _kind(arrow_type(column.type))
+        known = kind and wanted  # what nested values hold is compared where they are stored
+        if known and kind != wanted and wanted != "string" and not _are_alike(kind, wanted):
             raise TypeMismatch(
-                f"table {table}, column {column.name}: an interval is not assigned to "
+                f"table {table}, column {column.name}: {_shown(kind, given)} is not assigned to "
                 f"{column.type}: cast it"
             )
+
+
+def _are_alike(kind: str, wanted: str) -> bool:
+    return {kind, wanted} <= _MOMENTS or {kind, wanted} <= set(_NUMBERS)
+
+
+def _shown(kind: str, given: pa.DataType) -> str:
+    return "an interval" if kind == "interval" else str(given)
 
 
 def cast_query(query: PlacedText, columns: Sequence[TableColumn]) -> PlacedText:

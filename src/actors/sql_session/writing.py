@@ -49,8 +49,8 @@ from actors.sql_session.row_values import (
 )
 from actors.sql_session.store_assignment import (
     cast_query,
+    check_assignable,
     needs_cast,
-    refuse_intervals,
     rounded_decimals,
 )
 from actors.sql_session.transaction import PendingChange, as_stored, count_rows, filled, keys_in
@@ -248,7 +248,7 @@ def _cast(
 ) -> PlacedText:
     """Return an expression of the statement, cast to a column's type."""
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    text = placed("CAST(", context.spark(span, parameters), f" AS {column.type})")
+    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)
 
 
@@ -262,7 +262,7 @@ async def _assigned_rows(
     """Return a query's rows with the columns' types."""
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
-    refuse_intervals(table, rows.schema, columns)
+    check_assignable(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
@@ -529,7 +529,9 @@ def _merge_query(
     """Return the query of the matches: the old row, the number of its clause, and the new row."""
     target = quoted(statement.alias or table)
     if statement.source_query is not None:
-        source_rows = placed("(", context.spark(statement.source_query.query, parameters), ")")
+        source_rows = placed(
+            "(", context.spark(statement.source_query.query, parameters).before(")")
+        )
         source = quoted(statement.source_alias or "source")
     else:
         assert statement.source_name is not None
@@ -555,8 +557,8 @@ def _merge_query(
         f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
         source_rows,
         f") AS {source} ",
-        placed("ON ", context.spark(statement.on, parameters)).around(statement.on),
-        f") WHERE {_ACTION} IS NOT NULL",
+        placed("ON ", context.spark(statement.on, parameters).before(")")).around(statement.on),
+        f" WHERE {_ACTION} IS NOT NULL",
     )
 
 
@@ -575,7 +577,7 @@ def _clause_number(
         if clause.condition is not None:
             condition = context.spark(clause.condition, parameters)
             # One that is no condition is told of at the AND.
-            test = placed(test, " AND (", condition, ")").around(clause.condition)
+            test = placed(test, " AND (", condition.before(")")).around(clause.condition)
         result = "NULL" if clause.action == "nothing" else str(number)
         cases.append(placed("WHEN ", test, f" THEN {result}"))
     return placed("CASE ", joined(" ", cases), " END")
