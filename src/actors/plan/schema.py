@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage
+from actors.plan import arrow_compute as pc
 
 TIME: Final = "__time"
 DIFF: Final = "__diff"
