@@ -199,6 +199,10 @@ def _may_be_named(name: str, lowered: str) -> bool:
 class ConnectSessions(ThreadSessions):
     """The sessions of one worker thread, behind Spark Connect. `base`: settings of each of them."""
 
+    # A server's interrupt cancels the Spark jobs of its moment: an adaptive query that is between
+    # two stages answers that it is canceled, and its next stage holds the server's cores for good.
+    adapts = False
+
     def __init__(
         self,
         root: SparkSession,

@@ -290,6 +290,9 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
 class ThreadSessions:
     """The sessions of one worker thread, by settings; bounded, the least recently used go first."""
 
+    adapts = True
+    """True if large jobs on a cluster may be adapted while they run."""
+
     def __init__(
         self,
         root: SparkSession,
@@ -356,7 +359,7 @@ class ThreadSessions:
             for name, value in SMALL_STEPS.items():
                 if name not in self._user:
                     session.conf.set(name, value)
-        elif self._far_partitions_max and ADAPTIVE not in self._user:
+        elif self.adapts and self._far_partitions_max and ADAPTIVE not in self._user:
             # Over the network a better plan, and fewer partitions than cores, save more than it
             # costs to find them.
             session.conf.set(ADAPTIVE, "true")
