@@ -338,7 +338,7 @@ async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_rows_stream_in_pieces_that_wait_for_the_client(tmp_path: Path) -> None:
-    limits = {"inline_bytes_max": 4_000, "requests_in_flight_max": 4}
+    limits = {"inline_bytes_max": 4_000, "requests_in_flight_max": 4, "queries_in_flight_max": 1}
     async with running(tmp_path, **limits) as world:
         client = world.client
         await client.create_table("wide", {"k": "bigint", "s": "string"})
@@ -351,6 +351,9 @@ async def test_rows_stream_in_pieces_that_wait_for_the_client(tmp_path: Path) ->
                 assert first.num_rows < 60
                 told = await client.peek("penstock.peeks", where=[("kind", "=", "query")])
                 assert told["state"].to_pylist() == ["streaming"]
+                # A client that takes its time keeps no other query from running.
+                counted = await world.rows("SELECT count(*) AS n FROM wide")
+                assert counted == [{"n": 2_000}]
                 rest = [batch async for batch in batches]
             found = [k for batch in [first, *rest] for k in batch["k"].to_pylist()]
             assert found == [*range(1, 2_001)]

@@ -20,6 +20,7 @@ disconnected.
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -183,7 +184,7 @@ class RoutedCommand(NamedTuple):
     traceparent: str | None = None
 
 
-class ClientConversation:
+class ClientConversation(ABC):
     """One client's conversation with all workers of a half: checks and splits its commands, merges
     the responses, and says which are to be acknowledged. Pure.
 
@@ -201,22 +202,22 @@ class ClientConversation:
         """Return the number of complete responses that were not taken."""
         return len(self._queue)
 
+    @abstractmethod
     def open(self) -> list[RoutedCommand]:
         """Return the client's first commands, which it has given already."""
-        raise NotImplementedError
 
+    @abstractmethod
     def route(self, commands: Sequence[Any], *, answer: bool = False) -> list[RoutedCommand]:
         """Return the messages for the adapters. `answer`: answer peeks here if that is possible.
         Commands before one that breaks a rule are routed, and `failed` is set."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trust(self) -> None:
         """Check no more commands: the client is in this process and checks them itself."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _merge(self, worker: int, response: Any) -> Any:
         """Return the merged response that this one completes, or None."""
-        raise NotImplementedError
 
     def absorb(self, message: FromWorker | ManyFromWorker | StorageFromWorker) -> None:
         """Merge responses of a worker; those that are complete can be taken."""

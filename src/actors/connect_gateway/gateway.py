@@ -290,8 +290,10 @@ class GatewayCalls:
     def describe(self) -> str:
         """Return the number of sessions and operations, as text for people."""
         sessions = list(self._sessions)
-        operations = sum(len(session.operations) for session in sessions)
-        return f"{len(sessions)} sessions, {operations} operations"
+        operations = [each for session in sessions for each in session.operations.values()]
+        left = sum(bool(each.left_ms) and not each.attached for each in operations)
+        alone = f" ({left} without a client)" if left else ""
+        return f"{len(sessions)} sessions, {len(operations)} operations{alone}"
 
     # -- executing -----------------------------------------------------------------------------
 

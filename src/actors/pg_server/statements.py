@@ -72,7 +72,7 @@ class KeptStatement(msgspec.Struct):
     whole: str = ""
     """The text as it was sent, in which the positions of errors count."""
     offset: int = 0
-    """Where `text` begins in it."""
+    """Offset of `text` in it."""
     described: bool = False
     fields: tuple[FieldDescription, ...] | None = None
     """Columns of the result, in text, once `described`; None: it has no rows."""

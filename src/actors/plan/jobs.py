@@ -35,7 +35,7 @@ class BucketObject(msgspec.Struct, frozen=True, gc=False):
 
 
 class BucketFolder(msgspec.Struct, frozen=True, gc=False):
-    """Where a job may write objects: the bucket's URL, and the prefix of keys that no other has."""
+    """Place in a bucket for a job's objects: its URL, and a prefix of keys that no other has."""
 
     bucket: str
     prefix: str
@@ -127,7 +127,7 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
     into_bucket: BucketFolder | None = None
-    """Where the executors are to write a large answer; only with `at_once`."""
+    """Place for a large answer, written there by the executors; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):

@@ -57,5 +57,8 @@ def _named_key(read: SimpleRead, schema: TableSchema) -> dict[str, object] | Non
     given = {each.column: each for each in read.filter if each.op == "="}
     if not schema.key or not set(schema.key) <= given.keys():
         return None
+    # NaN equals itself to Spark, and not among the keys that are compared here.
+    if any(pa.types.is_floating(schema.arrow().field(name).type) for name in schema.key):
+        return None
     values = {name: from_ipc(given[name].value).column(0)[0].as_py() for name in schema.key}
     return None if None in values.values() else values

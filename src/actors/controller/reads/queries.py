@@ -282,9 +282,12 @@ class RunningQueries:
 
     def _start_next(self) -> None:
         """Start the queries that wait, the oldest first, as many as may run."""
-        # Those that run are the oldest, as they are kept in the order in which they came.
+        # Those that run are the oldest, as they are kept in the order in which they came. One whose
+        # rows are made needs no Spark any more, however slowly its client takes them.
         free = self._state.settings.queries_in_flight_max
         for number, running in self._running.items():
+            if running.telling:
+                continue
             if free == 0:
                 return
             free -= 1
@@ -322,6 +325,8 @@ class RunningQueries:
                 running.session.reply(answer)
                 if last:
                     self._forget(message.number)
+                else:
+                    self._start_next()
             case QueryEnded(error=error):
                 if error is not None:
                     self._fail(message.number, error)
