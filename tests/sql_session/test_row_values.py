@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import datetime as dt
 from decimal import Decimal
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from actors.plan.schema import TableColumn
+from actors.sql.statements import TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.context import SessionContext
 from actors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
@@ -19,6 +22,7 @@ from actors.sql_session.row_values import (
 )
 
 SPARK, POSTGRES = SqlDialect.SPARK, SqlDialect.POSTGRES
+MOMENT = dt.datetime.fromisoformat("2026-02-28 01:02:03.5")
 
 
 def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool = True) -> Any:
@@ -44,6 +48,9 @@ def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool 
         ("'12'", "int", 12),
         ("'f'", "boolean", False),
         ("'2026-02-28 01:02'", "string", "2026-02-28 01:02"),
+        ("DATE '2026-02-28'", "date", dt.date(2026, 2, 28)),
+        ("timestamp'2026-02-28 01:02:03.5'", "timestamp_ntz", MOMENT),
+        ("TIMESTAMP '2026-02-28T01:02:03.5'", "timestamp", MOMENT.replace(tzinfo=dt.UTC)),
         ("'x'", "varchar(5)", "x"),
         ("'x'", "char(3)", "x  "),
     ],
@@ -66,6 +73,11 @@ def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
         ("5", "varchar(5)"),
         ("'noon'", "date"),
         ("'2026-02-30'", "date"),
+        ("DATE '2026-02-30'", "date"),
+        ("DATE '2026-02-28'", "timestamp"),
+        ("TIMESTAMP '2026-02-28 01:02:03'", "date"),
+        ("TIMESTAMP '2026-02-28 01:02:03Z'", "timestamp"),
+        ("TIMESTAMP '2026-02-28'", "timestamp"),
         ("now()", "timestamp"),
         ("16777217", "float"),
     ],
@@ -130,3 +142,15 @@ def test_rows_are_written_as_literals_of_their_types() -> None:
     assert spark_literal({"a": 1}, "struct<a:int>") == "named_struct('a', CAST(1 AS int))"
     assert spark_literal([("k", None)], "map<string,int>") == "map('k', CAST(NULL AS int))"
     assert spark_literal([], "array<int>") == "CAST(array() AS array<int>)"
+
+
+@pytest.mark.parametrize("utc", [True, False])
+async def test_a_literal_without_a_zone_is_of_the_sessions(utc: bool) -> None:
+    async def computed(*_: object) -> dt.datetime:
+        return dt.datetime(2026, 2, 28, tzinfo=dt.UTC)
+
+    context: Any = SimpleNamespace(dialect=SPARK, utc=utc, _computed=computed)
+    text = "TIMESTAMP '2026-02-28 01:02:03.5'"
+    found = await SessionContext.time_of(context, TextSpan(0, len(text), text), ())
+    wanted = MOMENT.replace(tzinfo=dt.UTC) if utc else await computed()
+    assert found == int(wanted.timestamp() * 1000)

@@ -56,11 +56,13 @@ def _stores(
     from actors.persist.attach import place_of
 
     chosen = load(config, flags=parse_settings(settings or []))
-    given = (state_dir, blob_url, consensus_url)
-    if given == (None, None, None):
-        given = (chosen.state_dir, chosen.blob_url or None, chosen.consensus_url or None)
+    if (state_dir, blob_url, consensus_url) == (None, None, None):
+        state_dir = chosen.state_dir
+    # What a service with these settings would use: its options alone would miss its URLs.
+    blob_url = blob_url or chosen.blob_url or None
+    consensus_url = consensus_url or chosen.consensus_url or None
     set_up_logging("warning")
-    return CommandStores(place_of(*given), chosen)
+    return CommandStores(place_of(state_dir, blob_url, consensus_url), chosen)
 
 
 stands_on_stores = command_with_options("stores", _stores)

@@ -178,6 +178,9 @@ class SessionContext:
             value = literal_value(expression.text, self.dialect, parameters)
         except NotLocal:
             value = await self._computed(expression, parameters)
+        if isinstance(value, datetime) and value.tzinfo is None and not self.utc:
+            # A literal without a zone: only Spark knows the session's.
+            value = await self._computed(expression, parameters)
         if isinstance(value, SqlParameter):
             value = value.value
         if isinstance(value, str) and value.isdecimal():

@@ -62,8 +62,9 @@ _BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
-    """Return the Python value of a number, NULL or boolean; a string or a parameter as a
-    `SqlParameter`, whose type may be that of its place.
+    """Return the Python value of a number, NULL, boolean, or ``DATE '…'`` and ``TIMESTAMP '…'``
+    (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
+    be that of its place.
 
     >>> literal_value("-12", SqlDialect.SPARK, ())
     -12
@@ -83,6 +84,8 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
     tokens = lex_sql(text, dialect)
     if len(tokens) > 2 and tokens[0].text.startswith("$") and tokens[1].text == "::":
         return _cast_parameter(text, dialect, parameters)
+    if len(tokens) == 2 and tokens[0].word in ("DATE", "TIMESTAMP") and tokens[1].kind == "text":
+        return _moment(tokens[0].word, _text(tokens[1], dialect))
     negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
     if len(tokens) != 1 and not negative:
         raise NotLocal
@@ -125,6 +128,18 @@ def _number(text: str, *, negative: bool) -> int | Decimal:
     if _FRACTION.fullmatch(text):
         return -Decimal(text) if negative else Decimal(text)
     raise NotLocal  # suffixes and exponents
+
+
+def _moment(kind: str, text: str) -> date | datetime:
+    """Return the value of a typed literal in the plainest form. Raises `NotLocal` for others: of a
+    zone, Spark and PostgreSQL think differently."""
+    plain = _DAY.fullmatch(text) if kind == "DATE" else _MOMENT.fullmatch(text)
+    if plain is None or (kind == "TIMESTAMP" and plain["zone"]):
+        raise NotLocal
+    try:
+        return date.fromisoformat(text) if kind == "DATE" else datetime.fromisoformat(text)
+    except ValueError:
+        raise NotLocal from None
 
 
 def _text(token: SqlToken, dialect: SqlDialect) -> str:
