@@ -133,8 +133,9 @@ def _number(text: str, *, negative: bool) -> int | Decimal:
 def _moment(kind: str, text: str) -> date | datetime:
     """Return the value of a typed literal in the plainest form. Raises `NotLocal` for others: of a
     zone, Spark and PostgreSQL think differently."""
-    plain = _DAY.fullmatch(text) if kind == "DATE" else _MOMENT.fullmatch(text)
-    if plain is None or (kind == "TIMESTAMP" and plain["zone"]):
+    moment = None if kind == "DATE" else _MOMENT.fullmatch(text)
+    # A day alone is its midnight to a TIMESTAMP.
+    if not _DAY.fullmatch(text) and (moment is None or moment["zone"]):
         raise NotLocal
     try:
         return date.fromisoformat(text) if kind == "DATE" else datetime.fromisoformat(text)
