@@ -1,9 +1,10 @@
 """Run by `test_service_on_stores.py`: a service on the in-memory engine, until it is killed. Its
-settings come as JSON; it prints its address, and why it halted."""
+settings come as JSON; it prints that it stands by, its address, and why it halted."""
 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,15 @@ def in_memory(
     return address
 
 
+def tell_standing_by() -> None:
+    """Print the line that a service logs when it stands by, and no other."""
+    log = logging.getLogger("penstock.persist")
+    printed = logging.StreamHandler(sys.stdout)
+    printed.addFilter(lambda record: record.msg == "standing by: another service owns the stores")
+    log.addHandler(printed)
+    log.setLevel(logging.INFO)
+
+
 async def main(settings: Settings) -> None:
     async with Service(settings, engine=in_memory) as service:
         print(service.address, flush=True)
@@ -35,4 +45,5 @@ async def main(settings: Settings) -> None:
 
 
 if __name__ == "__main__":
+    tell_standing_by()
     anyio.run(main, Settings(**json.loads(sys.argv[1])))
