@@ -359,12 +359,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     prepared_plans_per_dataflow_max: int = 16
     prepared_slot_bytes_max: int = 4 * 1024 * 1024
     """Size of one input of a prepared step, as Arrow; larger steps are planned anew."""
-    engine_round_steps_max: int = 16
-    """Prepared steps in one Spark job."""
-    engine_round_wait_ms_max: int = 100
-    """A prepared step waits so long for a core; then its job goes out beside the others."""
-    engine_short_step_ms: int = 250
-    """A prepared step that is expected to take longer leaves at least one core to the others."""
 
     # the gateway for clients of Spark Connect; see `actors.connect_gateway`
     connect_listen: str = ""

@@ -556,21 +556,6 @@ PREPARED_EACH: Final = SettingThreshold(
     "one more plan of a dataflow is kept",
     "its oldest is dropped for it",
 )
-ROUND_STEPS: Final = SettingThreshold(
-    "engine_round_steps_max",
-    "all steps that wait share the next job",
-    "some wait for a further one",
-)
-ROUND_ALONE: Final = SettingThreshold(
-    "engine_round_wait_ms_max",
-    "a step that waits gets its turn",
-    "it goes out alone, since it waited so long",
-)
-HEAVY_STEP: Final = SettingThreshold(
-    "engine_short_step_ms",
-    "a step is expected to be short and may have any core",
-    "it is heavy, and a core is left to the others",
-)
 CUT_NODES: Final = KernelLimit(
     "plan_shared_nodes", 50,
     "what operators share is written twice",

@@ -79,7 +79,6 @@ TESTS: Final = {
     "arrangement/met_pairs": ("arrangement/test_met_pairs.py",),
     "dataflow/policy": ("dataflow/test_policy.py",),
     "arrangement/shared": ("arrangement/test_shared.py",),
-    "spark/rounds": ("spark/test_rounds_waiting.py",),
     "views/rule_top": VIEWS,
     "views/rule_extreme": VIEWS,
     "views/rule_outer": VIEWS,

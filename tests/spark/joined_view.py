@@ -189,8 +189,9 @@ def write_parts(folder: Path, rows: list[Any], later: int) -> tuple[str, ...]:
     return str(part), str(large)
 
 
-def check_maintained(engine: ChildProcess) -> None:
-    """Steps one after the other, each as the model says, and the view right after each."""
+def check_maintained(engine: ChildProcess, *, prepared: bool) -> None:
+    """Steps one after the other, each as the model says, and the view right after each; all but the
+    first are `prepared`, or none is."""
     answer = engine.ask(PreparePlan(job_id(), "view", PLAN))
     assert isinstance(answer, PlanPrepared), answer
     lefts, rights = History(LEFT, 1), History(RIGHT, 2)
@@ -203,7 +204,7 @@ def check_maintained(engine: ChildProcess) -> None:
         given = {name: rows_of(schema, rows) for name, (schema, rows) in inputs.items()}
         answer = engine.ask(RunStep(job_id(), "view", 0, 1, given, lo, lo + 10))
         assert isinstance(answer, RowsDone), answer
-        assert not answer.prepared  # nobody need see the driver's files
+        assert answer.prepared == (prepared and lo > 0)
         found = from_table(table_of(answer))
         assert consolidated(found) == modeled(inputs, lo, lo + 10)
         hidden += [

@@ -1,9 +1,9 @@
 """Runs a plan with an exchange over slot files, with and without the look at its plan; and
-prepared steps in rounds.
+prepared steps of several dataflows at the same time.
 
 A program of its own (``python prepared_lab.py FOLDER``), because it needs the inside of an
 engine. Prints one JSON line: what the look says, how many of `STEPS` steps executed without it
-were wrong, and how many with the engine's own settings; and of rounds, what `rounds` says.
+were wrong, and how many with the engine's own settings; and what `executions` says.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 
 import msgspec
 from engine_child import ipc  # type: ignore[import-not-found]
+from py4j.protocol import Py4JJavaError
 
 from actors.plan.delta import (
     ConsolidateRows,
@@ -158,76 +159,32 @@ class Seat:
             self.answers.append(answer.code if isinstance(answer, JobFailed) else str(answer))
 
 
-def together(engine: SparkEngine, seats: Sequence[Seat], what: str, given: Sequence[Any]) -> None:
-    """One step of each seat, all in one round."""
-    rounds = engine._steps.rounds
-    with rounds._lock:
-        rounds._out = 1  # as if a step were out
-    threads = [
-        threading.Thread(target=seat.step, args=(what, rows))
-        for seat, rows in zip(seats, given, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    while True:
-        with rounds._lock:
-            if len(rounds._waiting) == len(seats):
-                break
-    rounds.start_next_jobs()
-    for thread in threads:
-        thread.join()
-
-
-def rounds(engine: SparkEngine) -> dict[str, Any]:
-    """Steps in rounds: how many rounds there were, what they and a failed one answered."""
+def executions(engine: SparkEngine) -> dict[str, Any]:
+    """What steps of several dataflows answer: by themselves, at the same time, one of them failing,
+    and while some are cancelled."""
     seats = [Seat(engine, number) for number in range(5)]
-    engine._steps.rounds._wait_ms_max = 600_000
-    engine._steps.rounds._short_ms = 600_000  # no step is heavy, so that all wait for company
-    engine._steps.rounds._jobs_max = 1
-    sizes: list[int] = []
-    began = engine._steps.rounds.began
-
-    def counted(members: Sequence[Any], group: str) -> None:
-        sizes.append(len(members))
-        began(members, group)
-
-    engine._steps.rounds.began = counted  # type: ignore[method-assign]
     random_ = random.Random(2)
 
     def some() -> list[tuple[int, int]]:
         values = [v for v in range(9) if v != 3]
-        return [(k, random_.choice(values)) for k in range(random_.randrange(1, 6))]
+        return [(k, random_.choice(values)) for k in range(random_.randrange(6))]
+
+    def taken() -> list[Any]:
+        found = [answer for seat in seats for answer in seat.answers]
+        for seat in seats:
+            seat.answers.clear()
+        return found
 
     for seat in seats:
-        seat.step("alone", some())
-    for number in range(STEPS):
-        # Nobody's rows at times: a member without an answer.
-        together(engine, seats[: 2 + number % 4], f"round{number}", [
-            some() for _ in seats[: 2 + number % 4]
-        ])  # fmt: skip
-    answers = [answer for seat in seats for answer in seat.answers]
-    for seat in seats:
-        seat.answers.clear()
-    together(engine, seats, "failing", [some(), some(), [(1, 3)], some(), some()])
-    failing = [seat.answers.pop() for seat in seats]
-    for seat in seats:
-        seat.step("after", some())
-    together(engine, seats, "again", [some() for _ in seats])
-    again = [answer for seat in seats for answer in seat.answers]
-    groups = {engine.group_of(f"{seat.name}/again") for seat in seats}
-    stages = [[stage.numTasks() for stage in _stages(engine, group)] for group in groups]
-    found = {"sizes": sizes[:], "answers": answers, "failing": failing, "again": again}
-    found |= {"stages": stages}
-    engine._steps.rounds._jobs_max = 2
-    engine._steps.rounds._lanes.clear()
-    sizes.clear()
-    for seat in seats:
-        seat.answers.clear()
-    freely(seats, "free", some, lambda: bool(sizes))
-    free = [answer for seat in seats for answer in seat.answers]
-    found |= {"free_sizes": sizes[:], "free": free}
-    for seat in seats:
-        seat.answers.clear()
+        seat.step("alone", [(1, 1)])
+    found: dict[str, Any] = {"alone": taken()}
+    found["stages"] = [len(_stages(engine, f"{seat.name}/alone")) for seat in seats]
+    seats[2].step("failing", [(1, 3)])
+    found["failing"] = taken()
+    seats[2].step("after", some())
+    found["after"] = taken()
+    freely(seats, "free", some, lambda: True)
+    found["free"] = taken()
     ended = threading.Event()
     canceler = threading.Thread(target=cancel_some, args=(engine, seats, ended))
     canceler.start()
@@ -236,7 +193,7 @@ def rounds(engine: SparkEngine) -> dict[str, Any]:
     )
     ended.set()
     canceler.join()
-    return found | {"canceled": [answer for seat in seats for answer in seat.answers]}
+    return found | {"canceled": taken()}
 
 
 def freely(
@@ -277,38 +234,33 @@ def cancel_some(engine: SparkEngine, seats: Sequence[Seat], ended: threading.Eve
 
 
 def told(engine: SparkEngine, folder: Path) -> dict[str, Any]:
-    """How much a slot's scan and a job's tasks are told; and what is left of it in the thread."""
+    """What an execution knows of its session's settings, and what is refused."""
     bridge = engine.slot().sessions.get((("spark.sql.ansi.enabled", "false"),), small=True)
     assert isinstance(bridge, ClassicBridge)
     kinds = positional(LEFT.arrow_updates())
+    answer = folder / "answer"
     with closing_slots(folder, kinds) as slots:
-        path = slots.path("d0")
-        frame = bridge.slot(path, kinds, LEFT.arrow_updates().names)
-        format_name = _format(frame)
+        frame = bridge.slot(slots.path("d0"), kinds, LEFT.arrow_updates().names)
         scala = bridge.session.sparkContext._jsc.sc()
-        scala.setLocalProperty("spark.sql.ansi.enabled", "before")
-        batches = frame.selectExpr("CAST('x' AS INT) AS x")._jdf.toArrowBatchRdd()
-        messages = bridge.messages(batches, "told")
-        left = scala.getLocalProperty("spark.sql.ansi.enabled")
-        told_to_all = bridge._properties_of_tasks()
-        known = told_to_all.getProperty("spark.sql.ansi.enabled")
-        group = told_to_all.getProperty("spark.jobGroup.id")
-        two = bridge.session.range(2, numPartitions=2)._jdf.toArrowBatchRdd()
-        runs = [_runs(bridge, each) for each in (batches, two)]
+        # What other threads tell their jobs is nobody's else.
+        scala.setLocalProperty("spark.sql.ansi.enabled", "true")
+        cast = bridge.session.range(0, 2, 1, 1).selectExpr("CAST(concat('x', id) AS INT) AS x")
+        batches = cast._jdf.toArrowBatchRdd()
+        first, second = (bridge.execute_here(batches, "told", answer, 1 << 20) for _ in range(2))
+        refused = []
+        for plan, most in ((batches, 1), (bridge.session.range(2, numPartitions=2), 1 << 20)):
+            rows = plan if plan is batches else plan._jdf.toArrowBatchRdd()
+            try:
+                bridge.execute_here(rows, "told", answer, most)
+            except Py4JJavaError as error:
+                refused.append(str(error.java_exception.getMessage()))
+        context = bridge.jvm.org.apache.spark.TaskContext.get()
     return {
-        "runs": runs,
-        "format": format_name,
-        "left": left,
-        "ansi": known,
-        "group": group,
-        "answers": len(messages),
+        "format": _format(frame),
+        "twice": first == second and len(first) > 0,
+        "refused": refused,
+        "left": [context, answer.exists()],
     }
-
-
-def _runs(bridge: ClassicBridge, plan: Any) -> list[Any]:
-    """By what a plan's tasks are run, and how many there are."""
-    made = bridge.resident(plan)
-    return [str(made.getClass().getSimpleName()), made.getNumPartitions()]
 
 
 def _format(frame: Any) -> str:
@@ -341,7 +293,7 @@ def main(folder: Path) -> None:
             engine, good, PreparedSteps(settings, folder / "sound", check_keeps_nothing)
         ).wrong(),
     }
-    found["rounds"] = rounds(engine)
+    found["executions"] = executions(engine)
     found["told"] = told(engine, folder)
     print(json.dumps(found), flush=True)
     os._exit(0)

@@ -284,7 +284,7 @@ def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
 
 @pytest.mark.long
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
-    check_maintained(engine)
+    check_maintained(engine, prepared=False)
 
 
 def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: Path) -> None:

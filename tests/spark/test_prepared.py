@@ -364,7 +364,7 @@ def test_every_type_passes_through_slots(child: ChildProcess) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_right(
+def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_executions_are_right(
     tmp_path: Path, java: JavaHome
 ) -> None:
     """The one thing that keeps these tests honest: an exchange, executed again, is wrong."""
@@ -387,31 +387,30 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_rounds_are_rig
     wrong, prepared = found["blind"]
     assert prepared == steps
     assert wrong > steps / 2
-    rounds = found["rounds"]
-    assert rounds["sizes"] == [2 + number % 4 for number in range(steps)] + [5, 5]
-    # Each step of each round has the rows of its own plan and of this step.
-    assert rounds["answers"] == [[True, True]] * (5 + sum(rounds["sizes"][:-2]))
-    # A round that fails is no member's failure: each is planned anew, and one fails by itself.
-    assert rounds["failing"] == [[False, True]] * 2 + ["DefiniteError"] + [[False, True]] * 2
-    assert rounds["again"] == [[True, True]] * 10
-    # What a trace tells of a step in a round: the stage of all five.
-    [[tasks]] = rounds["stages"]
-    assert tasks >= 1
-    # Five threads and two jobs at a time, as it happens.
-    assert len(rounds["free"]) >= 5 * steps
-    assert {tuple(answer) for answer in rounds["free"]} == {(True, True)}
-    assert 2 <= min(rounds["free_sizes"]) <= max(rounds["free_sizes"]) <= 5
-    # A step that is canceled takes its round with it, but nobody's rows.
-    others = [answer for answer in rounds["canceled"] if answer != "OperationCanceled"]
-    assert steps / 2 < len(others) < len(rounds["canceled"])
+    done = found["executions"]
+    # Each step has the rows of its own plan and of this step, whatever runs beside it; no job of
+    # Spark's is run for it.
+    assert done["alone"] == [[True, True]] * 5
+    assert done["stages"] == [0] * 5
+    # An error of the data is its own, and the plan is made anew.
+    assert done["failing"] == ["DefiniteError"]
+    assert done["after"] == [[True, True]]
+    assert len(done["free"]) >= 5 * steps
+    assert {tuple(answer) for answer in done["free"]} == {(True, True)}
+    # A step that is cancelled takes nobody's rows with it.
+    others = [answer for answer in done["canceled"] if answer != "OperationCanceled"]
+    assert steps / 2 < len(others) < len(done["canceled"])
     assert {tuple(answer) for answer in others} <= {(True, True), (False, True)}
-    # Tasks find a plan of one partition where it is; two tasks at once need plans of their own.
-    # A scan knows next to nothing of Hadoop; tasks know the session's settings; after them the
-    # thread is as it was, and what other threads tell theirs is nobody's job's.
+    # An execution knows its own session's settings, and leaves nothing behind.
     assert found["told"] == {
-        "runs": [["ResidentRdd", 1], ["MapPartitionsRDD", 2]],
-        "format": "SlotFileFormat", "left": "before", "ansi": "false", "group": None, "answers": 0
-    }  # fmt: skip
+        "format": "SlotFileFormat",
+        "twice": True,
+        "refused": [
+            "the answer takes more than spark.driver.maxResultSize",
+            "the plan has 2 partitions",
+        ],
+        "left": [None, False],
+    }
 
 
 # -- what is refused, and what happens to it -----------------------------------------------------

@@ -1,4 +1,5 @@
-"""The general path on a standalone cluster: two executors, which share a folder with the driver."""
+"""A standalone cluster: small steps in the driver, others on two executors that share a folder with
+it."""
 
 from __future__ import annotations
 
@@ -88,7 +89,7 @@ def engine(
 
 
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
-    check_maintained(engine)
+    check_maintained(engine, prepared=True)
 
 
 def test_a_large_step_reads_parts_from_the_shared_folder(

@@ -19,9 +19,7 @@ from typing import Any, Final
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
 from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.serializers import NoOpSerializer
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.util import _load_from_socket
 
 from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
@@ -37,7 +35,7 @@ from actors.spark.fragments import (
     struct_json,
     view_name,
 )
-from actors.spark.java import java_object, resident_plan, slot_frames
+from actors.spark.java import java_object, slot_frames
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
 CALL_SITE: Final = ("callSite.short", "callSite.long")
@@ -160,7 +158,6 @@ class ClassicBridge(SessionBridge):
         self._python = self.jvm.PythonSQLUtils
         self._class = getattr(self.jvm, "org.apache.spark.sql.classic.SparkSession")
         self._front: CatalystFront | None = None
-        self._served: Any = self.jvm.PythonRDD
         self._task_properties: Any = None
 
     def cores(self) -> int:
@@ -342,36 +339,25 @@ class ClassicBridge(SessionBridge):
         schema = kinds.toArrowSchema(found._jdf.schema(), zone, False)
         return pa.ipc.read_schema(pa.py_buffer(bytes(schema.serializeAsMessage())))
 
-    def resident(self, plan: Any) -> Any:
-        """Return a resident RDD (see `resident_plan`). Only where tasks run in the driver's JVM."""
-        return resident_plan(self.session._sc._gateway, plan)
-
-    def messages(self, batches: Any, group: str, pool: str | None = None) -> list[bytes]:
-        """Run a job for an RDD of byte strings and return them.
+    def execute_here(self, batches: Any, group: str, answer: Path, bytes_max: int) -> bytes:
+        """Execute an RDD of byte strings afresh in the driver (`DriverExecution`) and return them,
+        one behind the other, by way of the file `answer`.
 
         Args:
-            batches: The JVM's RDD.
-            group: Spark's job group, by which the job is canceled.
-            pool: The scheduler's pool; this thread's own if None.
+            batches: The JVM's RDD, of one partition.
+            group: Name by which the execution is cancelled.
+            answer: A file of the caller's, which is gone afterwards.
+            bytes_max: More bytes are an error.
 
         Raises:
             Exception: Spark's own error.
         """
-        context: Any = self.session.sparkContext
-        scala = context._jsc.sc()
-        before = scala.getLocalProperties()
-        # Other threads run plans of this session, too: each job has properties of its own.
-        mine = before.clone()
-        mine.putAll(self._properties_of_tasks())
-        if pool is not None:
-            mine.setProperty("spark.scheduler.pool", pool)
-        scala.setLocalProperties(mine)
+        told = self._properties_of_tasks()
         try:
-            served = self._served.collectAndServeWithJobGroup(batches, group, "step", True)
-            with _load_from_socket(served, NoOpSerializer()) as stream:
-                return list(stream)
+            self.java("DriverExecution").run(batches, group, told, str(answer), bytes_max)
+            return answer.read_bytes()
         finally:
-            scala.setLocalProperties(before)
+            answer.unlink(missing_ok=True)
 
     def _properties_of_tasks(self) -> Any:
         """Return the properties that Spark's own execution of a query passes to tasks."""

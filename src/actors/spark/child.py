@@ -80,8 +80,8 @@ from actors.threshold_probes import use_kernel_limits
 # So no span of an answered job is lost, none is left without its parent when this process dies, and
 # nothing is imported here that would export. A job that fails is traced by the service alone.
 #
-# A step that ran in a round with others (`actors.spark.rounds`) has the round's stages, whose rows
-# and bytes are those of all its members. A server behind Spark Connect is not asked for stages.
+# A prepared step has no stages: it runs in the driver (`DriverExecution.java`). A server behind
+# Spark Connect is not asked for them.
 
 
 STAGES_MAX: Final = 64
@@ -100,11 +100,7 @@ def traced(engine: SparkEngine, group: str, interval_ns: tuple[int, int], answer
         return answer
     start, end = interval_ns
     try:
-        stages = (
-            []
-            if is_remote(engine.settings.spark_master)
-            else _stages(engine, engine.group_of(group))
-        )
+        stages = [] if is_remote(engine.settings.spark_master) else _stages(engine, group)
     except Exception as error:  # noqa: BLE001 - an account that is missing fails no job
         print(f"{answer.job_id}: no stages are told: {error}"[:300], file=sys.stderr, flush=True)
         stages = []

@@ -58,6 +58,7 @@ from actors.spark.difference import (
 from actors.spark.failures import SparkGone, make_job_failed, short_text
 from actors.spark.files import FilesUnseen, too_large, write_files
 from actors.spark.fragments import spark_struct
+from actors.spark.java import java_object
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
 from actors.spark.rows import done
@@ -411,16 +412,11 @@ class SparkEngine:
         return self._carry_out(slot, ticket, pool)
 
     def interrupt(self, group: str) -> None:
-        """Cancel the Spark jobs of a group, running and to come, and the round that its step is
-        in."""
-        if (found := self._steps.rounds.find_group_to_cancel(group)) != group:
-            self.session.sparkContext._jsc.sc().cancelJobGroup(found)
-        self.session.sparkContext._jsc.sc().cancelJobGroupAndFutureJobs(group)
-
-    def group_of(self, group: str) -> str:
-        """Return the job group in which a step ran: its round's, if it had one, or its own
-        `group`."""
-        return self._steps.rounds.group_of(group)
+        """Cancel what runs for a group: its Spark jobs, also those to come, and the execution of
+        its prepared step."""
+        context = self.session.sparkContext
+        java_object(context._gateway, "DriverExecution").cancel(group)
+        context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
     def progress(self, group: str) -> tuple[int, int] | None:
         """Return (tasks done, tasks) of a group's Spark jobs; None when it has none."""

@@ -1,9 +1,10 @@
 """Prepared steps: a plan built once over slot files and executed again for every step.
 
 Planning is most of what a small step costs, and steps of one dataflow differ only in their rows. So
-a step's statement is planned once over slot files (`actors.spark.prepared`); a later step writes
-its rows to the same files and executes the same frame. The plan is built for the first step that
-wants it, or before, in a *rehearsal*.
+a step's statement is planned once over slot files; a later step writes its rows to the same files
+and executes the same plan, in the driver itself (`DriverExecution.java`): no job is scheduled, and
+on a cluster no executor needs to see the files. The plan is built for the first step that wants it,
+or before, in a *rehearsal*.
 
 A plan (a *variant*) is good for the same strata and the same changed inputs (deltas and outputs of
 earlier strata that have rows), at one time or at several. A step without a plan of its own first
@@ -12,8 +13,7 @@ Where steps have done so often, the answer says that a rehearsal pays. Variants 
 each dataflow and in all; the least recently used go first.
 
 Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, steps with
-large inputs, steps on a cluster, whose executors need not see our files, and steps over Spark
-Connect, whose plans cannot be looked at.
+large inputs, and steps over Spark Connect, whose plans cannot be looked at.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge, SessionBridge
 from actors.spark.failures import describe
-from actors.spark.rounds import RoundFailed, RunnablePlan, StepRounds
-from actors.spark.session import local_cores
+from actors.spark.session import result_bytes_max
 from actors.spark.translate import SessionRelation
 from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES, WIDER_USES
 
@@ -121,6 +120,11 @@ class SlotSet:
     def path(self, name: str) -> Path:
         """Return the file of a slot."""
         return self._folder / f"{name}.arrow"
+
+    @property
+    def answer(self) -> Path:
+        """Return the file by which a use gets the plan's answer."""
+        return self._folder / "answer"
 
     def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
         """Keep these slots only, and of their columns only those at these positions.
@@ -237,10 +241,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     render: Callable[[Mapping[str, SessionRelation], tuple[int, int]], str]
     """Renders the statement over relations, for an interval."""
     wanted: Callable[[], pa.Schema]
-    sociable: bool
-    """True if it may run in one job with others: its dataflow has no settings of its own."""
     group: str
-    """Group of its Spark jobs, by which it is canceled."""
+    """Name by which its execution is canceled."""
     open: Callable[[], SessionBridge]
     """Returns this thread's session for plans over slots."""
     check: Callable[[], None]
@@ -263,10 +265,35 @@ class VariantKey(NamedTuple):
     one_time: bool
 
 
+class RunnablePlan:
+    """A planned step that can be executed again. Used by one thread at a time: its slots have one
+    user at a time."""
+
+    def __init__(self, bridge: ClassicBridge, frame: DataFrame) -> None:
+        """Keep the part of a frame that runs. Raises Spark's own error of a plan that cannot run,
+        and `PlanRefused` for one of several partitions."""
+        self._bridge = bridge
+        self._schema = bridge.arrow_schema(frame)
+        # The frame is dropped: the trees that it was planned from take several times as much of the
+        # driver's memory, and Spark's own execution of it describes its plan to listeners each
+        # time.
+        self._batches: Any = frame._jdf.toArrowBatchRdd()
+        if (partitions := self._batches.getNumPartitions()) != 1:
+            raise PlanRefused(f"its plan has {partitions} partitions")
+
+    def run(self, wanted: pa.Schema, group: str, answer: Path, bytes_max: int) -> pa.Table:
+        """Execute the plan; see `ClassicBridge.execute_here`. Raises Spark's own error."""
+        found = self._bridge.execute_here(self._batches, group, answer, bytes_max)
+        reader, batches = pa.BufferReader(found), []
+        while reader.tell() < len(found):
+            message = pa.ipc.read_message(reader)
+            batches.append(pa.ipc.read_record_batch(message, self._schema))
+        return pa.Table.from_batches(batches, self._schema).cast(wanted)
+
+
 class PlanVariant(msgspec.Struct, frozen=True):
     """A plan ready to be executed."""
 
-    bridge: ClassicBridge
     runnable: RunnablePlan
     slots: SlotSet
     schemas: Mapping[str, TableSchema]
@@ -333,10 +360,9 @@ class PreparedSteps:
         self._max = settings.prepared_plans_max
         self._max_each = settings.prepared_plans_per_dataflow_max
         self._capacity = settings.prepared_slot_bytes_max
-        self._local = re.match(r"local(\[|$)", settings.spark_master) is not None
+        self._answer_bytes_max = result_bytes_max(settings.spark_driver_memory)
         self._folder = folder.resolve()
         self._inspect = look
-        self.rounds = StepRounds(local_cores(settings.spark_master), settings)
         # Reentrant: a plan may be forgotten by the collector while this thread holds it.
         self._lock = threading.RLock()
         self._variants: OrderedDict[VariantKey, PlanVariant] = OrderedDict()
@@ -393,7 +419,7 @@ class PreparedSteps:
     def _run(
         self, key: VariantKey, request: PreparedRequest, *, rehearsing: bool = False
     ) -> pa.Table | None:
-        if not self._local or key in self._refused:
+        if key in self._refused:
             return None
         largest = max((table.nbytes for table in request.tables.values()), default=0)
         if SLOT_BYTES.crossed(largest > self._capacity):
@@ -408,22 +434,9 @@ class PreparedSteps:
             tables = _in_order(request.tables, variant.schemas)
             with variant.slots.use(tables):
                 request.check()
-                return self.rounds.collect(
-                    variant.runnable,
-                    request.wanted(),
-                    request.group,
-                    variant.bridge,
-                    sum(table.num_rows for table in tables.values()),
-                    request.check,
-                    request.waited,
+                return variant.runnable.run(
+                    request.wanted(), request.group, variant.slots.answer, self._answer_bytes_max
                 )
-        # A failed round says nothing of its members: the plan is not refused. But its job may have
-        # left a task that still reads, as after any failure: the slots are dropped.
-        except RoundFailed as error:
-            self._drop(key)
-            request.check()
-            print(f"{request.name}: a round failed: {error}", file=sys.stderr, flush=True)
-            return None
         except (SlotOverflow, SlotBusy):
             return None
         except OperationCanceled:
@@ -493,12 +506,11 @@ class PreparedSteps:
             with bridge.views(frames):
                 frame = bridge.sql(text)
             slots.narrow(self._inspect(bridge, frame, slots))
+            runnable = RunnablePlan(bridge, frame)
         except BaseException:
             slots.abandon()
             raise
-        runnable = RunnablePlan(bridge, frame, sociable=request.sociable)
-        schemas = {name: request.schemas[name] for name in viewed}
-        variant = PlanVariant(bridge, runnable, slots, schemas)
+        variant = PlanVariant(runnable, slots, {name: request.schemas[name] for name in viewed})
         self._keep(key, variant)
         return variant
 

@@ -459,7 +459,6 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
             0
         ],
         wanted=lambda: work.wanted(bridge),
-        sociable=not prepared.plan.conf,
         group=slot.group,
         open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
         check=slot.check,

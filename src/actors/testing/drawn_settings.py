@@ -58,9 +58,6 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
     "prepared_slot_bytes_max": (1, 3_000),
     "prepared_plans_max": (1, 4),
     "prepared_plans_per_dataflow_max": (1, 2),
-    "engine_round_steps_max": (1, 2),
-    "engine_round_wait_ms_max": (1,),
-    "engine_short_step_ms": (1,),
     "source_inflight_bytes_max": (4_000, 50_000),
     "sink_bytes_max": (1, 2_000),
 }
