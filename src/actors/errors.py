@@ -282,6 +282,11 @@ class WriteConflict(InvalidUsage):
     """Another session changed a row first, and nothing was written: repeat the transaction."""
 
 
+class DefaultsChanged(WriteConflict):
+    """The writer took the defaults of columns for others than they are: read them, and write
+    again."""
+
+
 class TransactionAborted(InvalidUsage):
     """The transaction has failed before: roll it back."""
 

@@ -40,10 +40,10 @@ def _change(
     delete: list[dict[str, Any]] | None = None,
     update: list[dict[str, Any]] | None = None,
 ) -> TableChange:
-    parts = [
+    come, gone, changed = (
         None if r is None else to_ipc(pa.Table.from_pylist(r)) for r in (insert, delete, update)
-    ]
-    return TableChange(target.name, *parts)
+    )
+    return TableChange(target.name, come, gone, changed)
 
 
 def _group(target: TableTarget, held: list[dict[str, Any]], *changes: TableChange) -> WriteGroup:

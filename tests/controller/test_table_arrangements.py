@@ -6,6 +6,7 @@ import random
 from pathlib import Path
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -59,7 +60,7 @@ def _drawn_write(dice: random.Random, model: Rows) -> PlannedWrite:
     keys = [(dice.choice("ab"), dice.randrange(10)) for _ in range(dice.choice([1, 1, 1, 2, 9]))]
     rows = {key: dice.randrange(100) for key in keys}
     verb = dice.choice(["insert", "update", "delete"])
-    change = TableChange("items", **{verb: _ipc(rows)})
+    change = msgspec.structs.replace(TableChange("items"), **{verb: _ipc(rows)})
     present = [key in model for key in rows]
     if (verb == "insert" and not any(present)) or (verb == "update" and all(present)):
         model.update(rows)

@@ -63,6 +63,7 @@ from actors.errors import (
     RemoteProtocolError,
     from_wire,
 )
+from actors.plan.column_defaults import ColumnDefaults
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.api import (
@@ -117,6 +118,9 @@ class TableWrite(msgspec.Struct, frozen=True):
     insert: Rows | None = None
     delete: Rows | None = None
     update: Rows | None = None
+    defaults: str | None = None
+    """Digest of the defaults that were filled into the rows here (`plan.column_defaults`); None:
+    the service fills columns that are left out."""
 
 
 class Client(ClientSources, ClientRoles):
@@ -203,13 +207,16 @@ class Client(ClientSources, ClientRoles):
         retain_history_ms: int | None = None,
         comment: str = "",
         column_comments: Mapping[str, str] | None = None,
+        column_defaults: ColumnDefaults | None = None,
     ) -> None:
         """Create a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
         a type with ``not null`` to refuse NULL).
 
         With `primary_key`, inserting a present key raises `DuplicateKey`, and deleting or
         updating an absent one `AbsentRow`; without, the table is a bag. History is kept for
-        `retain_history_ms` (default: the service's). Raises `ObjectExists`, `InvalidUsage`.
+        `retain_history_ms` (default: the service's). Defaults of columns are written in SQL
+        (``CREATE TABLE``), which has made them into `column_defaults`. Raises `ObjectExists`,
+        `InvalidUsage`.
         """
         if isinstance(columns, TableSchema):
             schema = columns
@@ -225,6 +232,7 @@ class Client(ClientSources, ClientRoles):
             retain_history_ms,
             comment=comment,
             column_comments=dict(column_comments or {}),
+            column_defaults=dict(column_defaults or {}),
         )
         await self._change(request)
 
@@ -296,12 +304,13 @@ class Client(ClientSources, ClientRoles):
         column: str = "",
         add_columns: Sequence[TableColumn] = (),
         column_comments: Mapping[str, str] | None = None,
+        column_defaults: ColumnDefaults | None = None,
     ) -> None:
         """Change an object's definition; what is None stays. `comment` is of the object, or of
         `column` (empty: none); `retain_history_ms` 0 is the service's default; `add_columns` gives
-        a table further columns, with these comments. Raises
-        `UnknownObject`, `ObjectExists`, `ObjectInUse` (a query names the object), `QueryRejected`,
-        `InvalidUsage`."""
+        a table further columns, with these comments; `column_defaults` are those of these columns
+        from now on (without a text: dropped). Raises `UnknownObject`, `ObjectExists`, `ObjectInUse`
+        (a query names the object), `QueryRejected`, `InvalidUsage`."""
         request = AlterObject(
             self._exchange.number(),
             name,
@@ -313,6 +322,7 @@ class Client(ClientSources, ClientRoles):
             column,
             add_columns=tuple(add_columns),
             column_comments=dict(column_comments or {}),
+            column_defaults=dict(column_defaults or {}),
         )
         await self._change(request)
 
@@ -377,7 +387,8 @@ class Client(ClientSources, ClientRoles):
     # -- writing -------------------------------------------------------------------------------
 
     async def insert(self, table: str, rows: Rows) -> Time:
-        """Insert rows, all or none. Return the time of the write, which is durable.
+        """Insert rows, all or none. Return the time of the write, which is durable. A column that
+        is left out has its default, else NULL.
 
         Raises `TypeMismatch`, `DuplicateKey`, `UnknownObject`, `StoreFull`.
         """
@@ -411,7 +422,8 @@ class Client(ClientSources, ClientRoles):
         # A dict may be a struct or a map: the table's columns decide.
         if any(map(holds_dicts, parts)):
             shape = (await self.peek(table, limit=0)).schema
-        return TableChange(table, *(encode(table, rows, shape) for rows in parts))
+        insert, delete, update = (encode(table, rows, shape) for rows in parts)
+        return TableChange(table, insert, delete, update, change.defaults)
 
     # -- reading -------------------------------------------------------------------------------
 

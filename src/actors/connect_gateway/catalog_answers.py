@@ -22,6 +22,7 @@ from actors.connect_gateway.object_catalog import (
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.sql_names import NameParts, ResolveName, parse_identifier
 from actors.controller.catalog.catalog import PLAIN_VIEW, VIEW
+from actors.plan.schema import TableSchema
 from actors.protocol.relations import RELATIONS, is_relation
 
 _VIEWS: Final = frozenset({VIEW, PLAIN_VIEW})
@@ -223,4 +224,10 @@ def _creation(names: ObjectNames, key: str) -> str:
         return f"CREATE {kind} {quoted} AS\n{entry.written}"
     keys = ", ".join("`" + name.replace("`", "``") + "`" for name in schema.key)
     primary = f", PRIMARY KEY ({keys})" if keys else ""
-    return f"CREATE TABLE {quoted} ({schema.ddl()}{primary})"
+    defaults = {} if entry is None else entry.column_defaults
+    columns = ", ".join(
+        TableSchema((each,)).ddl()
+        + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
+        for each in schema.columns
+    )
+    return f"CREATE TABLE {quoted} ({columns}{primary})"

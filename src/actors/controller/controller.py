@@ -108,9 +108,17 @@ from actors.controller.tables.copies_from import CopiesFrom
 from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
-from actors.errors import InvalidUsage, PenstockError, ResourceBusy, UnknownObject, WouldBlock
+from actors.errors import (
+    DefaultsChanged,
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+    UnknownObject,
+    WouldBlock,
+)
 from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient
+from actors.plan.column_defaults import defaults_digest
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
 from actors.protocol.api import (
@@ -142,6 +150,7 @@ from actors.protocol.api import (
     RunQuery,
     SetTracing,
     SubscribeObject,
+    TableChange,
     TracingReport,
     WaitFor,
     WriteTables,
@@ -602,10 +611,7 @@ class Controller(Actor[ControllerMessage]):
         return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
     def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
-        changes = tuple(
-            (self._target(self._state.catalog.find(change.table)), change)
-            for change in request.changes
-        )
+        changes = tuple((self._written(change), change) for change in request.changes)
         try:
             enqueue = EnqueueWrite(session, request.request, PlannedWrite(changes))
             # The controller never waits to send: a full writer is reported to the client as
@@ -614,13 +620,23 @@ class Controller(Actor[ControllerMessage]):
         except WouldBlock:
             raise ResourceBusy("too many writes wait already: try again later") from None
 
+    def _written(self, change: TableChange) -> TableTarget:
+        """Return the table that a change is of. Raises `DefaultsChanged` for a writer that has
+        filled its rows with other defaults than there are."""
+        target = self._target(self._state.catalog.find(change.table))
+        if change.defaults is not None and change.defaults != defaults_digest(target.defaults):
+            raise DefaultsChanged(
+                f"the defaults of table {target.name} have changed meanwhile: write again"
+            )
+        return target
+
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are written")
         # Only writes that the table writer already has come before the drop.
         if self._statements.is_closing(entry.id):
             raise UnknownObject(f"table {entry.name} is being dropped")
-        return TableTarget(entry.id, entry.name, entry.shard, entry.schema)
+        return TableTarget(entry.id, entry.name, entry.shard, entry.schema, entry.column_defaults)
 
     def _explain(self, session: ActorAddress[Any], request: ExplainView) -> None:
         entry = self._state.catalog.find(request.name)

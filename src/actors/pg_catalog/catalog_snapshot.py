@@ -31,6 +31,8 @@ class CatalogColumnRow(msgspec.Struct, frozen=True):
     type: str
     nullable: bool = True
     comment: str = ""
+    default: str = ""
+    """The expression of its default; empty: it has none."""
 
 
 class CatalogObjectRow(msgspec.Struct, frozen=True):

@@ -237,6 +237,7 @@ class SnapshotRows:
         # Clients find a relation's columns through its type, too.
         self._add_row_type(each, oid, row_type)
         self._add_attributes(oid, each.columns, frozenset(each.key))
+        self._add_defaults(each, oid)
         if stored or each.kind in ("source", "sink"):
             self._add_system_attributes(oid)
         self._add_comments(each, oid)
@@ -325,7 +326,20 @@ class SnapshotRows:
                 attndims=1 if shown.oid in ELEMENT_OF else 0,
                 # Columns of a PRIMARY KEY are never NULL.
                 attnotnull=not column.nullable or column.name in required,
+                atthasdef=bool(column.default),
             )
+
+    def _add_defaults(self, each: CatalogObjectRow, oid: int) -> None:
+        for number, column in enumerate(each.columns, start=1):
+            if column.default:
+                self._add(
+                    "pg_attrdef",
+                    oid=self._oids.oid_of(each.id, f"default {number}"),
+                    adrelid=oid,
+                    adnum=number,
+                    # The expression itself, which `pg_get_expr` returns as it is.
+                    adbin=column.default,
+                )
 
     def _add_system_attributes(self, oid: int) -> None:
         for name, type_oid, number in SYSTEM_ATTRIBUTES:

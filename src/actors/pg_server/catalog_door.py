@@ -182,13 +182,20 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
     depends = tuple(name.strip() for name in (row.get("depends") or "").split(",") if name.strip())
     keys = tuple(name.strip() for name in (row.get("key") or "").split(",") if name.strip())
     columns = () if schema is None or is_index else schema.columns
-    comments = status.column_comments
+    comments, defaults = status.column_comments, status.column_defaults
     return CatalogObjectRow(
         id=str(row.get("id") or status.name),
         name=status.name,
         kind=_KINDS[status.kind],
         columns=tuple(
-            CatalogColumnRow(c.name, c.type, c.nullable, comments.get(c.name, "")) for c in columns
+            CatalogColumnRow(
+                c.name,
+                c.type,
+                c.nullable,
+                comments.get(c.name, ""),
+                defaults[c.name].text if c.name in defaults else "",
+            )
+            for c in columns
         ),
         comment=status.comment,
         key=() if schema is None or is_index else schema.key,

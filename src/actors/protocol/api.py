@@ -13,6 +13,7 @@ from typing import Final, Literal, TypeAlias
 
 import msgspec
 
+from actors.plan.column_defaults import ColumnDefault
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import Frontier, Time
 from actors.protocol.message_parts import ColumnComparison, ObjectStatistics, RowSetFinishing
@@ -222,6 +223,7 @@ class CreateTable(msgspec.Struct, frozen=True, gc=False, tag=True):
     retain_history_ms: int | None = None
     comment: str = ""
     column_comments: dict[str, str] = {}
+    column_defaults: dict[str, ColumnDefault] = {}
 
 
 class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -263,6 +265,8 @@ class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Further columns of a table."""
     column_comments: dict[str, str] = {}
     """Comments of those."""
+    column_defaults: dict[str, ColumnDefault] = {}
+    """Defaults of a table's columns from now on; one without a text is dropped."""
 
 
 class CreateIndex(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -286,14 +290,18 @@ class DropObject(msgspec.Struct, frozen=True, gc=False, tag="Drop"):
 class TableChange(msgspec.Struct, frozen=True, gc=False):
     """Changes to one table, all at one time.
 
-    `insert`: whole rows. `delete`: whole rows, or for a keyed table rows of its key columns.
-    `update` (keyed tables): rows that hold the key columns and the columns to set.
+    `insert`: rows; columns that are left out have their defaults. `delete`: whole rows, or for a
+    keyed table rows of its key columns. `update` (keyed tables): rows that hold the key columns and
+    the columns to set.
     """
 
     table: str
     insert: bytes | None = None
     delete: bytes | None = None
     update: bytes | None = None
+    defaults: str | None = None
+    """Digest of the defaults with which the writer has filled its rows; the write is refused with
+    `DefaultsChanged` if they are others now. None: it has used none."""
 
 
 class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
@@ -559,6 +567,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     replaces: str = ""
     """The view in whose place this one comes when it is computed."""
     id: str = ""
+    column_defaults: dict[str, ColumnDefault] = {}
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

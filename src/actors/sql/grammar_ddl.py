@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from actors.errors import InvalidUsage
 from actors.plan.schema import arrow_type
-from actors.sql.grammar_query import read_as_query, read_query
+from actors.sql.grammar_query import read_as_query, read_query, refuse_queries
 from actors.sql.grammar_roles import (
     read_alter_role,
     read_create_role,
@@ -37,10 +37,12 @@ from actors.sql.statements import (
     RefreshPolicy,
     RefreshViewStatement,
     RenameAction,
+    SetDefaultAction,
     SetPolicyAction,
     SetPropertiesAction,
     SourceTableName,
     SqlStatement,
+    TextSpan,
     UnsetPropertiesAction,
 )
 from actors.sql.type_names import read_type
@@ -421,7 +423,6 @@ def _source_tables(reader: StatementReader) -> tuple[SourceTableName, ...]:
 # -- columns -------------------------------------------------------------------------------------
 
 _REFUSED_CONSTRAINTS: Final = {
-    "DEFAULT": "columns have no DEFAULT",
     "GENERATED": "columns are not GENERATED",
     "UNIQUE": "UNIQUE is not kept; a table has one PRIMARY KEY",
     "CHECK": "CHECK is not kept",
@@ -488,7 +489,7 @@ def _table_elements(
         # Else the error would be that a column needs a type.
         if reader.ends():
             raise reader.unexpected("a column")
-    reader.need_end("NOT NULL, PRIMARY KEY, COMMENT, ',' or ')'")
+    reader.need_end("NOT NULL, DEFAULT, PRIMARY KEY, COMMENT, ',' or ')'")
     if not columns.names:
         raise reader.error("a table needs a column", position=position)
     # When all columns are read: the key may stand before them.
@@ -534,21 +535,74 @@ def _column(reader: StatementReader, key: _KeyTaken | None) -> ColumnDefinition:
     position = reader.position
     name = reader.name("a column")
     kind = _stored_type(reader)
-    not_null, comment = False, None
+    not_null, comment, default = False, None, None
     while True:
         at = reader.position
         _refuse_constraint(reader)
+        if key is None:
+            _refuse_added_default(reader)
         if reader.take("NOT", "NULL"):
             not_null = True
         elif reader.take("COMMENT"):
             comment = _comment(reader)
+        elif reader.take("DEFAULT"):
+            if default is not None:
+                raise reader.error("a column has one DEFAULT", position=at)
+            default = _default(reader)
         elif key is not None and reader.take("PRIMARY", "KEY"):
             key.take(reader, (name,), at)
         elif not reader.take("NULL"):
             break
     return ColumnDefinition(
-        position=position, name=name, type=kind, not_null=not_null, comment=comment
+        position=position,
+        name=name,
+        type=kind,
+        not_null=not_null,
+        comment=comment,
+        default=default,
     )
+
+
+def _refuse_added_default(reader: StatementReader) -> None:
+    """Raise `SqlSyntaxError` for the default of a further column, unless it is NULL."""
+    if reader.follows("DEFAULT") and not reader.follows("DEFAULT", "NULL"):
+        raise reader.error(
+            "a column is added without a DEFAULT: the rows that are there have NULL in it, since "
+            "none is written anew",
+            hint="add the column, then ALTER COLUMN … SET DEFAULT …; UPDATE sets it in those rows",
+        )
+
+
+_BEHIND_DEFAULT: Final = frozenset({",", "COMMENT", "PRIMARY", *_REFUSED_CONSTRAINTS, "DEFAULT"})
+"""Words and signs with which the expression of a DEFAULT ends."""
+
+
+def _default(reader: StatementReader) -> TextSpan:
+    """Take the expression of a DEFAULT: up to the column's end, or to its next constraint."""
+    tokens, first = reader.tokens, reader.place
+    while not reader.ends():
+        token, before = tokens[reader.place], tokens[reader.place - 1]
+        # An operand stands first, whatever its word is.
+        begun = reader.place > first
+        if begun and token.word in _BEHIND_DEFAULT:
+            break
+        # IS NOT NULL is an operator, and NOT NULL behind an operand the column's.
+        if begun and reader.follows("NOT", "NULL") and before.word != "IS":
+            break
+        if token.word == "NULL" and (before.kind in ("number", "text") or before.text == ")"):
+            break
+        reader.place = reader.partners.get(reader.place, reader.place) + 1
+    return _without_queries(reader, first)
+
+
+def _without_queries(reader: StatementReader, first: int) -> TextSpan:
+    """Return the tokens from `first` on as the expression of a DEFAULT."""
+    if reader.place == first:
+        raise reader.unexpected("an expression")
+    refuse_queries(
+        reader, first, problem="a DEFAULT has no queries", hint="write a constant expression"
+    )
+    return reader.span(first, reader.place)
 
 
 def _stored_type(reader: StatementReader) -> str:
@@ -588,6 +642,18 @@ def _add_columns(reader: StatementReader) -> AlterAction:
     return AddColumnsAction(columns.found(), if_not_exists)
 
 
+def _alter_column(reader: StatementReader) -> AlterAction:
+    reader.take("COLUMN")
+    name = reader.name("a column")
+    if reader.take("DROP", "DEFAULT"):
+        return SetDefaultAction(name)
+    if not reader.take("SET", "DEFAULT"):
+        raise reader.unexpected("SET DEFAULT or DROP DEFAULT")
+    first = reader.place
+    reader.rest("an expression")
+    return SetDefaultAction(name, _without_queries(reader, first))
+
+
 def _add_tables(reader: StatementReader) -> AlterAction:
     if reader.follows("("):
         return AddTablesAction(_source_tables(reader.bracketed()))
@@ -617,6 +683,7 @@ _ACTIONS: Final[Mapping[tuple[str, ...], tuple[_Reading, frozenset[str]]]] = {
     ("RENAME", "TO"): (lambda reader: RenameAction(reader.object_name("a new name")), _ALL_KINDS),
     ("ADD", "COLUMNS"): (_add_columns, frozenset({"table"})),
     ("ADD", "COLUMN"): (_add_columns, frozenset({"table"})),
+    ("ALTER",): (_alter_column, frozenset({"table"})),
     ("ADD", "TABLES"): (_add_tables, frozenset({"source"})),
     ("ADD", "TABLE"): (_add_tables, frozenset({"source"})),
 }

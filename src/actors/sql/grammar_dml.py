@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from actors.sql.grammar_query import begins_query, read_flag, read_query, read_readable
+from actors.sql.grammar_query import (
+    begins_query,
+    read_flag,
+    read_query,
+    read_readable,
+    refuse_queries,
+)
 from actors.sql.reader import StatementReader, list_words
 from actors.sql.statements import (
     ColumnAssignment,
@@ -50,20 +56,14 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
     found = [reader.extent("a column or an expression", ",", *_NO_CLAUSES)]
     while reader.take(","):
         found.append(reader.extent("a column or an expression", ",", *_NO_CLAUSES))
-    for place in range(first, reader.place):
-        token, before = reader.tokens[place], reader.tokens[place - 1]
-        # A query would see other rows than those of the statement's own time.
-        if token.word == "SELECT" or (before.text == "(" and token.word in _QUERIES):
-            raise reader.error(
-                "RETURNING has no queries here",
-                hint="read with a SELECT in the same transaction",
-                position=token.start,
-            )
+    # A query would see other rows than those of the statement's own time.
+    refuse_queries(
+        reader,
+        first,
+        problem="RETURNING has no queries here",
+        hint="read with a SELECT in the same transaction",
+    )
     return tuple(found)
-
-
-_QUERIES: Final = frozenset({"FROM", "TABLE", "VALUES", "WITH", "MAP", "REDUCE"})
-"""Words behind a bracket with which a query may begin; SELECT is none without it."""
 
 
 # -- INSERT --------------------------------------------------------------------------------------
@@ -88,11 +88,13 @@ def read_insert(reader: StatementReader) -> InsertStatement:
     if reader.follows("(") and not _is_query_in_brackets(reader):
         columns = reader.column_names()
     reader.refuse("BY", problem="INSERT BY NAME is not known here", hint="list the columns")
-    reader.refuse(
-        "DEFAULT", problem="DEFAULT VALUES is not known here", hint="columns have no defaults"
-    )
     rows = query = None
-    if not reader.follows("VALUES") or (rows := _rows(reader)) is None:
+    default_values = reader.follows("DEFAULT")
+    if default_values:
+        if columns is not None:
+            raise reader.error("DEFAULT VALUES are of all columns", hint="leave their list out")
+        reader.need("DEFAULT", "VALUES")
+    elif not reader.follows("VALUES") or (rows := _rows(reader)) is None:
         query = _inserted_query(reader)
     conflict = _conflict(reader)
     returning = _returning(reader)
@@ -106,6 +108,7 @@ def read_insert(reader: StatementReader) -> InsertStatement:
         query=query,
         conflict=conflict,
         returning=returning,
+        default_values=default_values,
     )
 
 

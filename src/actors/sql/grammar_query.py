@@ -35,6 +35,18 @@ _TIME_CALLS: Final = _LITERAL_WORDS | frozenset(
 AS_OF_HINT: Final = "AS OF takes milliseconds since 1970, or a timestamp in quotes"
 
 
+_IN_BRACKETS: Final = frozenset({"FROM", "TABLE", "VALUES", "WITH", "MAP", "REDUCE"})
+"""Words behind a bracket with which a query may begin; SELECT is none without it."""
+
+
+def refuse_queries(reader: StatementReader, first: int, *, problem: str, hint: str) -> None:
+    """Raise `SqlSyntaxError` for a query among the tokens from `first` up to the next one."""
+    for place in range(first, reader.place):
+        token, before = reader.tokens[place], reader.tokens[place - 1]
+        if token.word == "SELECT" or (before.text == "(" and token.word in _IN_BRACKETS):
+            raise reader.error(problem, hint=hint, position=token.start)
+
+
 def begins_query(reader: StatementReader) -> bool:
     """Return whether a query comes next."""
     return reader.follows_any(*QUERY_WORDS)

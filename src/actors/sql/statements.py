@@ -80,6 +80,7 @@ class ColumnDefinition(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     not_null: bool = False
     comment: str | None = None
+    default: TextSpan | None = None
 
 
 class CreateTableStatement(SqlStatement, frozen=True, kw_only=True):
@@ -208,6 +209,13 @@ class AddColumnsAction(msgspec.Struct, frozen=True, tag=True):
     if_not_exists: bool = False
 
 
+class SetDefaultAction(msgspec.Struct, frozen=True, tag=True):
+    """``ALTER COLUMN column SET DEFAULT expression``; without one ``DROP DEFAULT``."""
+
+    column: str
+    default: TextSpan | None = None
+
+
 class AddTablesAction(msgspec.Struct, frozen=True, tag=True):
     """``ADD TABLES`` of a source."""
 
@@ -220,6 +228,7 @@ AlterAction: TypeAlias = (
     | UnsetPropertiesAction
     | RenameAction
     | AddColumnsAction
+    | SetDefaultAction
     | AddTablesAction
 )
 
@@ -363,8 +372,8 @@ class ConflictClause(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InsertStatement(SqlStatement, frozen=True, kw_only=True):
-    """``INSERT INTO table``: either rows of expressions, or a query. `returning`: expressions over
-    each written row, none if the statement has no rows."""
+    """``INSERT INTO table``: either rows of expressions, or a query, or one row of DEFAULT VALUES.
+    `returning`: expressions over each written row, none if the statement has no rows."""
 
     table: QualifiedName
     alias: str | None = None
@@ -373,6 +382,7 @@ class InsertStatement(SqlStatement, frozen=True, kw_only=True):
     query: QueryStatement | None = None
     conflict: ConflictClause | None = None
     returning: tuple[TextSpan, ...] = ()
+    default_values: bool = False
 
 
 class UpdateStatement(SqlStatement, frozen=True, kw_only=True):

@@ -10,7 +10,8 @@ from typing import Any, Final
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, ObjectExists, UnknownObject
-from actors.plan.schema import TableColumn
+from actors.plan.column_defaults import ColumnDefault
+from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.api import ObjectStatus, SourceTable
 from actors.protocol.relations import fold
 from actors.sql.statements import (
@@ -31,6 +32,7 @@ from actors.sql.statements import (
     MaintainStatement,
     RefreshViewStatement,
     RenameAction,
+    SetDefaultAction,
     SetPolicyAction,
     SetPropertiesAction,
     ShowColumnsStatement,
@@ -40,10 +42,11 @@ from actors.sql.statements import (
     UnsetPropertiesAction,
 )
 from actors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
+from actors.sql_session.default_values import defined_default
 from actors.sql_session.reading import explain_query
 from actors.sql_session.results import StatementResult, result_of
 from actors.sql_session.row_values import SqlParameter, schema_of, spark_text
-from actors.sql_session.writing import put_rows, queried_rows, quoted
+from actors.sql_session.writing import named_columns, put_rows, queried_rows, quoted
 
 Parameters = Sequence[SqlParameter]
 _PROPERTIES: Final = frozenset({"retain_history_ms", "target_lag_ms"})
@@ -57,12 +60,20 @@ _SPARK_CONF: Final = "spark."
 async def create_table(context: SessionContext, statement: CreateTableStatement) -> StatementResult:
     """Create a table."""
     properties = whole_numbers(statement.properties, {"retain_history_ms"})
+    name, schema = object_name(statement.name), statement.schema()
+    defaults: dict[str, ColumnDefault] = {}
+    for column, each in zip(schema.columns, statement.columns, strict=True):
+        if each.default is not None:
+            found = await defined_default(context, name, column, each.default)
+            # NULL is what a column without a default has.
+            defaults |= {} if found is None else {column.name: found}
     made = context.client.create_table(
-        object_name(statement.name),
-        statement.schema(),
+        name,
+        schema,
         retain_history_ms=properties.get("retain_history_ms"),
         comment=statement.comment or "",
         column_comments={each.name: each.comment for each in statement.columns if each.comment},
+        column_defaults=defaults,
     )
     return await _created(context, made, "CREATE TABLE", if_not_exists=statement.if_not_exists)
 
@@ -256,6 +267,8 @@ async def _altered(context: SessionContext, statement: AlterObjectStatement, nam
             await _set_properties(context, name, whole_numbers(given, _PROPERTIES))
         case AddColumnsAction():
             await _add_columns(context, name, action)
+        case SetDefaultAction():
+            await _set_default(context, name, action)
         case _:
             raise InvalidUsage(
                 f"ALTER {statement.kind.upper()} {name}: this change is not made yet; DROP and "
@@ -274,6 +287,19 @@ async def _add_columns(context: SessionContext, name: str, action: AddColumnsAct
         columns = [TableColumn(each.name, each.type, not each.not_null) for each in new]
         comments = {each.name: each.comment for each in new if each.comment}
         await context.client.alter(name, add_columns=columns, column_comments=comments)
+
+
+async def _set_default(context: SessionContext, name: str, action: SetDefaultAction) -> None:
+    # Another session may have given the table columns meanwhile.
+    context.catalog.forget()
+    found = await context.catalog.find((name,))
+    schema = found.schema or TableSchema(())
+    (column,) = named_columns(found.name, schema, [action.column])
+    default = None
+    if action.default is not None:
+        default = await defined_default(context, found.name, column, action.default)
+    given = {column.name: default or ColumnDefault("")}
+    await context.client.alter(found.name, column_defaults=given)
 
 
 async def _set_properties(context: SessionContext, name: str, given: dict[str, int]) -> None:
@@ -472,8 +498,10 @@ async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
             text += f" TBLPROPERTIES ('target_lag_ms' = {spark_text(str(found.target_lag_ms))})"
         return f"{text} AS\n{found.sql}"
     if found.kind == "table" and found.schema is not None:
+        defaults = found.column_defaults
         lines = [
             f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
+            + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
             for each in found.schema.columns
         ]
         if found.schema.key:
@@ -517,7 +545,20 @@ async def describe(
             "View text": found.sql,
         }
         rows += [(key, value, "") for key, value in shown.items() if value]
+        rows += _default_rows(found)
     return text_result(columns, rows)
+
+
+def _default_rows(found: ObjectStatus) -> list[tuple[str, str, str]]:
+    """Return the section of a description that Spark has for defaults."""
+    if found.schema is None or not found.column_defaults:
+        return []
+    shown = [
+        (each.name, each.type, found.column_defaults[each.name].text)
+        for each in found.schema.columns
+        if each.name in found.column_defaults
+    ]
+    return [("", "", ""), ("# Column Default Values", "", ""), *shown]
 
 
 async def explain(

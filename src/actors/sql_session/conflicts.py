@@ -7,7 +7,7 @@ Spark.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from actors.errors import InvalidUsage
@@ -22,6 +22,12 @@ from actors.sql.statements import (
     TextSpan,
 )
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.default_values import (
+    NO_DEFAULTS,
+    StatementDefaults,
+    is_default,
+    session_literal,
+)
 
 EXCLUDED: Final = "excluded"
 
@@ -32,6 +38,7 @@ def as_merge(
     schema: TableSchema,
     columns: Sequence[TableColumn],
     dialect: SqlDialect,
+    defaults: StatementDefaults = NO_DEFAULTS,
 ) -> MergeStatement:
     """Return the MERGE that does what an INSERT with this clause does.
 
@@ -41,9 +48,11 @@ def as_merge(
         schema: The table's columns.
         columns: Those that are inserted, in the order of the values.
         dialect: That of the statement's texts.
+        defaults: What DEFAULT stands for in its rows.
 
     Raises:
-        InvalidUsage: The clause names other columns than the PRIMARY KEY.
+        InvalidUsage: The clause names other columns than the PRIMARY KEY, or DEFAULT stands for a
+            value that has no literal.
     """
     _check_target(statement, conflict, schema)
     target = statement.alias or statement.table[-1]
@@ -54,7 +63,14 @@ def as_merge(
 
     names = ", ".join(quoted(column.name) for column in columns)
     if statement.query is None:
-        rows = [part for row in statement.rows or () for part in (", (", *_listed(row), ")")]
+
+        def value(column: TableColumn, span: TextSpan) -> str | TextSpan:
+            if not is_default(span):
+                return span
+            return session_literal(defaults.values.get(column.name), column, dialect)
+
+        listed = [_listed(map(value, columns, row)) for row in statement.rows or ()]
+        rows = [part for row in listed for part in (", (", *row, ")")]
         # The first comma is before the first row.
         rows[:1] = ["("]
         source = _composed("SELECT * FROM (VALUES ", *rows, f") AS v({names})")
@@ -116,14 +132,9 @@ def _check_target(
         )
 
 
-def _listed(row: Sequence[TextSpan]) -> list[str | TextSpan]:
+def _listed(row: Iterable[str | TextSpan]) -> list[str | TextSpan]:
     """Return the values of a row, with commas between them."""
-    found: list[str | TextSpan] = []
-    for span in row:
-        # Columns have no other default than NULL.
-        is_default = span.text.strip().upper() == "DEFAULT"
-        found += [", ", "NULL" if is_default else span]
-    return found[1:]
+    return [part for value in row for part in (", ", value)][1:]
 
 
 def _composed(*parts: str | TextSpan) -> TextSpan:

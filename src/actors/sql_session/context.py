@@ -19,6 +19,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.pgwire.sqlstate import names_place, spark_position
+from actors.plan.column_defaults import ColumnDefaults
 from actors.plan.schema import TableSchema
 from actors.progress import Time
 from actors.protocol.api import ObjectStatus
@@ -125,6 +126,11 @@ class SessionCatalog:
         if found.kind not in TABLE_KINDS or found.schema is None:
             raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
         return found.name, found.schema
+
+    def column_defaults(self, table: str) -> ColumnDefaults:
+        """Return the defaults of a table's columns, as `find_table` has seen them last."""
+        found = (self._known or {}).get(fold(table))
+        return {} if found is None else found.column_defaults
 
 
 class SessionContext:

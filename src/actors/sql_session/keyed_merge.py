@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage, SqlSyntaxError
+from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.protocol.relations import fold
 from actors.sql.reader import StatementReader, lex_text
@@ -56,6 +57,7 @@ def read_keyed_merge(
     table: str,
     statement: MergeStatement,
     parameters: Sequence[SqlParameter],
+    defaults: DefaultValues | None = None,
 ) -> KeyedMerge | None:
     """Return a MERGE as one by keys; None if Spark must carry it out."""
     transaction = context.transaction
@@ -63,7 +65,7 @@ def read_keyed_merge(
     if transaction is not None and table in transaction.tables:
         return None
     try:
-        return _KeyedReader(context, schema, table, statement, parameters).read()
+        return _KeyedReader(context, schema, table, statement, parameters, defaults or {}).read()
     except (NotLocal, SqlSyntaxError):
         return None
 
@@ -78,8 +80,10 @@ class _KeyedReader:
         table: str,
         statement: MergeStatement,
         parameters: Sequence[SqlParameter],
+        defaults: DefaultValues,
     ) -> None:
         self._context = context
+        self._defaults = defaults
         self._statement = statement
         self._parameters = parameters
         self._own = {fold(column.name): column for column in schema.columns}
@@ -190,10 +194,16 @@ class _KeyedReader:
                 names = [fold(name) for name in clause.columns or self._schema.names]
                 if len(names) != len(clause.values):
                     raise NotLocal  # which is an error, told by who carries it out
-                values = self._assigned(list(zip(names, clause.values, strict=True)))
+                values = self._left_out() | self._assigned(
+                    list(zip(names, clause.values, strict=True))
+                )
             case _:
                 values = {}
         return ClauseEffect(clause.action, values)
+
+    def _left_out(self) -> dict[str, pa.Array]:
+        """Return what columns have that an INSERT leaves out."""
+        return {name: pa.repeat(value, self._count) for name, value in self._defaults.items()}
 
     def _assigned(self, pairs: Sequence[tuple[str, TextSpan]]) -> dict[str, pa.Array]:
         found: dict[str, pa.Array] = {}
@@ -212,7 +222,9 @@ class _KeyedReader:
             if qualifier != self._source:
                 raise NotLocal
             return self._array(column, name)
-        value = column_array([self._literal(span)], column, utc=self._context.utc)
+        value = column_array(
+            [self._literal(span)], column, utc=self._context.utc, defaults=self._defaults
+        )
         return pa.repeat(value[0], self._count)
 
     def _column(self, source: str) -> list[Any]:

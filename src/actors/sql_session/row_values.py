@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
+from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import (
     TableColumn,
     TableSchema,
@@ -49,6 +50,13 @@ class NotLocal(Exception):
     """The value must be computed by Spark."""
 
 
+class _DefaultMark:
+    """Stands for the default of the column that a value is for."""
+
+
+DEFAULT_MARK: Final = _DefaultMark()
+
+
 _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _FRACTION: Final = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -64,7 +72,7 @@ _BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
     """Return the Python value of a number, NULL, boolean, or ``DATE '…'`` and ``TIMESTAMP '…'``
     (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
-    be that of its place.
+    be that of its place; `DEFAULT_MARK` for DEFAULT.
 
     >>> literal_value("-12", SqlDialect.SPARK, ())
     -12
@@ -97,8 +105,10 @@ def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParame
             return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
         case "parameter" if token.text.startswith("$"):
             return _parameter(token, parameters)
-    if token.word in ("NULL", "DEFAULT"):
+    if token.word == "NULL":
         return None
+    if token.word == "DEFAULT":
+        return DEFAULT_MARK
     if token.word in ("TRUE", "FALSE"):
         return token.word == "TRUE"
     raise NotLocal
@@ -151,18 +161,28 @@ def _text(token: SqlToken, dialect: SqlDialect) -> str:
     return text[1:-1].replace("''", "'")
 
 
-def column_array(values: Sequence[Any], column: TableColumn, *, utc: bool) -> pa.Array:
+def column_array(
+    values: Sequence[Any],
+    column: TableColumn,
+    *,
+    utc: bool,
+    defaults: DefaultValues | None = None,
+) -> pa.Array:
     """Return the values of `literal_value` as an array of a column's type.
 
     Args:
         values: A value or a `SqlParameter` for each row.
         column: The column that they are for.
         utc: True if the session's time zone is UTC: only then a moment without a zone is read.
+        defaults: The values that DEFAULT stands for; None where it is no value.
 
     Raises:
         NotLocal: A value is not surely what Spark's cast makes of it.
     """
     kind = arrow_type(column.type)
+    if defaults is not None:
+        default = defaults.get(column.name)
+        values = [default if each is DEFAULT_MARK else each for each in values]
     try:
         return pa.array([_fitted(value, column.type, kind, utc=utc) for value in values], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
@@ -171,6 +191,9 @@ def column_array(values: Sequence[Any], column: TableColumn, *, utc: bool) -> pa
 
 
 def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+    # A default has the column's type already.
+    if isinstance(value, pa.Scalar):
+        return value
     untyped = False
     if isinstance(value, SqlParameter):
         if value.computed or not _is_kept(value.cast, spark):

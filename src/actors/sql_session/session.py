@@ -13,7 +13,13 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from actors.client.client import Client
-from actors.errors import AbsentRow, InvalidUsage, TransactionAborted, WriteConflict
+from actors.errors import (
+    AbsentRow,
+    DefaultsChanged,
+    InvalidUsage,
+    TransactionAborted,
+    WriteConflict,
+)
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
@@ -160,7 +166,8 @@ class SqlSession:
         """Write all changes at one time. A failed transaction is rolled back.
 
         Raises:
-            WriteConflict: Another session changed a row that this transaction has changed.
+            WriteConflict: Another session changed a row that this transaction has changed, or a
+                default that it has used.
         """
         transaction = self.context.transaction
         if transaction is None:
@@ -180,6 +187,10 @@ class SqlSession:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"
                 ) from None
+            except DefaultsChanged:
+                # The client repeats the transaction, which takes them as they are now.
+                self.context.catalog.forget()
+                raise
         return StatementResult("COMMIT")
 
     async def roll_back(self, _: sql.RollbackStatement, __: Parameters) -> StatementResult:

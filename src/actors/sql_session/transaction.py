@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.client.client import TableWrite
-from actors.errors import InvalidUsage, TypeMismatch
+from actors.errors import DefaultsChanged, InvalidUsage, TypeMismatch
+from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import TextTooLong, consolidate, fit_texts_of
 from actors.progress import Time
@@ -40,6 +41,8 @@ class TableChanges(msgspec.Struct):
 
     schema: TableSchema
     changes: list[PendingChange]
+    defaults: str | None = None
+    """Digest of the defaults that they were made with; None: with none."""
 
     def net(self) -> tuple[pa.Table, pa.Table]:
         """Return the rows that go and those that come, after all changes: a row that came and went
@@ -106,8 +109,11 @@ class OpenTransaction:
         schema: TableSchema,
         change: PendingChange,
         bytes_max: int,
+        defaults: str | None = None,
     ) -> None:
-        """Note a change. Raises `InvalidUsage` if the transaction is read only, or too large."""
+        """Note a change, which was made with the defaults of this digest (None: with none). Raises
+        `InvalidUsage` if the transaction is read only, or too large, and `DefaultsChanged` if an
+        earlier statement was made with others."""
         if self.read_only:
             raise InvalidUsage("cannot write in a read-only transaction")
         size = sum(rows.nbytes for rows in (change.delete, change.insert) if rows is not None)
@@ -116,8 +122,14 @@ class OpenTransaction:
                 f"the transaction's changes have more than {bytes_max} bytes "
                 "(sql_rows_bytes_max): commit more often, or use COPY"
             )
+        changes = self._tables.setdefault(table, TableChanges(schema, []))
+        if None not in (defaults, changes.defaults) and defaults != changes.defaults:
+            raise DefaultsChanged(
+                f"the defaults of table {table} have changed since this transaction wrote it first"
+            )
         self._bytes += size
-        self._tables.setdefault(table, TableChanges(schema, [])).changes.append(change)
+        changes.defaults = changes.defaults if defaults is None else defaults
+        changes.changes.append(change)
 
     @property
     def has_savepoints(self) -> bool:
@@ -139,7 +151,9 @@ class OpenTransaction:
             gone, come = changes.net()
             if gone.num_rows or come.num_rows:
                 made[table] = TableWrite(
-                    insert=come if come.num_rows else None, delete=gone if gone.num_rows else None
+                    insert=come if come.num_rows else None,
+                    delete=gone if gone.num_rows else None,
+                    defaults=changes.defaults,
                 )
         return made
 
@@ -200,15 +214,17 @@ def count_rows(rows: pa.Table | None) -> int:
     return 0 if rows is None else rows.num_rows
 
 
-def filled(rows: pa.Table, schema: TableSchema) -> pa.Table:
-    """Return rows with all columns of a table, those that are not given as NULL."""
+def filled(rows: pa.Table, schema: TableSchema, defaults: DefaultValues) -> pa.Table:
+    """Return rows with all columns of a table, those that are not given with their defaults, or
+    as NULL."""
     given = set(rows.column_names)
-    columns = [
-        rows[field.name].cast(field.type)
-        if field.name in given
-        else pa.nulls(rows.num_rows, field.type)
-        for field in schema.arrow()
-    ]
+    columns = []
+    for field in schema.arrow():
+        if field.name in given:
+            columns.append(rows[field.name].cast(field.type))
+        else:
+            value = defaults.get(field.name, pa.scalar(None, field.type))
+            columns.append(pa.repeat(value, rows.num_rows))
     return pa.table(columns, schema=schema.arrow())
 
 

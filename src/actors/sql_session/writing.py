@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
 from actors.client.client import TableWrite
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, WriteConflict
@@ -30,6 +31,14 @@ from actors.sql.statements import (
 )
 from actors.sql_session.conflicts import as_merge
 from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.default_values import (
+    NO_DEFAULTS,
+    StatementDefaults,
+    columns_of_default,
+    is_default,
+    statement_defaults,
+    with_present_defaults,
+)
 from actors.sql_session.keyed_merge import (
     compute_keyed_merge,
     read_keyed_merge,
@@ -64,6 +73,8 @@ _ACTION: Final = "penstock_action"
 _ROW: Final = "penstock_row"
 _IN_TARGET: Final = "penstock_in_target"
 _IN_SOURCE: Final = "penstock_in_source"
+_DEFAULT: Final = TextSpan(0, 0, "DEFAULT")
+"""A value of DEFAULT VALUES."""
 
 
 class ComputedChange(msgspec.Struct, frozen=True):
@@ -86,23 +97,45 @@ async def insert(
 ) -> StatementResult:
     """Insert rows of expressions, or of a query. Raises as `SessionContext.collect` and
     `Client.insert` do."""
+    return await with_present_defaults(context, lambda: _insert(context, statement, parameters))
+
+
+async def _insert(
+    context: SessionContext, statement: InsertStatement, parameters: Parameters
+) -> StatementResult:
     table, schema = await context.catalog.find_table(statement.table)
     columns = named_columns(table, schema, statement.columns)
+    given = statement.rows
+    if statement.default_values:
+        given = ((_DEFAULT,) * len(columns),)
+        statement = replace(statement, rows=given)
+    _check_widths(table, columns, given or ())
+
+    def wanted() -> set[str]:
+        left_out = set(schema.names).difference(column.name for column in columns)
+        named = [columns_of_default(columns, row) for row in given or ()]
+        if statement.conflict is not None:
+            assigned = _assigned(table, schema, statement.conflict.assignments)
+            named.append({column.name for column, span in assigned if is_default(span)})
+        return left_out.union(*named)
+
+    defaults = await statement_defaults(context, table, schema, wanted)
     returning = _returning_list(context, table, schema, statement, parameters)
     if returning is not None:
         # Whoever returns rows reads them: also what another role's columns have by default.
         await context.client.check_right("read", table)
     if statement.conflict is not None:
-        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect)
-        count, returned = await _merge(context, upsert, parameters, returning)
+        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect, defaults)
+        count, returned = await _merge(context, upsert, parameters, returning, defaults)
         return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
-        rows = await _values(context, table, columns, statement.rows, parameters)
+        rows = await _values(context, columns, statement.rows, parameters, defaults)
     else:
         assert statement.query is not None
         rows = await _assigned_rows(context, table, columns, statement.query, parameters)
-    returned = None if returning is None else await returning.rows(filled(rows, schema))
-    await put_rows(context, table, schema, rows)
+    rows = filled(rows, schema, defaults.values)
+    returned = None if returning is None else await returning.rows(rows)
+    await _put_rows(context, table, schema, rows, defaults)
     return returned_result(f"INSERT 0 {rows.num_rows}", returned)
 
 
@@ -136,10 +169,30 @@ async def returned_shape(
 async def put_rows(
     context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
 ) -> None:
-    """Insert rows that have columns of the table, at once or at COMMIT."""
-    change = PendingChange(None, filled(rows, schema))
+    """Insert rows that have columns of the table, at once or at COMMIT; the others have their
+    defaults."""
+
+    async def put() -> None:
+        # The table is among those that are known, also after they were forgotten.
+        await context.catalog.find_table((table,))
+        left_out = set(schema.names) - set(rows.column_names)
+        defaults = await statement_defaults(context, table, schema, lambda: left_out)
+        whole = filled(rows, schema, defaults.values)
+        await _put_rows(context, table, schema, whole, defaults)
+
+    await with_present_defaults(context, put)
+
+
+async def _put_rows(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    rows: pa.Table,
+    defaults: StatementDefaults,
+) -> None:
+    """Insert rows that have all columns of the table."""
     await _refuse_present(context, table, schema, rows)
-    await _carry_out(context, table, schema, change)
+    await _carry_out(context, table, schema, PendingChange(None, rows), defaults)
 
 
 async def _refuse_present(
@@ -155,7 +208,7 @@ async def _refuse_present(
         return
     gone, come = transaction.keys_of(table)
     # CHAR(n) of a key is filled up with blanks.
-    rows = as_stored(table, filled(rows, schema), schema)
+    rows = as_stored(table, rows, schema)
     found: list[tuple[Any, ...]] = []
     for key in keys_in(rows, schema):
         # Two rows of one statement may have the same key, too.
@@ -198,30 +251,35 @@ def named_columns(
     return tuple(found)
 
 
-async def _values(
-    context: SessionContext,
-    table: str,
-    columns: Sequence[TableColumn],
-    rows: Sequence[Sequence[TextSpan]],
-    parameters: Parameters,
-) -> pa.Table:
+def _check_widths(
+    table: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
+) -> None:
     width = {len(row) for row in rows} - {len(columns)}
     if width:
         raise InvalidUsage(
             f"INSERT INTO {table}: {width.pop()} values for {len(columns)} columns "
             f"({', '.join(column.name for column in columns)})"
         )
+
+
+async def _values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> pa.Table:
     try:
         values = [
             [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
         ]
         arrays = [
-            column_array(each, column, utc=context.utc)
+            column_array(each, column, utc=context.utc, defaults=defaults.values)
             for each, column in zip(zip(*values, strict=True), columns, strict=True)
         ]
         return pa.table(arrays, names=[column.name for column in columns])
     except NotLocal:
-        return await context.collect(_cast_values(context, columns, rows, parameters))
+        return await context.collect(_cast_values(context, columns, rows, parameters, defaults))
 
 
 def _cast_values(
@@ -229,14 +287,12 @@ def _cast_values(
     columns: Sequence[TableColumn],
     rows: Sequence[Sequence[TextSpan]],
     parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        # DEFAULT is no expression; columns have no other default than NULL.
-        if span.text.strip().upper() == "DEFAULT":
-            return placed(f"CAST(NULL AS {column.type})")
-        return _cast(context, span, column, parameters)
+        return _cast(context, span, column, parameters, defaults)
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
     names = ", ".join(quoted(column.name) for column in columns)
@@ -244,9 +300,16 @@ def _cast_values(
 
 
 def _cast(
-    context: SessionContext, span: TextSpan, column: TableColumn, parameters: Parameters
+    context: SessionContext,
+    span: TextSpan,
+    column: TableColumn,
+    parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText:
-    """Return an expression of the statement, cast to a column's type."""
+    """Return an expression of the statement, cast to a column's type, or the column's default."""
+    # DEFAULT is no expression.
+    if is_default(span):
+        return placed(defaults.literal(column))
     # Spark tells of a value that does not fit at the cast, which the user did not write.
     text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)
@@ -286,10 +349,22 @@ async def update(
     context: SessionContext, statement: UpdateStatement, parameters: Parameters
 ) -> StatementResult:
     """Change columns of the rows that pass the condition."""
+    return await with_present_defaults(context, lambda: _update(context, statement, parameters))
+
+
+async def _update(
+    context: SessionContext, statement: UpdateStatement, parameters: Parameters
+) -> StatementResult:
     table, schema = await context.catalog.find_table(statement.table)
     targets = _assigned(table, schema, statement.assignments)
+    wanted = {column.name for column, span in targets if is_default(span)}
+    defaults = None
+    if wanted:
+        defaults = await statement_defaults(context, table, schema, lambda: wanted)
     from_ = _from(table, statement.alias, statement.where, context, parameters)
-    here = _LocalAssignments(context, table, schema, statement, targets, parameters)
+    here = _LocalAssignments(
+        context, table, schema, statement, targets, parameters, defaults or NO_DEFAULTS
+    )
 
     async def compute() -> ComputedChange:
         if here.possible:
@@ -299,14 +374,14 @@ async def update(
                 return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
             except NotLocal:
                 here.possible = False  # Spark says what is wrong with these rows
-        text = select_changes(context, schema, targets, from_, parameters)
+        text = select_changes(context, schema, targets, from_, parameters, defaults or NO_DEFAULTS)
         rows = await read_rows(context, text)
         old = rows.select(schema.names)
         new = _with_new(rows, schema, [column for column, _ in targets])
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
     returning = _returning_list(context, table, schema, statement, parameters)
-    count, returned = await _changed(context, table, schema, compute, returning)
+    count, returned = await _changed(context, table, schema, compute, returning, defaults)
     return returned_result(f"UPDATE {count}", returned)
 
 
@@ -363,6 +438,7 @@ class _LocalAssignments:
         statement: UpdateStatement,
         targets: Sequence[tuple[TableColumn, TextSpan]],
         parameters: Parameters,
+        defaults: StatementDefaults,
     ) -> None:
         self._schema = schema
         self._qualifier = statement.alias or table
@@ -373,7 +449,9 @@ class _LocalAssignments:
         for column, span in targets:
             try:
                 value = literal_value(span.text, context.dialect, parameters)
-                self._constants[column.name] = column_array([value], column, utc=context.utc)
+                self._constants[column.name] = column_array(
+                    [value], column, utc=context.utc, defaults=defaults.values
+                )
             except NotLocal:
                 self._computed.append((column, context.spark(span, parameters).text))
         try:
@@ -397,11 +475,12 @@ def select_changes(
     targets: Sequence[tuple[TableColumn, TextSpan]],
     from_: PlacedText,
     parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the query of old rows with the new values beside them."""
     old = [quoted(name) for name in schema.names]
     new = [
-        placed(_cast(context, span, column, parameters), f" AS {_NEW}{number}")
+        placed(_cast(context, span, column, parameters, defaults), f" AS {_NEW}{number}")
         for number, (column, span) in enumerate(targets)
     ]
     return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)
@@ -440,6 +519,7 @@ async def _changed(
     schema: TableSchema,
     compute: Callable[[], Awaitable[ComputedChange]],
     returning: ReturningList | None = None,
+    defaults: StatementDefaults | None = None,
 ) -> tuple[int, pa.Table | None]:
     """Carry out a change of rows that were read; again if another session was faster. Return the
     number of rows, and what the statement returns. Raises `WriteConflict` when that does not
@@ -456,7 +536,7 @@ async def _changed(
         if not count_rows(change.delete) and not count_rows(change.insert):
             return made.count, returned
         try:
-            await _carry_out(context, table, schema, change)
+            await _carry_out(context, table, schema, change, defaults)
         except AbsentRow as error:
             if attempt + 1 == attempts:
                 raise WriteConflict(f"other sessions change the same rows: {error}") from None
@@ -466,8 +546,15 @@ async def _changed(
 
 
 async def _carry_out(
-    context: SessionContext, table: str, schema: TableSchema, change: PendingChange
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    change: PendingChange,
+    defaults: StatementDefaults | None,
 ) -> None:
+    """Write a change, or note it in the open transaction. `defaults` are those that it was made
+    with; None: it needs none."""
+    digest = None if defaults is None else defaults.digest
     if context.transaction is not None:
         # COMMIT checks it again; the statement is where a client expects the error.
         if table not in context.transaction.tables:
@@ -477,10 +564,10 @@ async def _carry_out(
             # Its own reads see the rows before whoever stores them has fitted them.
             stored = as_stored(table, change.insert, schema)
             change = PendingChange(change.delete, stored)
-        context.transaction.add(table, schema, change, limit)
+        context.transaction.add(table, schema, change, limit, digest)
         return
     if count_rows(change.delete) or count_rows(change.insert):
-        write = TableWrite(insert=change.insert, delete=change.delete)
+        write = TableWrite(insert=change.insert, delete=change.delete, defaults=digest)
         context.variables.note_write(await context.client.write({table: write}))
 
 
@@ -495,7 +582,16 @@ async def merge(
     Raises:
         InvalidUsage: Two rows of the source would change the same row.
     """
-    count, _ = await _merge(context, statement, parameters)
+
+    async def work() -> int:
+        table, schema = await context.catalog.find_table(statement.table)
+        defaults = await statement_defaults(
+            context, table, schema, lambda: _wanted_by(schema, statement.clauses)
+        )
+        count, _ = await _merge(context, statement, parameters, None, defaults)
+        return count
+
+    count = await with_present_defaults(context, work)
     return StatementResult(f"MERGE {count}")
 
 
@@ -503,20 +599,37 @@ async def _merge(
     context: SessionContext,
     statement: MergeStatement,
     parameters: Parameters,
-    returning: ReturningList | None = None,
+    returning: ReturningList | None,
+    defaults: StatementDefaults,
 ) -> tuple[int, pa.Table | None]:
     table, schema = await context.catalog.find_table(statement.table)
-    keyed = read_keyed_merge(context, schema, table, statement, parameters)
+    keyed = read_keyed_merge(context, schema, table, statement, parameters, defaults.values)
     text = placed()
     if keyed is None:
-        text = _merge_query(context, table, schema, statement, parameters)
+        text = _merge_query(context, table, schema, statement, parameters, defaults)
 
     async def compute() -> ComputedChange:
         if keyed is not None:
             return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
-    return await _changed(context, table, schema, compute, returning)
+    return await _changed(context, table, schema, compute, returning, defaults)
+
+
+def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
+    """Return the columns whose defaults a MERGE may take."""
+    wanted = set()
+    for clause in clauses:
+        given = {fold(each.column[-1]): each.value for each in clause.assignments}
+        inserts = clause.action == "insert"
+        if inserts:
+            named = zip(clause.columns or schema.names, clause.values, strict=False)
+            given = {fold(name): span for name, span in named}
+        for name in schema.names:
+            span = given.get(fold(name))
+            if inserts if span is None else is_default(span):
+                wanted.add(name)
+    return wanted
 
 
 def _merge_query(
@@ -525,6 +638,7 @@ def _merge_query(
     schema: TableSchema,
     statement: MergeStatement,
     parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the query of the matches: the old row, the number of its clause, and the new row."""
     target = quoted(statement.alias or table)
@@ -540,7 +654,7 @@ def _merge_query(
     clauses = statement.clauses
     new = [
         placed(
-            _chosen(context, schema, clauses, column, source, target, parameters),
+            _chosen(context, schema, clauses, column, source, target, parameters, defaults),
             f" AS {_NEW}{number}",
         )
         for number, column in enumerate(schema.columns)
@@ -591,12 +705,13 @@ def _chosen(
     source: str,
     target: str,
     parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the expression of a column's new value, by the clause that fits."""
     number_of = _clause_number(context, clauses, parameters)
     cases = []
     for number, clause in enumerate(clauses):
-        value = _new_value(context, schema, clause, column, source, target, parameters)
+        value = _new_value(context, schema, clause, column, source, target, parameters, defaults)
         if value is not None:
             cases.append(placed(f"WHEN {number} THEN ", value))
     if not cases:
@@ -612,6 +727,7 @@ def _new_value(
     source: str,
     target: str,
     parameters: Parameters,
+    defaults: StatementDefaults,
 ) -> PlacedText | None:
     """Return what a clause gives a column, of its type; None if it makes no row."""
     old = f"{target}.{quoted(column.name)}"
@@ -625,13 +741,17 @@ def _new_value(
         case "update":
             given = {fold(each.column[-1]): each.value for each in clause.assignments}
             span = given.get(fold(column.name))
-            return cast(old) if span is None else _cast(context, span, column, parameters)
+            if span is None:
+                return cast(old)
+            return _cast(context, span, column, parameters, defaults)
         case "insert":
             names = [fold(name) for name in clause.columns or schema.names]
             if len(names) != len(clause.values):
                 raise InvalidUsage(f"MERGE: {len(clause.values)} values for {len(names)} columns")
             found = dict(zip(names, clause.values, strict=True)).get(fold(column.name))
-            return cast("NULL") if found is None else _cast(context, found, column, parameters)
+            if found is None:
+                return placed(defaults.literal(column))
+            return _cast(context, found, column, parameters, defaults)
     return None
 
 

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from actors.controller.catalog.catalog import (
     PLAIN_VIEW,
+    TABLE,
     VIEW,
     CatalogObject,
     CatalogSnapshot,
@@ -20,6 +21,7 @@ from actors.controller.catalog.catalog import (
 from actors.controller.catalog.ddl import (
     CatalogChanged,
     CatalogStore,
+    checked_defaults,
     columns_named,
     retain,
     target_lag,
@@ -41,6 +43,7 @@ async def alter_object(
     engine and store errors."""
     entry = catalog.find(request.name)
     changed = _described(_renamed(catalog, entry, request.rename), request)
+    changed = _with_defaults(changed, request)
     if request.retain_history_ms is not None:
         if entry.shard is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: it keeps no history of its own")
@@ -97,6 +100,20 @@ def _described(entry: CatalogObject, request: AlterObject) -> CatalogObject:
     if request.comment:
         comments[column] = request.comment
     return replace(entry, column_comments=comments)
+
+
+def _with_defaults(entry: CatalogObject, request: AlterObject) -> CatalogObject:
+    """Return the object with other defaults of its columns. Raises `InvalidUsage`."""
+    if not request.column_defaults:
+        return entry
+    if entry.kind != TABLE:
+        raise InvalidUsage(
+            f"{entry.name} is a {entry.kind}: only columns of tables that clients write have "
+            f"defaults"
+        )
+    given = checked_defaults(entry.name, entry.schema, request.column_defaults)
+    found = {**entry.column_defaults, **given}
+    return replace(entry, column_defaults={name: each for name, each in found.items() if each.text})
 
 
 # -- Plain views -----------------------------------------------------------------------------------

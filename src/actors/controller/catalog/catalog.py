@@ -23,6 +23,7 @@ from actors.errors import (
     StateDirectoryError,
     UnknownObject,
 )
+from actors.plan.column_defaults import ColumnDefault
 from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
@@ -96,6 +97,8 @@ class CatalogObject(msgspec.Struct, frozen=True, kw_only=True):
     """Shard with the contents that the output takes at `rebuilt_at`."""
     replaces: ObjectId = ""
     """The view in whose place this one comes when it is computed; nobody reads it until then."""
+    column_defaults: dict[str, ColumnDefault] = {}
+    """Defaults of a table's columns, by their names."""
 
     @property
     def dataflow_id(self) -> ObjectId:

@@ -18,6 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 import msgspec
+import pyarrow as pa
 
 from actors.arrangement.hashing import check_key_type
 from actors.controller.catalog.boot import last_sealed_time
@@ -45,10 +46,12 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress
 from actors.persist import CompareAndSet, NewShard, PersistClient
+from actors.plan.column_defaults import DEFAULT_BYTES_MAX, ColumnDefault
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import AnalyzeStatement, ExecutorMessage, QueryAnalyzed, SubmitJob
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.plan.updates import from_ipc
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
 from actors.protocol.relations import check_name, fold, is_subscribed_view
@@ -137,6 +140,7 @@ class CatalogStore:
             retain_history_ms=retain(request.retain_history_ms),
             comment=request.comment,
             column_comments=request.column_comments,
+            column_defaults=checked_defaults(name, schema, request.column_defaults),
         )
         shard = NewShard(id=id_, schema=schema, holds={RETAIN: 0}, tables=True)
         return await self.store(catalog.add(entry), seqno, [shard], created=entry)
@@ -500,6 +504,33 @@ def table_schema(table: str, schema: TableSchema) -> TableSchema:
     fitted = TableSchema(columns, key)
     check_key_columns(f"table {table}", fitted)
     return fitted
+
+
+def checked_defaults(
+    table: str, schema: TableSchema, given: Mapping[str, ColumnDefault]
+) -> dict[str, ColumnDefault]:
+    """Return the defaults that a request gives a table's columns, under the columns' own names.
+    Raises `InvalidUsage` for a column that is not there, a value that is none of the column's type,
+    and more bytes than a default may have."""
+    own = {fold(column.name): column for column in schema.columns}
+    found = {}
+    for name, default in given.items():
+        column = own.get(fold(name))
+        if column is None:
+            raise InvalidUsage(f"table {table} has no column {name}, which is given a default")
+        what = f"table {table}, column {column.name}: the default"
+        if len(default.text.encode()) + len(default.value) > DEFAULT_BYTES_MAX:
+            raise InvalidUsage(f"{what} has more than {DEFAULT_BYTES_MAX} bytes")
+        kind = arrow_type(column.type)
+        # Writes take it for the column's value without another look.
+        if default.value:
+            value = from_ipc(default.value)
+            if value.num_rows != 1 or value.schema.types != [kind]:
+                raise InvalidUsage(f"{what} is no value of {column.type}")
+        elif default.moment and not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+            raise InvalidUsage(f"{what} is a time, and the column a {column.type}")
+        found[column.name] = default
+    return found
 
 
 def target_lag(target_lag_ms: int) -> int:

@@ -148,6 +148,7 @@ def _status(
         column_comments=entry.column_comments,
         replaces=state.catalog.by_id(entry.replaces).name if entry.replaces else "",
         id=entry.id,
+        column_defaults=entry.column_defaults,
     )
     if entry.kind in CONNECTOR_KINDS:
         health = connectors.health(entry)

@@ -253,7 +253,9 @@ class WriteGroupCommit:
     ) -> list[tuple[FittedChange, ...] | PenstockError]:
         """Feed the arrangements what was written if that is due, and fit the rows of this group."""
         self._contents.feed_due()
-        return [_fit(write, self._altered) for write in writes]
+        # One time for all: what is written together is written at one time.
+        micros = self._clock.now_ms() * 1000
+        return [_fit(write, self._altered, micros) for write in writes]
 
     async def commit_copy(self, copy: StagedCopy) -> CommitOutcome:
         """Append staged parts at a time of their own, without reading them: `staged.claim_parts`
@@ -430,11 +432,12 @@ def _bytes_of(writes: Sequence[PlannedWrite]) -> int:
 
 
 def _fit(
-    write: PlannedWrite, altered: Mapping[ObjectId, TableTarget]
+    write: PlannedWrite, altered: Mapping[ObjectId, TableTarget], now_micros: int
 ) -> tuple[FittedChange, ...] | PenstockError:
     try:
         return tuple(
-            fit_change(altered.get(target.id, target), change) for target, change in write.changes
+            fit_change(altered.get(target.id, target), change, target.defaults, now_micros)
+            for target, change in write.changes
         )
     except PenstockError as error:
         return error

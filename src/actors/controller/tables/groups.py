@@ -23,6 +23,7 @@ import pyarrow as pa
 from actors.controller.tables.rows import describe_key, fit, identities
 from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
 from actors.persist.compaction import row_hashes
+from actors.plan.column_defaults import ColumnDefaults, DefaultValues, known_values
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
@@ -38,6 +39,7 @@ class TableTarget(msgspec.Struct, frozen=True):
     name: str
     shard: ShardId
     schema: TableSchema
+    defaults: ColumnDefaults = {}
 
 
 class FittedChange(msgspec.Struct, frozen=True):
@@ -79,12 +81,32 @@ def lookup_key(schema: TableSchema) -> tuple[str, ...]:
     return tuple(c.name for c in schema.columns if not pa.types.is_nested(arrow_type(c.type)))
 
 
-def fit_change(target: TableTarget, change: TableChange) -> FittedChange:
-    """Decode and fit a change. Raises `TypeMismatch`, `MalformedFrame`, `InvalidUsage`."""
+def fit_change(
+    target: TableTarget,
+    change: TableChange,
+    defaults: ColumnDefaults | None = None,
+    now_micros: int = 0,
+) -> FittedChange:
+    """Decode and fit a change.
+
+    Args:
+        target: The table.
+        change: Its change.
+        defaults: Defaults of the columns that inserted rows leave out.
+        now_micros: The time of the write, for the defaults that are its time.
+
+    Raises:
+        InvalidUsage: Rows of a bag are updated, or a column is left out whose default only Spark
+            computes.
+        MalformedFrame: The rows are no Arrow stream.
+        TypeMismatch: A value does not fit its column.
+    """
     schema = target.schema
     insert = delete = update = None
     if change.insert is not None:
-        insert = fit(target.name, schema, from_ipc(change.insert))
+        rows = from_ipc(change.insert)
+        values = _left_out(target, rows, defaults, now_micros) if defaults else None
+        insert = fit(target.name, schema, rows, defaults=values)
     if change.delete is not None:
         rows = from_ipc(change.delete)
         # A keyed row is named by its key; other columns may be left out.
@@ -99,6 +121,22 @@ def fit_change(target: TableTarget, change: TableChange) -> FittedChange:
         rows = from_ipc(change.update)
         update = fit(target.name, schema, rows, _named(target, rows, "update"))
     return FittedChange(target, insert, delete, update)
+
+
+def _left_out(
+    target: TableTarget, rows: pa.Table, defaults: ColumnDefaults, now_micros: int
+) -> DefaultValues:
+    """Return the values of the columns that rows leave out. Raises `InvalidUsage` if only Spark
+    computes one."""
+    values = known_values(defaults, target.schema, now_micros)
+    given = {fold(name) for name in rows.column_names}
+    for name in defaults:
+        if name not in values and fold(name) not in given:
+            raise InvalidUsage(
+                f"table {target.name}, column {name}: its default, {defaults[name].text}, is "
+                f"computed by SQL alone: give the column, or write the rows by INSERT"
+            )
+    return values
 
 
 def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:

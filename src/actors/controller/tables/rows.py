@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, TypeMismatch
+from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import children_of, fit_texts, with_children
 from actors.protocol.relations import fold
@@ -37,6 +38,7 @@ _KINDS: Final[tuple[tuple[str, Callable[[pa.DataType], bool]], ...]] = (
     ("map", pa.types.is_map),
     ("struct", pa.types.is_struct),
 )
+_NULL: Final = pa.scalar(None, pa.null())
 _WIDENING: Final = frozenset({("integer", "float"), ("integer", "decimal"), ("decimal", "decimal")})
 KEY_KINDS: Final = frozenset(
     {"boolean", "integer", "decimal", "string", "binary", "date", "timestamp"}
@@ -169,11 +171,13 @@ def fit(
     columns: Sequence[str] | None = None,
     *,
     stored: bool = True,
+    defaults: DefaultValues | None = None,
 ) -> pa.Table:
     """Return `rows` with exactly the table's columns (or those named), cast, in order.
 
-    A column that is not given is NULL. Values are as Spark stores them in CHAR(n) and VARCHAR(n),
-    or, without `stored`, as it compares others with such columns. Raises `TypeMismatch`.
+    A column that is not given has the value that `defaults` has for it, else NULL. Values are as
+    Spark stores them in CHAR(n) and VARCHAR(n), or, without `stored`, as it compares others with
+    such columns. Raises `TypeMismatch`.
     """
     given: dict[str, pa.ChunkedArray] = {}
     for name, values in zip(rows.column_names, rows.columns, strict=True):
@@ -190,15 +194,14 @@ def fit(
             f"table {table}, column {min(strangers)}: there is no such column here (its columns "
             f"are {', '.join(column.name for column in wanted)})"
         )
-    arrays = [
-        _fit_column(
-            table,
-            column,
-            given.get(fold(column.name), pa.chunked_array([pa.nulls(rows.num_rows)])),
-            stored=stored,
-        )
-        for column in wanted
-    ]
+    filling = defaults or {}
+    arrays = []
+    for column in wanted:
+        values = given.get(fold(column.name))
+        if values is None:
+            value = filling.get(column.name, _NULL)
+            values = pa.chunked_array([pa.repeat(value, rows.num_rows)])
+        arrays.append(_fit_column(table, column, values, stored=stored))
     fields = [pa.field(column.name, arrow_type(column.type)) for column in wanted]
     return pa.table(arrays, schema=pa.schema(fields))
 
