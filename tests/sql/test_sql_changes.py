@@ -32,6 +32,10 @@ CHANGES: list[tuple[str, dict[str, Any]]] = [
          "rows": (("1", "'a;b'", "f(x, y)"), ("DEFAULT", "NULL", "(SELECT 1)"))},
     ),
     (
+        "INSERT INTO t DEFAULT VALUES",
+        {"is": "Insert", "table": ("t",), "default_values": True},
+    ),
+    (
         "INSERT INTO TABLE s.t (a, from) VALUES (1, -2)",
         {"is": "Insert", "table": ("s", "t"), "columns": ("a", "from"), "rows": (("1", "-2"),)},
     ),

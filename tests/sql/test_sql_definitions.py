@@ -38,6 +38,15 @@ TABLES: list[tuple[str, dict[str, Any]]] = [
          "if_not_exists": True},
     ),
     (
+        "CREATE TABLE t (a int DEFAULT 1 NOT NULL, b int NULL DEFAULT f(1, 2) NULL COMMENT 'x',"
+        " c boolean DEFAULT NOT a IS NOT NULL, d int DEFAULT NULL PRIMARY KEY)",
+        {"name": ("t",), "key": ("d",), "columns": (
+            column("a", "int", not_null=True, default="1"),
+            column("b", "int", comment="x", default="f(1, 2)"),
+            column("c", "boolean", default="NOT a IS NOT NULL"),
+            column("d", "int", default="NULL"))},
+    ),
+    (
         "CREATE TABLE t (a int, B int, PRIMARY KEY (b, A))",
         {"name": ("t",), "columns": (column("a", "int"), column("B", "int")), "key": ("B", "a")},
     ),

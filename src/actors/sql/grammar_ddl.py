@@ -573,14 +573,14 @@ def _refuse_added_default(reader: StatementReader) -> None:
         )
 
 
-_BEHIND_DEFAULT: Final = frozenset({",", "COMMENT", "PRIMARY", *_REFUSED_CONSTRAINTS, "DEFAULT"})
-"""Words and signs with which the expression of a DEFAULT ends."""
+_BEHIND_DEFAULT: Final = frozenset({"COMMENT", "PRIMARY", *_REFUSED_CONSTRAINTS, "DEFAULT"})
+"""Words with which the expression of a DEFAULT ends."""
 
 
 def _default(reader: StatementReader) -> TextSpan:
     """Take the expression of a DEFAULT: up to the column's end, or to its next constraint."""
     tokens, first = reader.tokens, reader.place
-    while not reader.ends():
+    while not reader.ends() and not reader.follows(","):
         token, before = tokens[reader.place], tokens[reader.place - 1]
         # An operand stands first, whatever its word is.
         begun = reader.place > first

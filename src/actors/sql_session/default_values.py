@@ -1,8 +1,8 @@
 """Defaults of columns: what DDL makes of them, and their values in a statement.
 
 CREATE TABLE and SET DEFAULT check an expression as Spark does: it has no columns and no queries,
-folds to a constant, and is assignable to its column. Its value is kept, so that writes need no
-Spark; only what differs from statement to statement is computed by each, once. A statement that
+is constant within a statement, and assignable to its column. Its value is kept, so that writes need
+no Spark; only what differs from statement to statement is computed by each, once. A statement that
 used other defaults than there are by then is refused by the service, and carried out again.
 """
 
@@ -46,8 +46,17 @@ _MOMENTS: Final[dict[str, MomentKind]] = {
     "curdate": "date",
 }
 """Functions that give a statement's time or day."""
-_CHANGING: Final = re.compile(r"current_\w*|now|localtime\w*|curdate|\w*unix_timestamp|\w*user")
+_CHANGING: Final = re.compile(
+    r"current_\w*|now|localtime\w*|curdate|\w*unix_timestamp|\w*aes_encrypt"
+)
 """Names of functions of constants whose values differ from statement to statement."""
+_USER: Final = re.compile(r"(current_|session_)?user")
+_NOT_CONSTANT: Final = (
+    "INVALID_NON_DETERMINISTIC_EXPRESSIONS",
+    "UNSUPPORTED_EXPR_FOR_OPERATOR",
+    "UNSUPPORTED_GENERATOR",
+)
+"""Spark's conditions for what `_computed_value` asks of an expression."""
 _CHANGING_TEXTS: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.IGNORECASE)
 """Texts that Spark casts to another moment each day."""
 _DUMMY: Final = pa.table({"row": [0]})
@@ -164,14 +173,15 @@ async def defined_default(
 
     Raises:
         DefiniteError: Its evaluation fails.
-        QueryRejected: Spark refuses it; it names a column, or is not constant.
-        TypeMismatch: It is not assignable to the column, or its value does not fit.
+        QueryRejected: Spark refuses it; it names a column, is not constant, or is not assignable to
+            the column; or its value does not fit.
     """
     query = context.spark(span)
     text = query.text
     kind = arrow_type(column.type)
     value = _local_value(context, span, text, column)
     if value is None:
+        _refuse_user(text, span)
         moment = _moment_of(text)
         if moment and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
             return ColumnDefault(text, moment=moment)
@@ -179,19 +189,21 @@ async def defined_default(
         if _is_changing(text):
             return ColumnDefault(text)
     shape = TableSchema((TableColumn(column.name, column.type),))
-    stored = as_stored(table, pa.table([value], schema=shape.arrow()), shape)
-    made = stored.column(0).combine_chunks()
-    if made.null_count:
-        return None
-    default = constant_default(text, made)
     try:
+        stored = as_stored(table, pa.table([value], schema=shape.arrow()), shape)
+        made = stored.column(0).combine_chunks()
         # Statements write it as a literal, too.
         StatementDefaults({column.name: made[0]}).literal(column)
-    except (ValueError, OverflowError) as error:
-        raise TypeMismatch(
-            f"table {table}, column {column.name}: {text} is no DEFAULT: {error}"
-        ) from None
-    return default
+    except (TypeMismatch, ValueError, OverflowError) as error:
+        raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
+    return None if made.null_count else constant_default(text, made)
+
+
+def _refused(problem: str, span: TextSpan) -> QueryRejected:
+    """Return the error for an expression that is no DEFAULT, at its place in the statement."""
+    error = QueryRejected(problem)
+    error.position = span.place_of(0)
+    return error
 
 
 def _local_value(
@@ -217,32 +229,39 @@ async def _computed_value(
     span: TextSpan,
 ) -> pa.Array:
     """Return the value that Spark computes, after its checks."""
-    # Without FROM no name is a column, and a LIMIT must fold to a constant: no other clause of a
-    # query tells whether an expression does.
+    # Without FROM no name is a column. The condition of a join refuses what is not deterministic,
+    # and aggregates, windows and generators, so that what is left is constant in a statement.
     asked = placed(
         "SELECT CAST(",
         query.before(f" AS {column.type}) AS value"),
         ", (",
         query.before(") AS given"),
-        " LIMIT CASE WHEN (",
-        query.before(") IS NULL THEN 1 ELSE 1 END"),
+        " WHERE EXISTS (SELECT 1 FROM (SELECT 1) LEFT JOIN (SELECT 1) ON (",
+        query.before(") IS NULL)"),
     )
     try:
         rows = await context.collect(asked.around(span))
     except QueryRejected as error:
-        if "UNFOLDABLE" not in str(error):
+        if not any(condition in str(error) for condition in _NOT_CONSTANT):
             raise
-        refused = QueryRejected(
+        raise _refused(
             f"table {table}, column {column.name}: {span.text} is no DEFAULT: it is not constant "
-            f"(constant expressions, and current_timestamp() and its like, are)"
-        )
-        refused.position = span.start
-        raise refused from None
+            f"(constant expressions, and current_timestamp() and its like, are)",
+            span,
+        ) from None
     try:
         check_assignable(table, pa.schema([rows.schema.field(1)]), [column])
     except TypeMismatch as error:
-        raise TypeMismatch(f"{error}, as its DEFAULT") from None
+        raise _refused(f"{error}, as its DEFAULT", span) from None
     return rows.column(0).cast(arrow_type(column.type)).combine_chunks()
+
+
+def _refuse_user(text: str, span: TextSpan) -> None:
+    """Raise `QueryRejected` for an expression of the user's name."""
+    for token in lex_sql(text):
+        if token.kind == "word" and _USER.fullmatch(token.text.lower()):
+            # Spark would give its own user, whoever writes the row.
+            raise _refused(f"{token.text} is not known in a DEFAULT: write the name", span)
 
 
 def _moment_of(text: str) -> MomentKind:

@@ -10,7 +10,7 @@ a copy with its manifest is read as the copy was written (`copied_files`).
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Container, Sequence
 from contextlib import aclosing
 from typing import Final
 
@@ -33,6 +33,7 @@ from actors.errors import InvalidUsage
 from actors.object_store.bucket_store import BucketStore, Opener
 from actors.plan.copy_manifest import VERSION, CopyManifest
 from actors.plan.schema import DIFF, TableSchema
+from actors.plan.updates import from_ipc
 
 FILES_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024 * 1024
@@ -45,12 +46,17 @@ class CopyFromConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """A path below `source_dirs`, or a URL at or below one of `source_buckets`."""
     format: Format
     columns: tuple[str, ...] = ()
-    """Columns of the table that the files have, for CSV in their order (none: all). Others become
-    NULL."""
+    """Columns of the table that the files have, for CSV in their order (none: all). Others have
+    their defaults."""
     options: dict[str, str] = {}
     """Options of Spark's reader for the format."""
     pattern: str = "*"
     recursive: bool = False
+    defaults: bytes = b""
+    """Arrow IPC stream of one row, with the columns' defaults; a column without one becomes
+    NULL."""
+    computed: tuple[str, ...] = ()
+    """Columns whose defaults only Spark computes: the files must have them."""
 
 
 class FilesProgress(msgspec.Struct, frozen=True):
@@ -82,6 +88,7 @@ class OneshotCopy:
         self._files: list[FoundFile] = []
         self._done = 0
         self._rows = 0
+        self._defaults: dict[str, pa.Scalar] = {}
 
     async def prepare(self) -> None:
         """List the files. Raises `InvalidUsage` (an option, a column, a path that may not be read,
@@ -93,13 +100,12 @@ class OneshotCopy:
             raise InvalidUsage(f"the table has no column {', '.join(absent)}")
         if len(set(request.columns)) < len(request.columns):
             raise InvalidUsage(f"columns that are named twice: {', '.join(request.columns)}")
-        must = [
-            column.name
-            for column in self._target.columns
-            if not column.nullable and request.columns and column.name not in request.columns
-        ]
+        if request.defaults:
+            given = from_ipc(request.defaults)
+            self._defaults = {name: given[name][0] for name in given.column_names}
+        must = self._missing(request.columns or self._target.names)
         if must:
-            raise InvalidUsage(f"the files must have {', '.join(must)}, which may not be NULL")
+            raise InvalidUsage(f"the files must have {must}")
         self._place = self._open_place(request.pattern, request.recursive)
         self._manifest = await self._place.manifest()
         if self._manifest is not None:
@@ -126,10 +132,9 @@ class OneshotCopy:
                 f"{found}, which is read whole and as it was written: give no options, columns or "
                 "pattern; or name one of its files"
             )
-        names = {column.name for column in columns_of_copy(manifest, self._target).columns}
-        must = [c.name for c in self._target.columns if not c.nullable and c.name not in names]
+        must = self._missing(columns_of_copy(manifest, self._target).names)
         if must:
-            raise InvalidUsage(f"{found} without {', '.join(must)}, which may not be NULL")
+            raise InvalidUsage(f"{found} without {must}")
         # The manifest names files at any depth.
         self._place = self._open_place("*", recursive=True)
         there = {file.name: file for file in await self._place.every()}
@@ -137,6 +142,15 @@ class OneshotCopy:
         if gone:
             raise InvalidUsage(f"{found}, of which files are gone: {', '.join(gone[:10])}")
         return [there[file.path] for file in manifest.files]
+
+    def _missing(self, names: Container[str]) -> str:
+        """Return the columns that files with these columns lack, with the reason; empty: none."""
+        absent = [column for column in self._target.columns if column.name not in names]
+        must = [c.name for c in absent if not c.nullable and c.name not in self._defaults]
+        if must:
+            return f"{', '.join(must)}, which may not be NULL"
+        computed = [c.name for c in absent if c.name in self._request.computed]
+        return f"{', '.join(computed)}, whose defaults SQL alone computes" if computed else ""
 
     def progress(self) -> FilesProgress:
         """Return the progress; never waits."""
@@ -206,7 +220,7 @@ class OneshotCopy:
         shape = self._target.arrow()
         columns = [
             rows[field.name] if field.name in rows.column_names
-            else pa.nulls(rows.num_rows, field.type)
+            else pa.repeat(self._defaults.get(field.name, pa.scalar(None, field.type)), len(rows))
             for field in shape
         ]  # fmt: skip
         made = pa.Table.from_arrays(columns, schema=shape)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 
 from actors.connectors.sources import oneshot as files
 from actors.connectors.sources.file_reading import OPTIONS, check_options
@@ -35,6 +36,8 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress
 from actors.persist import BatchPart, CopyCommitted
+from actors.plan.column_defaults import known_values
+from actors.plan.updates import to_ipc
 from actors.progress import Frontier
 from actors.protocol.api import CopiedFrom, CopyFromFiles, CopyFromProgress
 from actors.protocol.message_parts import ObjectStatistics
@@ -129,6 +132,7 @@ class CopiesFrom:
                 f"{limit} copies from files are under way (copies_max): try again later"
             )
         assert request.format in OPTIONS
+        values = known_values(target.defaults, target.schema, state.ctx.now_ms() * 1000)
         wanted = files.CopyFromConfig(
             path=request.path,
             format=request.format,
@@ -136,6 +140,10 @@ class CopiesFrom:
             options=request.options,
             pattern=request.pattern,
             recursive=request.recursive,
+            defaults=to_ipc(pa.table({n: pa.array([v]) for n, v in values.items()}))
+            if values
+            else b"",
+            computed=tuple(sorted(target.defaults.keys() - values)),
         )
         # The cluster gets a fresh name, since a client may repeat its uuid.
         command = RunOneshotIngestion(
