@@ -12,6 +12,7 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -98,6 +99,7 @@ def test_lines_are_read_as_the_table_has_them() -> None:
     schema = TableSchema(tuple(TableColumn(name, kind) for name, kind in kinds.items()))
     line = b'{"amount": "1.50", "at": "2026-01-02 03:04:05", "tags": {"7": "AP8="}}\n'
     [found] = statements.tables(io.BytesIO(line + b"\n  \n"), schema)
+    assert isinstance(found, pa.Table)
     assert found.to_pylist() == [
         {
             "at": datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC),
@@ -106,8 +108,18 @@ def test_lines_are_read_as_the_table_has_them() -> None:
         }
     ]
     many = b'{"amount": null}\n' * (statements.ROWS_AT_ONCE + 1)
-    pieces = [table.num_rows for table in statements.tables(io.BytesIO(many), schema)]
+    pieces = [len(rows) for rows in statements.tables(io.BytesIO(many), schema)]
     assert pieces == [statements.ROWS_AT_ONCE, 1]
+
+
+def test_lines_leave_out_what_has_a_default() -> None:
+    columns = (TableColumn("a", "int", nullable=False), TableColumn("b", "string"))
+    lines = io.BytesIO(b'{"b": "x"}\n{"a": 1}\n{"a": 2, "b": null}\n')
+    [found] = statements.tables(lines, TableSchema(columns), {"a"})
+    assert found == [{"b": "x"}, {"a": 1, "b": None}, {"a": 2, "b": None}]
+    # What has no default stays as it was: NULL, or needed.
+    with pytest.raises(InvalidUsage, match="line 1"):
+        list(statements.tables(io.BytesIO(b"{}\n"), TableSchema(columns), {"b"}))
 
 
 @pytest.mark.parametrize(

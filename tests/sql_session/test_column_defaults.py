@@ -333,3 +333,18 @@ async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) 
         await client.write({"t": TableWrite(insert=rows, defaults=digest)})
         with pytest.raises(DefaultsChanged):
             await client.write({"t": TableWrite(delete=[{"id": 3}], defaults="")})
+
+
+async def test_each_row_of_a_client_has_the_defaults_of_what_it_leaves_out(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (client, spark, _):
+        columns = "n INT NOT NULL DEFAULT 5, s STRING, l ARRAY<INT> DEFAULT NULL"
+        await run(spark, f"CREATE TABLE t (id INT PRIMARY KEY, {columns})")
+        rows = [{"id": 1, "s": "a"}, {"N": 7, "id": 2}, {"id": 3, "s": None, "l": [1]}]
+        await client.insert("t", rows)
+        assert (await client.peek("t", order_by=["id"])).to_pylist() == [
+            {"id": 1, "n": 5, "s": "a", "l": None},
+            {"id": 2, "n": 7, "s": None, "l": None},
+            {"id": 3, "n": 5, "s": None, "l": [1]},
+        ]
+        with pytest.raises(TypeMismatch, match="NULL in NOT NULL"):
+            await client.insert("t", [{"id": 4, "n": None}, {"id": 5}])

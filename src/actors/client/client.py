@@ -54,6 +54,7 @@ from actors.client.rows import (
     column_of,
     empty_batch,
     encode,
+    encode_left_out,
     expand,
     holds_dicts,
 )
@@ -423,7 +424,8 @@ class Client(ClientSources, ClientRoles):
         if any(map(holds_dicts, parts)):
             shape = (await self.peek(table, limit=0)).schema
         insert, delete, update = (encode(table, rows, shape) for rows in parts)
-        return TableChange(table, insert, delete, update, change.defaults)
+        left_out = encode_left_out(change.insert)
+        return TableChange(table, insert, delete, update, change.defaults, left_out)
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -140,8 +140,8 @@ class ClientSources:
         subfolders if `recursive`; it lies below the service's `source_dirs`. `format` is
         ``parquet``, ``csv`` or ``json`` (an object a line), read as Spark reads it, with `options`
         of its reader. `columns` names those of the table that the files have (for CSV in their
-        order); the others are NULL. `progress` is called with each report. When this is canceled or
-        the connection is lost while files are read, nothing is copied.
+        order); the others have their defaults. `progress` is called with each report. When this is
+        canceled or the connection is lost while files are read, nothing is copied.
 
         `uuid` is the copy's idempotency token (None: a fresh one): after an indeterminate error,
         repeat the call with it, and get the rows and time of the copy if it was done. The table

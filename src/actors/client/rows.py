@@ -29,7 +29,8 @@ from actors.protocol.relations import fold
 from actors.protocol.row_finishing import RowFinisher
 
 Rows: TypeAlias = Sequence[Mapping[str, Any]] | pa.Table
-"""Rows as dicts (a missing column is NULL; a struct or a map is a dict) or as an Arrow table."""
+"""Rows as dicts (an inserted row has defaults, else NULL, in what it leaves out; a struct or a map
+is a dict) or as an Arrow table."""
 
 
 def column_of(name: str, text: str) -> TableColumn:
@@ -58,6 +59,22 @@ def encode(table: str, rows: Rows | None, shape: pa.Schema | None = None) -> byt
         return None
     made = rows if isinstance(rows, pa.Table) else _from_dicts(f"table {table}", rows, shape)
     return to_ipc(made)
+
+
+def encode_left_out(rows: Rows | None) -> bytes | None:
+    """Return which rows leave out columns that others have, for a message; None: no one does.
+
+    >>> encode_left_out([{"a": 1, "b": 2}, {"b": 3, "a": None}]) is None
+    True
+    """
+    if rows is None or isinstance(rows, pa.Table):
+        return None
+    names = dict.fromkeys(chain.from_iterable(rows))
+    # All have all: the one case that is frequent, told without a look at each key.
+    if all(len(row) == len(names) for row in rows):
+        return None
+    masks = {name: [name not in row for row in rows] for name in names}
+    return to_ipc(pa.table({name: pa.array(mask) for name, mask in masks.items() if any(mask)}))
 
 
 def holds_dicts(rows: Rows | None) -> bool:

@@ -7,6 +7,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
+import msgspec
 import typer
 
 from actors.commands.console import (
@@ -19,8 +20,8 @@ from actors.commands.console import (
 from actors.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import BinaryIO
+    from collections.abc import Collection, Iterator, Sequence
+    from typing import Any, BinaryIO
 
     import pyarrow as pa
 
@@ -156,14 +157,14 @@ async def _insert(target: ServiceTarget, name: str, lines: BinaryIO) -> tuple[in
 
     done = time = 0
     async with await Client.connect(target.address, settings=target.settings) as client:
-        objects = {found.name.lower(): found.schema for found in (await client.status()).objects}
-        schema = objects.get(name.lower())
-        if schema is None:
+        objects = {found.name.lower(): found for found in (await client.status()).objects}
+        table = objects.get(name.lower())
+        if table is None or table.schema is None:
             raise UnknownObject(f"there is no table {name}")
         try:
-            for rows in tables(lines, schema):
+            for rows in tables(lines, table.schema, table.column_defaults.keys()):
                 time = await client.insert(name, rows)
-                done += rows.num_rows
+                done += len(rows)
         except PenstockError as error:
             if done:
                 print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
@@ -171,14 +172,23 @@ async def _insert(target: ServiceTarget, name: str, lines: BinaryIO) -> tuple[in
     return done, time
 
 
-def tables(lines: BinaryIO, schema: TableSchema) -> Iterator[pa.Table]:
-    """Yield the rows of the lines, `ROWS_AT_ONCE` at a time. Raises `InvalidUsage` with the number
-    of a line that is no row of the table."""
+def tables(
+    lines: BinaryIO, schema: TableSchema, defaults: Collection[str] = ()
+) -> Iterator[pa.Table | list[dict[str, Any]]]:
+    """Yield the rows of the lines, `ROWS_AT_ONCE` at a time; without the columns of `defaults` that
+    a line leaves out. Raises `InvalidUsage` with the number of a line that is no row of the
+    table."""
     from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
     from actors.plan.schema import DIFF
 
+    columns = (
+        msgspec.structs.replace(each, nullable=True) if each.name in defaults else each
+        for each in schema.columns
+    )
+    schema = msgspec.structs.replace(schema, columns=tuple(columns))
     rows = RowsOfTable(schema, schema, skips=False, naive=True)
     numbers: list[int] = []
+    left_out: list[frozenset[str]] = []
     for number in count(1):
         # Bounded: a file without line ends must not be read into memory whole.
         line = lines.readline(LINE_BYTES_MAX + 1)
@@ -190,15 +200,28 @@ def tables(lines: BinaryIO, schema: TableSchema) -> Iterator[pa.Table]:
             except RowMisfit as error:
                 raise _no_row(number, error) from None
             numbers.append(number)
+            # Only then the names are read a second time.
+            if defaults:
+                left_out.append(frozenset(defaults).difference(msgspec.json.decode(line)))
         if numbers and (not line or len(rows) == ROWS_AT_ONCE):
             try:
-                yield rows.updates().drop_columns([DIFF])
+                made = rows.updates().drop_columns([DIFF])
+                yield _without(made, left_out) if any(left_out) else made
             except RowMisfit as error:
                 raise _no_row(numbers[error.row or 0], error) from None
             rows.clear()
             numbers.clear()
+            left_out.clear()
         if not line:
             return
+
+
+def _without(rows: pa.Table, left_out: Sequence[frozenset[str]]) -> list[dict[str, Any]]:
+    """Return rows without the columns that each leaves out."""
+    return [
+        {name: value for name, value in row.items() if name not in names}
+        for row, names in zip(rows.to_pylist(), left_out, strict=True)
+    ]
 
 
 def _no_row(number: int, error: Exception) -> InvalidUsage:

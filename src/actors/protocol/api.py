@@ -302,6 +302,9 @@ class TableChange(msgspec.Struct, frozen=True, gc=False):
     defaults: str | None = None
     """Digest of the defaults with which the writer has filled its rows; the write is refused with
     `DefaultsChanged` if they are others now. None: it has used none."""
+    left_out: bytes | None = None
+    """Arrow IPC stream of booleans: of the columns that some inserted rows have, which rows leave
+    them out, and so have their defaults; None if every row has the same columns."""
 
 
 class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pyarrow as pa
+from msgspec.structs import replace
 
 from actors.controller.tables.rows import describe_key, fit, identities
-from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, TypeMismatch
+from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, MalformedFrame, TypeMismatch
 from actors.persist.compaction import row_hashes
-from actors.plan.column_defaults import ColumnDefaults, DefaultValues, known_values
+from actors.plan.column_defaults import ColumnDefaults, known_values
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
@@ -105,8 +106,10 @@ def fit_change(
     insert = delete = update = None
     if change.insert is not None:
         rows = from_ipc(change.insert)
-        values = _left_out(target, rows, defaults, now_micros) if defaults else None
-        insert = fit(target.name, schema, rows, defaults=values)
+        if defaults:
+            insert = _filled(target, rows, change.left_out, defaults, now_micros)
+        else:
+            insert = fit(target.name, schema, rows)
     if change.delete is not None:
         rows = from_ipc(change.delete)
         # A keyed row is named by its key; other columns may be left out.
@@ -123,20 +126,47 @@ def fit_change(
     return FittedChange(target, insert, delete, update)
 
 
-def _left_out(
-    target: TableTarget, rows: pa.Table, defaults: ColumnDefaults, now_micros: int
-) -> DefaultValues:
-    """Return the values of the columns that rows leave out. Raises `InvalidUsage` if only Spark
-    computes one."""
-    values = known_values(defaults, target.schema, now_micros)
-    given = {fold(name) for name in rows.column_names}
-    for name in defaults:
-        if name not in values and fold(name) not in given:
+def _filled(
+    target: TableTarget,
+    rows: pa.Table,
+    left_out: bytes | None,
+    defaults: ColumnDefaults,
+    now_micros: int,
+) -> pa.Table:
+    """Return rows that fit the table, with the defaults of what they leave out: a column, or by
+    `left_out` some rows of it. Raises as `fit`, and `InvalidUsage` if only Spark computes one."""
+    name, schema = target.name, target.schema
+    values = known_values(defaults, schema, now_micros)
+    masks = {} if left_out is None else _masks(rows, left_out)
+    whole = {fold(each) for each in rows.column_names} - masks.keys()
+    for column in defaults.keys() - values:
+        if fold(column) not in whole:
             raise InvalidUsage(
-                f"table {target.name}, column {name}: its default, {defaults[name].text}, is "
-                f"computed by SQL alone: give the column, or write the rows by INSERT"
+                f"table {name}, column {column}: its default, {defaults[column].text}, is computed "
+                f"by SQL alone: give the column, or write the rows by INSERT"
             )
-    return values
+    filling = {each: mask for each in values if (mask := masks.get(fold(each))) is not None}
+    if not filling:
+        return fit(name, schema, rows, defaults=values)
+    # What is left out may be NULL until it is filled.
+    loose = TableSchema(tuple(replace(each, nullable=True) for each in schema.columns), schema.key)
+    fitted = fit(name, loose, rows, defaults=values)
+    for column, mask in filling.items():
+        place = fitted.column_names.index(column)
+        chunks = [*fitted.column(place).chunks, pa.array([values[column]])]
+        # The default stands behind the last row.
+        numbers = np.where(mask, fitted.num_rows, np.arange(fitted.num_rows))
+        filled = pa.chunked_array(chunks).take(pa.array(numbers))
+        fitted = fitted.set_column(place, fitted.schema.field(place), filled)
+    return fit(name, schema, fitted)
+
+
+def _masks(rows: pa.Table, left_out: bytes) -> dict[str, np.ndarray]:
+    """Return by folded names which rows leave a column out. Raises `MalformedFrame`."""
+    masks = from_ipc(left_out)
+    if masks.num_rows != rows.num_rows or set(masks.schema.types) - {pa.bool_()}:
+        raise MalformedFrame(f"the columns that {rows.num_rows} rows leave out are no booleans")
+    return {fold(name): masks[name].to_numpy() for name in masks.column_names}
 
 
 def _named(target: TableTarget, rows: pa.Table, what: str) -> Sequence[str]:
