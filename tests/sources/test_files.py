@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
 from actors import threshold_probes
@@ -578,6 +579,33 @@ def test_a_copy_gives_all_rows_and_how_far_it_is(lab: Lab) -> None:
         assert done.bytes_done == done.bytes == 12
         single = CopyFromConfig(path=str(lab.folder / "a.csv"), format="csv", columns=("v", "k"))
         assert len(await copied(OneshotCopy(single, target, lab.around()))) == 1
+
+    on_virtual_time(main)
+
+
+def test_a_copy_fills_what_its_files_lack(lab: Lab) -> None:
+    note = TableColumn("note", "string", nullable=False)
+    target = TableSchema((*COLUMNS, note, TableColumn("due", "date")))
+
+    async def main() -> None:
+        lab.put("a.csv", "x,1\n")
+        request = CopyFromConfig(
+            path=str(lab.folder),
+            format="csv",
+            columns=("v", "k"),
+            defaults=to_ipc(pa.table({"note": ["new"]})),
+        )
+        assert await copied(OneshotCopy(request, target, lab.around())) == [
+            {"k": 1, "v": "x", "note": "new", "due": None, DIFF: 1}
+        ]
+        changes: list[tuple[dict[str, Any], str]] = [
+            ({"computed": ("due",)}, "must have due, whose defaults SQL alone computes"),
+            ({"defaults": b""}, "must have note, which may not be NULL"),
+        ]
+        for changed, problem in changes:
+            wrong = replace(request, **changed)
+            with pytest.raises(InvalidUsage, match=problem):
+                await OneshotCopy(wrong, target, lab.around()).prepare()
 
     on_virtual_time(main)
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from actors.plan.schema import TableColumn
@@ -42,7 +43,6 @@ def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool 
         ("'it''s'", "string", "it's"),
         ("'x'", "string", "x"),
         ("NULL", "int", None),
-        ("DEFAULT", "date", None),
         ("true", "boolean", True),
         ("'2026-02-28'", "date", dt.date(2026, 2, 28)),
         ("'12'", "int", 12),
@@ -58,6 +58,19 @@ def value_of(text: str, kind: str, dialect: SqlDialect = POSTGRES, *, utc: bool 
 )
 def test_plain_literals_are_read(text: str, kind: str, value: Any) -> None:
     assert value_of(text, kind) == value
+
+
+def test_default_is_a_value_where_there_are_defaults() -> None:
+    column = TableColumn("a", "date")
+    marks = [literal_value("DEFAULT", SqlDialect.SPARK, ()), None]
+    day = pa.scalar(dt.date(2026, 2, 28))
+    assert column_array(marks, column, utc=True, defaults={"a": day}).to_pylist() == [
+        day.as_py(),
+        None,
+    ]
+    assert column_array(marks, column, utc=True, defaults={}).to_pylist() == [None, None]
+    with pytest.raises(NotLocal):
+        column_array(marks, column, utc=True)
 
 
 @pytest.mark.parametrize(
