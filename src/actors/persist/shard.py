@@ -259,6 +259,8 @@ class ShardAppend(msgspec.Struct, frozen=True):
     """List of the parts, where they are many; set by the `ShardAppender`, not by the caller."""
     owner: str = ""
     """The dataflow that appends; it counts where the shard has an owner."""
+    schema: TableSchema | None = None
+    """The schema that must be the shard's newest; None: any will do."""
 
 
 class AppendCommitted(msgspec.Struct, frozen=True):
@@ -333,14 +335,20 @@ def appended(
 
     `floor`: no time may lie below it (the tables' shared upper, for a table). Raises `InvalidUsage`
     when the interval or a part does not fit, `ShardClosed` when the upper is the empty frontier,
-    `WriterFenced` for a copy that was appended before, and for an append of another than the
-    owner.
+    `WriterFenced` for a copy that was appended before, for an append of another than the owner, and
+    for one that was made for other columns.
     """
     # Before the upper is compared: to a dataflow that was replaced a mismatch would look like a
     # rival replica, and it would go on by the plan that is gone.
     if state.owner and append.owner != state.owner:
         raise WriterFenced(
             f"append to {state.id}: {append.owner or 'its writer'} was replaced by {state.owner}",
+            determinate=True,
+        )
+    if append.schema is not None and append.schema != state.schema:
+        raise WriterFenced(
+            f"append to {state.id}: its columns are {state.schema.ddl()} now, and not "
+            f"{append.schema.ddl()}; nothing was written",
             determinate=True,
         )
     _check_interval(state, append)

@@ -51,6 +51,12 @@ class TableSchema(msgspec.Struct, frozen=True):
         """Return the column names in order."""
         return tuple(column.name for column in self.columns)
 
+    def extends(self, other: TableSchema) -> bool:
+        """Return whether it is that schema with none or more nullable columns after its own."""
+        own, further = self.columns[: len(other.columns)], self.columns[len(other.columns) :]
+        same = own == other.columns and self.key == other.key
+        return same and all(column.nullable for column in further)
+
     def renamed(self, names: Mapping[str, str]) -> TableSchema:
         """Return the columns that `names` has, in its order and under the names that it gives them;
         without a key."""

@@ -90,8 +90,9 @@ class SinkDescription(msgspec.Struct, frozen=True, gc=False):
 def altered(old: IngestionDescription, new: IngestionDescription) -> tuple[str, ...]:
     """Return the differences that forbid `new` as an update of the running `old`; empty: it may be.
 
-    Exports may come and go; the name and the delays of retries may change. The configuration, the
-    remap shard, and whatever an export is made of may not: positions and contents belong to them.
+    Exports may come and go, and be given further columns; the name and the delays of retries may
+    change. The configuration, the remap shard, and whatever else an export is made of may not:
+    positions and contents belong to them.
     """
     found: list[str] = []
     if old.configuration.kind != new.configuration.kind:
@@ -129,7 +130,7 @@ def _changes(old: IngestionExport, new: IngestionExport) -> list[str]:
         found.append(f"outside name {old.outside} → {new.outside}")
     if old.shard != new.shard:
         found.append(f"shard {old.shard} → {new.shard}")
-    if old.schema != new.schema:
+    if not new.schema.extends(old.schema):
         found.append(f"columns ({old.schema.ddl()}) → ({new.schema.ddl()})")
     if old.encoded != new.encoded:
         found.append("what its kind adds for it")

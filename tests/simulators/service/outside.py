@@ -36,7 +36,7 @@ from actors.errors import WriterFenced
 from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import DIFF, TIME, TableSchema
+from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.progress import Frontier, ObjectId, ShardId
 from actors.protocol.storage import ConnectorConfiguration, SinkDescription
 from actors.settings import Settings
@@ -204,6 +204,12 @@ class FaultySource:
     ) -> tuple[SourceExport, ...]:
         """Call the inner source; see `SourceConnector`."""
         return await self._inner.describe(wanted)
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """Call the inner source; see `SourceConnector`."""
+        return await self._inner.describe_added(export, columns)
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """Open the inner source, if no fault strikes; see `SourceConnector`."""

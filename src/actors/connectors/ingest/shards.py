@@ -219,7 +219,10 @@ class IngestShards:
         for name, export in self.exports.items():
             if self._uppers[export.shard] or name in filled:
                 held = tuple(parts.get(name, ()))
-                appends.append(ShardAppend(export.shard, self._uppers[export.shard], upper, held))
+                own = self._uppers[export.shard]
+                # What was read without a column that the table has by now must not be appended.
+                schema = export.schema
+                appends.append(ShardAppend(export.shard, own, upper, held, schema=schema))
         try:
             result = await self._persist.append(appends)
             # Another task has appended: a retry here would give its rows a second time.

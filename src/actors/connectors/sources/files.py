@@ -149,6 +149,20 @@ class FilesSource:
             raise InvalidUsage("CSV has columns by their order: declare all to leave one out")
         return exports
 
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """See `Source.describe_added`: files that are taken from then on are read with them."""
+        declared = check_columns(self._config.columns)
+        left_out = [each.name for each in columns if _names(declared, each.name)]
+        if left_out:
+            raise InvalidUsage(
+                f"{', '.join(left_out)}: declared by the source, and left out of this table: drop"
+                " it and add it to the source again, which reads all files that are still there"
+            )
+        check_columns((*export.schema.columns, *columns))
+        return tuple(columns)
+
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""
         await self._opens()
@@ -163,7 +177,8 @@ class FilesSource:
         if exports:
             keep = exports[0].schema
             declared = check_columns(self._config.columns)
-            read = declared if declared.columns else TableSchema(keep.columns)
+            further = tuple(c for c in keep.columns if not _names(declared, c.name))
+            read = TableSchema((*declared.columns, *further))
             config = self._config
             reader = FileReader(config.format, config.options, read, keep, self._around)
             self._reader = BroughtReader(reader, self._place)
@@ -314,3 +329,8 @@ class FilesSource:
             self._warnings[notice.kind] = (count + len(notice.names), shown)
         elif notice.anew:
             self._warnings.pop(notice.kind, None)
+
+
+def _names(schema: TableSchema, name: str) -> bool:
+    """Say whether one of the columns has this name, as Spark compares names."""
+    return name.lower() in {each.lower() for each in schema.names}

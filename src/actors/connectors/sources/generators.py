@@ -38,7 +38,7 @@ from actors.connectors.sources.source import (
 )
 from actors.errors import InvalidUsage
 from actors.kernel import ActorClock
-from actors.plan.schema import DIFF, TableSchema
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.threshold_probes import GENERATED_EVENTS
 
 
@@ -151,6 +151,15 @@ class GeneratorSource:
         """See `Source.describe`."""
         self._config.check()
         return select_exports(self._series.exports, wanted)
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """See `Source.describe_added`: a table that is made up has all of its columns at once."""
+        raise InvalidUsage(
+            f"{export.name} is made up by its source, with all of its columns: drop its table and"
+            " add it again, without leaving any out"
+        )
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""

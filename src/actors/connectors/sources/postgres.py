@@ -9,6 +9,10 @@ position of all snapshots, so that every mark is one instant of the whole databa
 A position names the server, the database, a place in the log, and of each table its identity and
 the place of its snapshot. The server sends transactions after the place that `open` asks for.
 
+An export that has more columns than the position binds is given them at a snapshot too: the stream
+is read up to it with the former ones, then the rows that have a value in a further column are
+copied (`ColumnsDue`), and from there on rows have all columns. The next mark binds them.
+
 The stream tells of rows only; whatever else happens to a table is in the catalog, which is checked
 before every mark (`_confirm`, `postgres_footing`). A table whose rows here may differ from those
 there is refilled: the source ends (`SourceUnreachable`), and copies it anew when it is reopened.
@@ -34,7 +38,7 @@ from actors.connectors.sources.postgres_catalog import (
     lsn_of,
     lsn_text,
 )
-from actors.connectors.sources.postgres_changes import DecodedChanges
+from actors.connectors.sources.postgres_changes import ColumnsDue, Decoded, DecodedChanges
 from actors.connectors.sources.postgres_config import PostgresConfig
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import (
@@ -50,7 +54,11 @@ from actors.connectors.sources.postgres_footing import (
     write_position,
 )
 from actors.connectors.sources.postgres_names import identifier, numbers_of
-from actors.connectors.sources.postgres_snapshot import TableSnapshots, copied_contents
+from actors.connectors.sources.postgres_snapshot import (
+    SnapshotTable,
+    TableSnapshots,
+    copied_contents,
+)
 from actors.connectors.sources.postgres_stream import ReplicationStream
 from actors.connectors.sources.postgres_survey import (
     CatalogSurvey,
@@ -72,6 +80,7 @@ from actors.connectors.sources.source import (
 )
 from actors.errors import InvalidUsage, ProtocolError
 from actors.kernel.clock import ActorClock, SystemClock
+from actors.plan.schema import TableColumn
 
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
@@ -93,6 +102,12 @@ class PostgresSource:
         """Connection for queries of the catalog."""
         self._snapshot: TableSnapshots | None = None
         self._stream: ReplicationStream | None = None
+        self._parked: TableSnapshots | None = None
+        """Snapshot whose further columns are due when the stream comes to it."""
+        self._due: dict[str, SnapshotTable] = {}
+        """Further columns that are to be copied then."""
+        self._behind: list[Decoded] | None = None
+        """What the stream gave behind `ColumnsDue`, while they are copied."""
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
         """Rows and a mark that wait for a check of the catalog (`_confirm`)."""
@@ -119,6 +134,20 @@ class PostgresSource:
         wire = await self._connect(replication=True)
         try:
             return await setup.describe(wire, self._config, self._publication, wanted)
+        except ServerRefused as error:
+            raise SourceUnreachable(f"PostgreSQL: {error}", error.server_hint) from None
+        finally:
+            wire.close()
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """See `Source.describe_added`."""
+        wire = await self._connect(replication=False)
+        try:
+            return await setup.describe_added(
+                wire, self._config, self._publication, export, columns
+            )
         except ServerRefused as error:
             raise SourceUnreachable(f"PostgreSQL: {error}", error.server_hint) from None
         finally:
@@ -187,25 +216,36 @@ class PostgresSource:
         anew = {name for name, each in verdicts.items() if isinstance(each, TableRefills)}
         new = [found[name] for name in self._exports if name in found]
         new = [table for table in new if table.name not in filled or table.name in anew]
+        wider = self._wider(filled, verdicts)
+        copied = [*new, *(found[name] for name in wider)]
+        growing: dict[str, FilledTable] = {}
         refused: dict[str, str] = {}
-        if health.slot is None or new:
+        if health.slot is None or copied:
             at, name = await self._export_snapshot(maker, health, resumed=began)
             # Where no table keeps its rows, the stream may begin at the snapshot.
             lsn = lsn if any(isinstance(each, TableStands) for each in verdicts.values()) else at
-            if new:
-                then, refused = await self._begin_snapshot(new, name)
-                for table in new:
-                    filled[table.name] = self._bind(then, table, at)
+            if at < lsn:
+                raise SourceUnreachable(f"PostgreSQL: the snapshot is of {lsn_text(at)}, the"
+                    f" position {lsn_text(lsn)}", "it is made anew")  # fmt: skip
+            if copied:
+                then, refused = await self._begin_snapshot(new, copied, name)
+                for table in copied:
+                    into = growing if table.name in wider else filled
+                    into[table.name] = self._bind(then, table, at, wider.get(table.name, ()))
         elif not began:
             assert health.slot is not None, "else it would be made"
             lsn = health.slot.confirmed_lsn
         self._filled = filled
         survey = await survey_now(looker, [each.oid for each in filled.values()], self._publication)
-        for table in new:
-            fresh = filled[table.name]
-            if self._bind(survey, table, at) != fresh and table.name not in refused:
+        for table in copied:
+            fresh = growing.get(table.name) or filled[table.name]
+            same = self._bind(survey, table, at, wider.get(table.name, ())) == fresh
+            if not same and table.name not in refused:
                 raise self._was_altered(table.name)
         verdicts = await self._judge(survey, filled)
+        # One whose further columns are gone ends, as it would end later.
+        grown = await self._judge(survey, growing)
+        verdicts |= {name: each for name, each in grown.items() if isinstance(each, TableEnds)}
         self._changes = changes = DecodedChanges(
             self._exports.values(),
             filled,
@@ -214,6 +254,7 @@ class PostgresSource:
             lsn,
             self._position_text,
             [table.name for table in new],
+            growing,
         )
         self._settle(survey, verdicts)
         for name in self._exports:
@@ -225,22 +266,43 @@ class PostgresSource:
                 self._ready += changes.fail(name, error, hint)
         if len(self._position_text(lsn)) > POSITION_BYTES_MAX:
             raise InvalidUsage(f"{len(self._exports)} tables are too many: make several sources")
-        if new:
+        if copied:
             self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
-            assert self._snapshot is not None, "begun"
-            live = [table for table in new if not changes.is_failed(table.name)]
-            self._snapshot.copy(
-                copied_contents(
+            live = [table for table in copied if not changes.is_failed(table.name)]
+            copies = {
+                table.name: copied_contents(
                     self._exports[table.name],
-                    filled[table.name],
+                    growing.get(table.name) or filled[table.name],
                     survey.tables[table.oid],
                     survey.types,
                     self._config.numeric,
+                    held=len(wider.get(table.name, ())),
                 )
                 for table in live
-            )
+            }
+            self._due = {name: copies.pop(name) for name in wider if name in copies}
+            assert self._snapshot is not None, "begun"
+            self._snapshot.copy(copies.values())
         elif not began:
             self._ready.append(PositionMark(self._position_text(lsn)))
+
+    def _wider(
+        self, filled: Mapping[str, FilledTable], verdicts: Mapping[str, Verdict]
+    ) -> dict[str, tuple[int, ...]]:
+        """Return the tables whose exports have further columns → numbers of those that are bound.
+        Raises `SourceUnreachable` for an export that has fewer."""
+        found = {}
+        for name, verdict in verdicts.items():
+            bound, wanted = filled[name].columns, self._exports[name].schema.names
+            if len(bound) > len(wanted):
+                raise SourceUnreachable(
+                    f"PostgreSQL: {name} was given columns: {len(bound)} are read at the position,"
+                    f" and {len(wanted)} are known here",
+                    "another service owns this state now: stop this one",
+                )
+            if len(bound) < len(wanted) and isinstance(verdict, TableStands):
+                found[name] = bound
+        return found
 
     @staticmethod
     def _was_altered(name: str) -> SourceUnreachable:
@@ -249,14 +311,17 @@ class PostgresSource:
             f"PostgreSQL: {name} was altered as it was to be copied", "tried again"
         )
 
-    def _bind(self, then: CatalogSurvey, table: PostgresTable, lsn: int) -> FilledTable:
-        """Return a table as filled at the snapshot, bound to its columns there. Raises
-        `SourceUnreachable`."""
+    def _bind(
+        self, then: CatalogSurvey, table: PostgresTable, lsn: int, bound: tuple[int, ...] = ()
+    ) -> FilledTable:
+        """Return a table as filled at the snapshot, bound to its columns there; the first ones are
+        `bound` already. Raises `SourceUnreachable`."""
         there = then.tables.get(table.oid)
         if there is None or there.name != table.name:
             raise self._was_altered(table.name)
-        pairs = [(column.number, column.name) for column in there.columns]
-        numbers = numbers_of(self._exports[table.name].schema.names, pairs)
+        pairs = [(each.number, each.name) for each in there.columns if each.number not in bound]
+        further = self._exports[table.name].schema.names[len(bound) :]
+        numbers = (*bound, *numbers_of(further, pairs))
         return bind(there, numbers, lsn, then.types, then.publication)
 
     async def _export_snapshot(
@@ -281,12 +346,12 @@ class PostgresSource:
         return lsn_of(rows[0][1]), rows[0][2] or ""
 
     async def _begin_snapshot(
-        self, tables: Sequence[PostgresTable], name: str
+        self, new: Sequence[PostgresTable], tables: Sequence[PostgresTable], name: str
     ) -> tuple[CatalogSurvey, dict[str, str]]:
         """Connect, and begin the snapshot. See `TableSnapshots.begin`."""
         self._snapshot = TableSnapshots(await self._connect(replication=False))
-        known = [table.rows for table in tables]
-        self._rows_known = sum(known) if min(known) >= 0 else None
+        known = [table.rows for table in new]
+        self._rows_known = sum(known) if min(known, default=0) >= 0 else None
         return await self._snapshot.begin(name, tables, self._publication)
 
     # -- read -------------------------------------------------------------------------------
@@ -331,11 +396,29 @@ class PostgresSource:
         self._idle = False
         return self._ready.popleft()
 
-    def _give(self, given: Sequence[Given]) -> None:
-        if any(isinstance(each, PositionMark) for each in given):
-            self._unsure += given
+    def _give(self, given: Sequence[Decoded]) -> None:
+        plain: list[Given] = []
+        for place, each in enumerate(given):
+            if isinstance(each, ColumnsDue):
+                self._ready += plain
+                self._copy_due(each, given[place + 1 :])
+                return
+            plain.append(each)
+        if any(isinstance(each, PositionMark) for each in plain):
+            self._unsure += plain
         else:
-            self._ready += given
+            self._ready += plain
+
+    def _copy_due(self, due: ColumnsDue, behind: Sequence[Decoded]) -> None:
+        """Have further columns copied next, and then go on with what the stream gave behind."""
+        # Judged with all of their columns before the next mark.
+        self._surveyed = ""
+        if self._parked is None:  # all of the tables had ended before
+            self._give(behind)
+            return
+        self._snapshot, self._parked = self._parked, None
+        self._snapshot.copy(self._due[name] for name in due.exports)
+        self._due, self._behind = {}, list(behind)
 
     async def _next_of_snapshot(self) -> None:
         snapshot, changes = self._snapshot, self._changes_()
@@ -347,9 +430,15 @@ class PostgresSource:
         elif piece is not None:
             self._ready.append(piece)
         else:
-            snapshot.close()
             self._snapshot = None
-            self._give(changes.contents_given())
+            given, self._behind = self._behind, None
+            if given is None:
+                given = changes.contents_given()
+            if self._due:
+                self._parked = snapshot
+            else:
+                snapshot.close()
+            self._give(given)
 
     async def _begin_stream(self) -> None:
         wire = await self._connect(replication=True)
@@ -488,8 +577,9 @@ class PostgresSource:
         """See `Source.close`."""
         stream, self._stream = self._stream, None
         snapshot, self._snapshot = self._snapshot, None
+        parked, self._parked = self._parked, None
         looker, self._looker = self._looker, None
-        for each in (stream, snapshot, looker):
+        for each in (stream, snapshot, parked, looker):
             if each is not None:
                 each.close()
 

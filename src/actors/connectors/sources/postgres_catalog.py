@@ -6,7 +6,7 @@ replication.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -23,7 +23,7 @@ from actors.connectors.sources.postgres_types import TypeFacts, column_type
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
 from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.plan.schema import TableColumn, TableSchema, arrow_type
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
@@ -465,6 +465,39 @@ def export_of(
             raise InvalidUsage(f"{table.name}: {wrong}")
     key = () if unfit else tuple(held[name].name for name in kept)
     return SourceExport(table.name, TableSchema(tuple(held.values()), key), table=table.table)
+
+
+def added_column(
+    table: PostgresTable,
+    taken: Collection[int],
+    column: TableColumn,
+    types: Mapping[int, TypeFacts],
+    numeric: str,
+) -> PostgresColumn:
+    """Return the table's column that a further column of its export is filled from; `taken` are the
+    numbers of those that it has. Raises `InvalidUsage`."""
+    free = [each for each in table.columns if each.number not in taken and not each.generated]
+    (number,) = numbers_of((column.name,), [(each.number, each.name) for each in free])
+    found = next((each for each in free if each.number == number), None)
+    if found is None:
+        others = ", ".join(each.name for each in free) or "none"
+        raise InvalidUsage(
+            f"{table.name} has no column {column.name} outside that is not taken yet (there are:"
+            f" {others}): add it there first, or drop its table here and add it again"
+        )
+    if not found.readable:
+        raise InvalidUsage(
+            f"the user may not read {found.name} of {table.name}: GRANT SELECT on it, and try again"
+        )
+    there = column_type(found.type_oid, found.modifier, types, numeric).spark
+    # CHAR and VARCHAR of a length are text too, but mean more than PostgreSQL's columns do here.
+    sized = column.type.lower().startswith(("char", "varchar"))
+    if sized or arrow_type(there) != arrow_type(column.type):
+        raise InvalidUsage(
+            f"column {column.name} of {table.name} is {there} here, not {column.type}: ADD COLUMN"
+            f" {column.name} {there}"
+        )
+    return found
 
 
 def _is_no_key(spark: str) -> bool:

@@ -9,6 +9,10 @@ A table with replica identity FULL tells whole old rows: its changes are `Source
 identity tells the key at most: changes are `SourceUpserts`, or `SourceRows` as long as nothing but
 inserts came since the last mark.
 
+An export that is being given further columns (`growing`) has NULL in them up to the snapshot that
+tells their values. Where the stream passes its position, `ColumnsDue` stands in the answer, and
+from there on rows have all columns.
+
 An export ends when its table was renamed, dropped and made anew, lost a column or changed a type,
 when its replica identity no longer gives its key, or when a value cannot be held. Others go on.
 """
@@ -16,6 +20,7 @@ when its replica identity no longer gives its key, or when a value cannot be hel
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
@@ -49,7 +54,18 @@ from actors.connectors.sources.source import (
     SourceUpserts,
     UpsertOp,
 )
-from actors.plan.schema import DIFF
+from actors.errors import RemoteProtocolError
+from actors.plan.schema import DIFF, arrow_type
+
+
+class ColumnsDue(msgspec.Struct, frozen=True):
+    """The stream has reached the snapshot of further columns: here come their values in the rows
+    that these exports hold."""
+
+    exports: tuple[str, ...]
+
+
+Decoded: TypeAlias = Given | ColumnsDue
 
 
 class _Bound(msgspec.Struct, frozen=True):
@@ -58,7 +74,8 @@ class _Bound(msgspec.Struct, frozen=True):
     export: SourceExport
     relation: PgRelation
     columns: tuple[tuple[int, ColumnType], ...]
-    """Place in the relation, and type, of each of the export's columns."""
+    """Place in the relation, and type, of each of the export's columns; the export may have further
+    ones, which are NULL."""
     filled: int
     """See `FilledTable.lsn`."""
 
@@ -69,13 +86,16 @@ class DecodedChanges:
     def __init__(
         self,
         exports: Iterable[SourceExport],
-        filled: Mapping[str, FilledTable],
+        filled: dict[str, FilledTable],
         types: Mapping[int, TypeFacts],
         numeric: str,
         lsn: int,
         position: Callable[[int], str],
         filling: Sequence[str] = (),
+        growing: Mapping[str, FilledTable] | None = None,
     ) -> None:
+        """Make a decoder. `filled` is shared with the caller, and follows: those in `growing` take
+        the place of others at their snapshot, which is one for all."""
         self.lsn = lsn
         """Position before which everything was given, with a mark."""
         self.commit_ms: int | None = None
@@ -96,7 +116,9 @@ class DecodedChanges:
         self._commit_lsn = 0
         """Commit position of the open transaction."""
         self._count = 0
-        self._hold = max([lsn, *(each.lsn for each in filled.values())])
+        self._growing = dict(growing or {})
+        snapshots = [each.lsn for each in (*filled.values(), *self._growing.values())]
+        self._hold = max([lsn, *snapshots])
         """Position before which no mark is given: that of the newest snapshot, or of the begin."""
         self._filling = tuple(filling)
         """Exports that the next mark fills."""
@@ -107,8 +129,10 @@ class DecodedChanges:
         self._listed: dict[str, tuple[str, ...]] = {}
         """Export → columns that every list must begin with, where names alone no longer identify
         columns."""
+        self._grown: set[str] = set()
+        """Exports that were given columns since then: their lists hold for what came before."""
 
-    def take(self, batch: MessageBatch) -> list[Given]:
+    def take(self, batch: MessageBatch) -> list[Decoded]:
         """Decode a batch: return rows, then a mark for its last commit, then rows of the
         transaction that is still open. Raises `RemoteProtocolError`."""
         commits = pgoutput.commits(batch)
@@ -125,11 +149,11 @@ class DecodedChanges:
         """Return whether the stream has not reached the snapshots yet: no mark is given."""
         return self.lsn < self._hold
 
-    def contents_given(self) -> list[Given]:
+    def contents_given(self) -> list[Decoded]:
         """Return a mark after the snapshot's last rows, if the stream begins at its position."""
         return self._mark(self.lsn, None)
 
-    def idle(self, lsn: int) -> list[Given]:
+    def idle(self, lsn: int) -> list[Decoded]:
         """Return a mark for a position before which the server has nothing more; none if it is no
         progress."""
         if self.open or lsn <= self.lsn:
@@ -155,6 +179,10 @@ class DecodedChanges:
                     listed = ", ".join(columns)
                     error = f"its columns changed names: {', '.join(names)}, now {listed}"
                     given += self.fail(export, error, ANEW)
+        # Bound anew at their snapshot, since when names count again.
+        for export in self._grown:
+            self._listed.pop(export, None)
+        self._grown.clear()
         self._described.clear()
         self.xids.clear()
         return given
@@ -173,21 +201,55 @@ class DecodedChanges:
         }
         return [ExportFailed(export, error, hint)]
 
-    def _mark(self, lsn: int, commit_ms: int | None) -> list[Given]:
+    def _mark(self, lsn: int, commit_ms: int | None) -> list[Decoded]:
         # Before all snapshots are reached, one table would be newer than another.
         if lsn < self._hold:
             return []
+        due = self._grow() if self._growing else []
         self.lsn = lsn
         self.commit_ms = commit_ms or self.commit_ms
         count, self._count = self._count, 0
         filled, self._filling = self._filling, ()
         self._replacing.clear()
-        return [PositionMark(self._position(lsn), commit_ms, count, filled)]
+        return [*due, PositionMark(self._position(lsn), commit_ms, count, filled)]
+
+    # -- further columns ---------------------------------------------------------------------
+
+    def _due(self, batch: MessageBatch) -> int | None:
+        """Return the place of the first transaction that the snapshot of further columns lacks."""
+        if not self._growing:
+            return None
+        at = next(iter(self._growing.values())).lsn
+        begins, lsns = pgoutput.begins(batch)
+        (later,) = np.nonzero(lsns >= at)
+        return int(begins[later[0]]) if len(later) else None
+
+    def _grow(self) -> list[Decoded]:
+        """Bind the tables that are being given columns to all of them."""
+        growing, self._growing = self._growing, {}
+        live = {name: each for name, each in growing.items() if name not in self._failed}
+        for name, filled in live.items():
+            self._filled[name] = filled
+            self._grown.add(name)
+            self._bound.pop(filled.oid, None)
+            known = self._relations.get(filled.oid)
+            try:
+                if known is not None:
+                    self._bound[filled.oid] = self._bind(name, known)
+            except _Column:
+                # The table as it was before its columns came: it is told again before its next row.
+                del self._relations[filled.oid]
+        return [ColumnsDue(tuple(live))]
 
     # -- segments of a batch -----------------------------------------------------------------
 
-    def _segments(self, batch: MessageBatch) -> list[Given]:
-        given: list[Given] = []
+    def _segments(self, batch: MessageBatch) -> list[Decoded]:
+        place = self._due(batch)
+        if place is not None:
+            given = self._segments(batch.slice(0, place))
+            given += self._grow()
+            return given + self._segments(batch.slice(place, len(batch)))
+        given = []
         if not len(batch):
             return given
         start = 0
@@ -223,11 +285,20 @@ class DecodedChanges:
         found: Places = known[np.searchsorted(begins, indices, side="right")]
         return found
 
+    def _find(self, oid: int) -> _Bound | None:
+        """Return a table of the stream; None if it is no export, or has failed. Raises
+        `RemoteProtocolError` for one that was not described: its changes must not be left out."""
+        bound = self._bound.get(oid)
+        name = self._oids.get(oid, "")
+        if bound is None and name in self._exports and name not in self._failed:
+            raise RemoteProtocolError(f"changes of {name} came before its columns")
+        return bound
+
     def _truncate(self, batch: MessageBatch, index: int) -> list[Given]:
         commit_lsn = int(self._commit_lsns(batch, np.array([index]))[0])
         given: list[Given] = []
         for oid in pgoutput.truncated(batch, index):
-            bound = self._bound.get(oid)
+            bound = self._find(oid)
             if bound is not None and commit_lsn >= bound.filled:
                 self._count += 1
                 given.append(ExportTruncated(bound.export.name))
@@ -250,23 +321,31 @@ class DecodedChanges:
             return self.fail(name, error, f"rename it back, or {ANEW}")
         if name in self._failed:
             return []
+        try:
+            self._bound[relation.oid] = self._bind(name, relation)
+        except _Column as error:
+            return self.fail(name, error.text, error.hint)
+        return []
+
+    def _bind(self, name: str, relation: PgRelation) -> _Bound:
+        """Find an export's columns in the table as it is described. Raises `_Column`."""
         export, filled = self._exports[name], self._filled[name]
         places = {column.name: place for place, column in enumerate(relation.columns)}
         columns = []
-        for column, there in zip(export.schema.columns, filled.names, strict=True):
+        # The export may have further columns, which are not bound yet.
+        for column, there in zip(export.schema.columns, filled.names, strict=False):
             place = places.get(there)
             if place is None:
-                return self.fail(name, f"column {column.name} was dropped or renamed", ANEW)
+                raise _Column(f"column {column.name} was dropped or renamed", ANEW)
             filling = relation.columns[place]
             kind = column_type(filling.type_oid, filling.type_modifier, self._types, self._numeric)
             if kind.spark != column.type:
-                return self.fail(name, type_changed(column.name, column.type, kind.spark), ANEW)
+                raise _Column(type_changed(column.name, column.type, kind.spark), ANEW)
             columns.append((place, kind))
-        here = dict(zip(filled.names, export.schema.names, strict=True))
+        here = dict(zip(filled.names, export.schema.names, strict=False))
         if wrong := _identity_changed(export, relation, here):
-            return self.fail(name, wrong, ANEW)
-        self._bound[relation.oid] = _Bound(export, relation, tuple(columns), filled.lsn)
-        return []
+            raise _Column(wrong, ANEW)
+        return _Bound(export, relation, tuple(columns), filled.lsn)
 
     # -- rows -----------------------------------------------------------------------------
 
@@ -275,12 +354,12 @@ class DecodedChanges:
         tags = batch.tags[start:stop]
         changed = (tags == pgoutput.INSERT) | (tags == pgoutput.UPDATE) | (tags == pgoutput.DELETE)
         indices = np.flatnonzero(changed) + start
-        if not len(indices) or not self._bound:
+        if not len(indices):
             return []
         oids = pgoutput.relation_oids(batch)[indices]
         given: list[Given] = []
         for oid in np.unique(oids).tolist():
-            bound = self._bound.get(oid)
+            bound = self._find(oid)
             if bound is None:
                 continue
             chosen = indices[oids == oid]
@@ -335,7 +414,7 @@ def _check_old(bound: _Bound, tags: pgoutput.Kinds, marks: pgoutput.Kinds) -> No
 
 
 class _Column(Exception):
-    """A value of a column cannot be held, or an old row is missing."""
+    """A column is not what it was, a value of it cannot be held, or an old row is missing."""
 
     def __init__(self, text: str, hint: str) -> None:
         super().__init__(text)
@@ -420,9 +499,12 @@ def _table(
 ) -> pa.Table:
     """Return the export's columns of these tuples, and others."""
     columns: dict[str, pa.Array] = {}
-    for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=True):
+    for (place, kind), column in zip(bound.columns, bound.export.schema.columns, strict=False):
         try:
             columns[column.name] = from_text(pgoutput.column(batch.data, values[place]), kind)
         except UnrepresentableValue as error:
             raise _Column(*unheld(column.name, error)) from None
+    for column in bound.export.schema.columns[len(bound.columns) :]:
+        rows = len(values[bound.columns[0][0]].kinds)
+        columns[column.name] = pa.nulls(rows, arrow_type(column.type))
     return pa.table({**columns, **more})

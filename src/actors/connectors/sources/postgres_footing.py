@@ -5,7 +5,8 @@ not tell of columns' numbers, of partitions that come and go, or of a rewrite. S
 checked before every mark (`postgres_survey.glance`), and compared with its state when the table was
 filled, or last judged (`judge`). The rules:
 
-- columns are bound by number, at the snapshot that fills them. While no row of `pg_attribute` of a
+- columns are bound by number, at the snapshot that fills them (an export that was given further
+  columns, at the snapshot that tells their values). While no row of `pg_attribute` of a
   bound column was written again, names in the stream are numbers. Once one was (a default, NOT
   NULL, or a name given away and taken back), names count only where the stream lists all columns
   of the beginning just as the catalog does, in its order;
@@ -204,7 +205,8 @@ def _ended(
         return TableEnds("the table is unlogged now", f"ALTER TABLE … SET LOGGED, then {ANEW}")
     listed = publication.tables[table.name]
     columns = {column.number: column for column in table.columns}
-    for number, column in zip(filled.columns, export.schema.columns, strict=True):
+    # The export may have further columns, which are not bound yet.
+    for number, column in zip(filled.columns, export.schema.columns, strict=False):
         found = columns.get(number)
         if found is None or not is_called(column.name, number, found.name):
             return TableEnds(f"column {column.name} was dropped or renamed")
@@ -225,11 +227,14 @@ def _tells_by_itself(table: PostgresTable, leaf: LeafPartition) -> bool:
 
 
 def _note(export: SourceExport, filled: FilledTable, table: PostgresTable) -> str:
-    added = [each.name for each in table.columns if each.number > filled.number_max]
+    bound = filled.columns
+    new = [each for each in table.columns if each.number > filled.number_max]
+    added = [each.name for each in new if each.number not in bound and not each.generated]
     notes = []
     if added:
         notes.append(
-            f"{export.name}: not taken are the new {', '.join(added)}; to take them, {ANEW}"
+            f"{export.name}: not taken are the new {', '.join(added)}; to take them, ALTER TABLE …"
+            " ADD COLUMN here"
         )
     notes += [
         f"{export.name}: {fault}, or its first update ends the table here"

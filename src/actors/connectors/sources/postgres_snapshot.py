@@ -4,6 +4,9 @@ Theory of operation. One transaction imports the snapshot; then one table after 
 COPY's binary format, in pieces, whose rows are decoded together (`pgoutput.walk_copied`). The
 snapshot is the slot's position, so changes from there on follow without a gap.
 
+Of a table that is given further columns only rows with a value in them are copied, once the stream
+has come to the snapshot: until then the transaction stays open (`postgres_changes.ColumnsDue`).
+
 Rules: at most one piece is in memory; the next table is requested after the last one was given. A
 value that cannot be held ends its table (`ExportFailed`), not the others.
 """
@@ -54,6 +57,9 @@ class SnapshotTable(msgspec.Struct, frozen=True):
     """Types of the export's columns."""
     names: tuple[str, ...]
     """Names of the export's columns in the server's catalog."""
+    held: int = 0
+    """Number of columns of which the values are here already; 0: none is. Only rows with a value in
+    another column are copied, as changes of those that are here."""
 
     def select(self) -> str:
         """Return the query whose rows `from_binary` reads."""
@@ -61,7 +67,27 @@ class SnapshotTable(msgspec.Struct, frozen=True):
             copy_expression(identifier(name), kind)
             for name, kind in zip(self.names, self.kinds, strict=True)
         )
-        return f"SELECT {columns} FROM {self.relation}"
+        text = f"SELECT {columns} FROM {self.relation}"
+        if not self.held:
+            return text
+        # IS NOT NULL would be false for a composite value with a NULL in it.
+        values = (f"{identifier(name)} IS DISTINCT FROM NULL" for name in self.names[self.held :])
+        return f"{text} WHERE {' OR '.join(values)}"
+
+    def updates(self, rows: pa.Table) -> pa.Table:
+        """Return the changes that these rows stand for."""
+        come = rows.append_column(DIFF, pa.array(np.ones(rows.num_rows, np.int64)))
+        if not self.held:
+            return come
+        # So far their other columns were NULL here.
+        gone = pa.table(
+            {
+                name: values if place < self.held else pa.nulls(rows.num_rows, values.type)
+                for place, (name, values) in enumerate(zip(rows.column_names, rows, strict=True))
+            }
+        )
+        minus = pa.array(np.full(rows.num_rows, -1, np.int64))
+        return pa.concat_tables([gone.append_column(DIFF, minus), come])
 
 
 def copied_contents(
@@ -70,12 +96,13 @@ def copied_contents(
     table: PostgresTable,
     types: Mapping[int, TypeFacts],
     numeric: str,
+    held: int = 0,
 ) -> SnapshotTable:
-    """Return the copy of a table: the columns that it is bound to."""
+    """Return the copy of a table: the columns that it is bound to. See `SnapshotTable.held`."""
     columns = {column.number: column for column in table.columns}
     bound = [columns[number] for number in filled.columns]
     kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
-    return SnapshotTable(export, table.relation, kinds, filled.names)
+    return SnapshotTable(export, table.relation, kinds, filled.names, held)
 
 
 class TableSnapshots:
@@ -99,6 +126,8 @@ class TableSnapshots:
         """Import an exported snapshot, and lock the tables. Return the catalog at the snapshot, and
         table name → error for tables that cannot be locked. Raises `ServerRefused`,
         `SourceUnreachable`."""
+        # Open until the stream has come to the snapshot, if there are further columns to copy.
+        await self._wire.query("SET idle_in_transaction_session_timeout = 0")
         await self._wire.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await self._wire.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
         refused = {}
@@ -131,7 +160,7 @@ class TableSnapshots:
                 return ExportFailed(table.export.name, failed.error, failed.hint)
             if piece is not None:
                 self.rows += piece.num_rows
-                return SourceRows(table.export.name, piece, snapshot=True)
+                return SourceRows(table.export.name, piece, snapshot=not table.held)
             self._left.pop(0)
             self._copy = None
         return None
@@ -181,8 +210,7 @@ class TableSnapshots:
                 columns[column.name] = from_binary(frames.data, sent, kind)
             except UnrepresentableValue as error:
                 raise _Failed(*unheld(column.name, error)) from None
-        columns[DIFF] = pa.array(np.ones(len(starts), np.int64))
-        return pa.table(columns)
+        return table.updates(pa.table(columns))
 
     async def _skip(self) -> None:
         """Discard the rest of a table that failed."""

@@ -21,11 +21,11 @@ from anyio.lowlevel import checkpoint
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import EPOCH_MS
 from actors.connectors.sources.postgres_catalog import lsn_text
-from actors.connectors.sources.postgres_changes import DecodedChanges
+from actors.connectors.sources.postgres_changes import Decoded, DecodedChanges
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
-from actors.connectors.sources.source import Given, SourceUnreachable
+from actors.connectors.sources.source import SourceUnreachable
 from actors.kernel.clock import ActorClock
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -81,7 +81,7 @@ class ReplicationStream:
         """Return the position before which no change for us is missing."""
         return max(self._changes.lsn, self._idle_lsn if not self._waiting else 0)
 
-    async def next(self, wait_s: float) -> list[Given]:
+    async def next(self, wait_s: float) -> list[Decoded]:
         """Return changes and marks; empty when none came in time. A cancelled call loses nothing.
         Raises `SourceUnreachable`."""
         copy = self._copy
@@ -129,7 +129,7 @@ class ReplicationStream:
                 self._wants_mark = True
                 self._tell()
 
-    def _batch(self, copy: CopyStream) -> list[Given]:
+    def _batch(self, copy: CopyStream) -> list[Decoded]:
         """Return the changes of all whole transactions, or of a full buffer."""
         count = self._whole or (self._waiting if copy.full else 0)
         if not count:
@@ -143,7 +143,7 @@ class ReplicationStream:
         self._marked_ms = self._clock.monotonic_ms()
         return given
 
-    def _idle(self) -> list[Given]:
+    def _idle(self) -> list[Decoded]:
         """Return a mark for the end of the server's log, when one is due."""
         copy = self._copy
         if self._changes.open or copy is None:

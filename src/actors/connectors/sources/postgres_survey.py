@@ -19,6 +19,8 @@ from actors.connectors.sources.postgres_catalog import (
     PostgresTable,
     PublicationInfo,
     ServerHealth,
+    added_column,
+    bound_columns,
     check_published,
     export_of,
     listed_numbers,
@@ -42,11 +44,11 @@ from actors.connectors.sources.postgres_names import (
     qualified_name,
     split_name,
 )
-from actors.connectors.sources.postgres_types import TypeFacts
+from actors.connectors.sources.postgres_types import TypeFacts, column_type
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
 from actors.errors import InvalidUsage
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableColumn, TableSchema
 
 # -- Checks the server before a source begins, and creates the publication -------------------------
 # `describe` checks all and changes nothing; `publish` makes the publication. Every error says what
@@ -107,6 +109,35 @@ async def describe(
         sql = _publish_sql(publication, lacking, new=published is None)
         _check_may_publish(config, publication, lacking, may, sql)
     return (*exports, *wrong)
+
+
+async def describe_added(
+    wire: PostgresConnection,
+    config: PostgresConfig,
+    publication: str,
+    export: SourceExport,
+    columns: Sequence[TableColumn],
+) -> tuple[TableColumn, ...]:
+    """See `Source.describe_added`. Raises `InvalidUsage`."""
+    table = (await catalog.tables(wire, [export.name])).get(export.name)
+    if table is None:
+        raise InvalidUsage(f"there is no table {export.name} any more in {config.database}")
+    types = await types_of(wire, [table])
+    taken = {each.number for each in bound_columns(table, export) if each is not None}
+    added = []
+    for column in columns:
+        found = added_column(table, taken, column, types, config.numeric)
+        taken.add(found.number)
+        kind = column_type(found.type_oid, found.modifier, types, config.numeric)
+        added.append(TableColumn(column.name, kind.spark))
+    grown = msgspec.structs.replace(
+        export,
+        schema=TableSchema((*export.schema.columns, *added), export.schema.key),
+    )
+    published = await catalog.publication(wire, publication)
+    if published is not None and export.name in published.tables:
+        check_published(published, grown, table)
+    return tuple(added)
 
 
 def _asked(wanted: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, Sequence[str]]]:

@@ -13,6 +13,10 @@ Rules:
   however often it was restarted;
 - positions are texts that only the source reads (JSON, at most `POSITION_BYTES_MAX`); they tell
   all that a later `open` needs, also which exports were filled already;
+- an export may be opened with further columns at its end (`describe_added`). Rows that were given
+  before have NULL in them, until the source gives their values as changes, all before one mark; a
+  source of which the external system keeps no old rows leaves them NULL. Two marks never differ in
+  the columns of rows that came between them;
 - rows of an export that was added later come only before the mark that fills it, or after that;
 - where the external system does not tell old rows, `SourceUpserts` and `ExportTruncated` are given:
   the caller finds the old rows in its own contents (`connectors.ingest.contents` computes the
@@ -46,7 +50,7 @@ from actors.errors import (
 )
 from actors.kernel import ActorClock
 from actors.plan.jobs import Answer, Job
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 
 # The context that the service gives its sources: the clock, the settings, a folder, the engine
@@ -251,6 +255,14 @@ class SourceConnector(Protocol):
         ingested with their `refused`), or exactly those named, each without the columns to leave
         out. Checks all that can be checked before anything is created. Raises `InvalidUsage` (what
         is wrong, and what to do in the external system), `SourceUnreachable`."""
+        ...
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """Return these further columns of an export that is ingested, as they are called there; it
+        may be opened with them at its end from then on. Raises `InvalidUsage` (what is wrong, and
+        what to do), `SourceUnreachable`."""
         ...
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:

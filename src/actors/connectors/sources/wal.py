@@ -35,8 +35,9 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
-from actors.connectors.sources.wal_config import WalConfig
+from actors.connectors.sources.wal_config import WalConfig, check_json
 from actors.errors import ConnectionBroken, CorruptData, InvalidUsage
+from actors.plan.schema import TableColumn, TableSchema
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.following import AllRemoved, WalFollower
 from actors.wal.framing import FramedPayload, RecordDecoder
@@ -106,6 +107,13 @@ def read_position(text: str, config: WalConfig) -> WalPosition:
     return found
 
 
+def _with_further(declared: TableSchema, schema: TableSchema) -> TableSchema:
+    """Return the columns that records may have: those declared, and those that the table was given
+    since."""
+    further = tuple(each for each in schema.columns if each.name not in declared.names)
+    return TableSchema((*declared.columns, *further))
+
+
 _CHANGES: Final = msgspec.json.Decoder(_Change)
 
 
@@ -131,7 +139,9 @@ class WalChanges:
         declared = config.schemas()
         self._declared = frozenset(declared)
         self._rows = {
-            export.name: RowsOfTable(declared[export.name], export.schema, skips=skips)
+            export.name: RowsOfTable(
+                _with_further(declared[export.name], export.schema), export.schema, skips=skips
+            )
             for export in exports
         }
         self._decoder = RecordDecoder(lsn)
@@ -303,6 +313,26 @@ class WalSource:
                 )
             raise SourceUnreachable(f"no acceptor answers: {reasons}", _REACH)
         return exports
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """See `Source.describe_added`: no record that was taken can have had them."""
+        declared = self._config.schemas()[export.name]
+        left_out = [each.name for each in columns if each.name in declared.names]
+        if left_out:
+            raise InvalidUsage(
+                f"{', '.join(left_out)}: declared by the source, and left out of this table: drop"
+                " it and add it to the source again, which reads the log from its begin"
+            )
+        if self._config.undeclared == "skip":
+            raise InvalidUsage(
+                "the source skips what records have beside the declared columns, so those taken"
+                f" may have had {', '.join(each.name for each in columns)}: create another source"
+                " whose `tables` declare them, which reads the log from its begin"
+            )
+        check_json(columns)
+        return tuple(columns)
 
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
         """See `Source.open`."""

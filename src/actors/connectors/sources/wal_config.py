@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -125,9 +126,14 @@ def _schema(name: str, columns: tuple[TableColumn, ...]) -> TableSchema:
     if not name or not columns:
         raise InvalidUsage(f"tables: {name!r} has no {'columns' if name else 'name'}")
     try:
-        schema = check_columns(columns)
-        for field in schema.arrow():
-            check_type(field.type)
+        return check_json(columns)
     except InvalidUsage as error:
         raise InvalidUsage(f"tables: {name}: {error}") from None
+
+
+def check_json(columns: Sequence[TableColumn]) -> TableSchema:
+    """Return the columns as a schema. Raises `InvalidUsage` for those that records cannot hold."""
+    schema = check_columns(columns)
+    for field in schema.arrow():
+        check_type(field.type)
     return schema

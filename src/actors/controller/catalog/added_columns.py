@@ -1,7 +1,9 @@
 """ALTER TABLE … ADD COLUMNS: further columns of a table, whose older rows have NULL there.
 
 Nothing is written anew: the shard gets another schema in the set that changes the catalog, and a
-part of an older schema is read with NULL. What depends on the table:
+part of an older schema is read with NULL. A table that a source fills is given columns that the
+source knows of (`SourceConnector.describe_added`): its task appends nothing more that it read
+without them, and the one that follows gives their values. What depends on the table:
 
 - a view goes on with the columns that it was compiled for, also where its query says ``*``: its
   plan names them (`CatalogSnapshot.readable_by`);
@@ -41,12 +43,7 @@ from actors.protocol.relations import fold
 def grown_schema(entry: CatalogObject, columns: Sequence[TableColumn]) -> TableSchema:
     """Return a table's schema with further columns. Raises `InvalidUsage` for an object whose
     columns are not its own, a name that is taken, and NOT NULL."""
-    if entry.kind == SOURCE_TABLE:
-        raise InvalidUsage(
-            f"{entry.name} is filled by a source, with the columns that it had outside then: drop "
-            f"it, and add it to the source again, which fills it anew"
-        )
-    if entry.kind != TABLE:
+    if entry.kind not in (TABLE, SOURCE_TABLE):
         raise InvalidUsage(f"{entry.name} is a {entry.kind}: only tables are given columns")
     for column in columns:
         if not column.nullable:
@@ -69,7 +66,7 @@ async def add_columns(
     comments: Mapping[str, str],
 ) -> CatalogChanged:
     """Give a table this schema, which extends its own, and have its indexes built anew. No write
-    of the table may be under way.
+    of a client to the table may be under way.
 
     Raises `ObjectInUse` (a plain view or a sink takes all columns), `IncompatibleSchema`,
     `WriterFenced`, `StorageError`.

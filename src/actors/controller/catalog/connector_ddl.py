@@ -36,6 +36,7 @@ from actors.controller.connectors.cleanup_record import leftover_of, record_cas
 from actors.controller.holds import RETAIN, sink_holder
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, PenstockError
 from actors.persist import NewShard
+from actors.plan.schema import TableColumn
 from actors.progress import ObjectId
 from actors.protocol.api import AlterSource, CreateSink, CreateSource, DropSource, SourceTable
 from actors.protocol.relations import check_name
@@ -160,6 +161,21 @@ class StorageStore:
                 )
         tables, _ = _tables(catalog, entry, exports, request.add, alone=False)
         return await self._add(catalog, seqno, None, tables, [])
+
+    async def describe_added(
+        self, catalog: CatalogSnapshot, entry: CatalogObject, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """Return further columns of a source's table as the source has them. Raises `InvalidUsage`,
+        `SourceUnreachable`."""
+        filled = catalog.by_id(entry.depends[0])
+        assert filled.configuration is not None, filled.name
+        source = self._makers.source(filled.configuration, filled.id)
+        try:
+            described = source.describe_added(SourceExport(entry.outside, entry.schema), columns)
+            return await _soon(described, f"source {filled.name}")
+        finally:
+            with anyio.CancelScope(shield=True):
+                await source.close()
 
     async def _describe(
         self, configuration: ConnectorConfiguration, id_: str, tables: Sequence[SourceTable] | None

@@ -32,6 +32,7 @@ from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
     PLAIN_VIEW,
+    SOURCE_TABLE,
     TABLE,
     CatalogObject,
     CatalogSnapshot,
@@ -227,13 +228,18 @@ class StatementQueue:
             return await alter_object(state.store, state.catalog, state.seqno, statement)
         entry = state.catalog.find(statement.name)
         schema = grown_schema(entry, statement.add_columns)
-        target = TableTarget(entry.id, entry.name, entry.shard or "", schema)
 
         async def work() -> CatalogChanged:
             comments = statement.column_comments
             found = state.store, state.catalog, state.seqno
             return await add_columns(*found, entry, schema, comments)
 
+        if entry.kind == SOURCE_TABLE:
+            columns = schema.columns[len(entry.schema.columns) :]
+            described = state.connector_store.describe_added(state.catalog, entry, columns)
+            schema = grown_schema(entry, await described)
+            return await work()
+        target = TableTarget(entry.id, entry.name, entry.shard or "", schema)
         return await state.writer.ask(lambda reply: AlterTable(target, work, reply))
 
     async def _create_table(self, statement: CreateTable) -> CatalogChanged:
@@ -422,6 +428,8 @@ class StatementQueue:
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
             state.retain.track(entry.shard, retain, state.retain.since(entry.shard))
+        if entry.kind == SOURCE_TABLE and entry.schema != before.schema:
+            self._connectors.created(entry)
         if entry.dataflow_id == before.dataflow_id:
             return
         self._end_dataflow(before)

@@ -138,7 +138,8 @@ class ConnectorObjects:
         return [*found, InitializationComplete(), AllowWrites()]
 
     def created(self, entry: CatalogObject) -> None:
-        """Run a source, a source's table, or a sink that was added to the catalog."""
+        """Run a source, a source's table, or a sink that was added to the catalog; and a source's
+        table that was given columns."""
         catalog = self._state.catalog
         if entry.kind == SINK:
             self._push(RunSink(describe_sink(catalog, entry)))
@@ -147,7 +148,7 @@ class ConnectorObjects:
             self.leftovers.created(entry)
             self._push(RunIngestion(describe_source(catalog, entry)))
         elif entry.kind == SOURCE_TABLE:
-            # The running source is altered: it has one more export.
+            # The running source is altered: it has one more export, or one with more columns.
             source = catalog.by_id(entry.depends[0])
             self._push(RunIngestion(describe_source(catalog, source)))
 
