@@ -38,16 +38,17 @@ def in_memory(
 
 
 @asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[Client]:
+async def running(tmp_path: Path, **more: Any) -> AsyncIterator[Client]:
     settings = Settings(
         state_dir=str(tmp_path / "state"),
         listen="127.0.0.1:0",
         source_tick_ms=50,
         retry_delay_ms_min=20,
         retry_delay_ms_max=200,
+        **more,
     )
     settings = draw_for_test(settings, many_rows=True)
-    with anyio.fail_after(200):
+    with anyio.fail_after(60):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,

@@ -30,6 +30,7 @@ from actors.errors import (
     PenstockError,
 )
 from actors.kernel import Actor, ReplySlot, RunningEffect
+from actors.persist.schemas import read_as
 from actors.plan.delta import DeltaPlan, hidden_prefix, summed_first
 from actors.plan.input_names import InputKind
 from actors.plan.job_log import JobLog
@@ -335,7 +336,9 @@ def relation_of(rows: JobRows) -> NodeRelation:
         with pa.ipc.open_file(Path(rows.arrow_file)) as reader:
             tables.append(reader.read_all())
     parts = [*map(_part, rows.files), *map(_object, rows.objects)]
-    tables += [between(part, rows.lower, rows.upper) for part in parts]
+    # As Spark reads files: what an older one lacks is NULL.
+    whole = [read_as("a part", part, rows.schema) for part in parts]
+    tables += [between(part, rows.lower, rows.upper) for part in whole]
     updates: list[tuple[tuple[Any, ...], int, int]] = []
     for table in tables:
         plain = table.select(shape.names).cast(shape)
