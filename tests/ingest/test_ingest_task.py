@@ -21,7 +21,7 @@ from actors.connectors.ingest_task import (
 from actors.connectors.sources.source import ExportFailed, hint_of
 from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull
 from actors.persist import NewShard, PersistClient, ShardAppend
-from actors.plan.schema import DIFF, ERROR, TIME
+from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
@@ -238,6 +238,29 @@ async def test_two_tasks_of_one_source_cannot_both_write(stage: ActorIsolation) 
     (ended,) = house.taken(IngestEnded)
     assert ended.error.startswith("WriterFenced: shard")
     assert await house.check(transactions) == len(transactions)
+
+
+async def test_what_was_read_without_a_further_column_is_not_appended(
+    stage: ActorIsolation,
+) -> None:
+    """Nor is its position: the next task reads it again, with the column."""
+    house = await House.open(stage)
+    transactions = draw(4, 30)
+    subject = house.start(MadeUp(transactions[:10], 1))
+    while await house.check(transactions) < 10:
+        await stage.advance(10)
+    wide = TableSchema((*SCHEMA.columns, TableColumn("more", "int")))
+    await house.persist.schemas.evolve("s-b", 0, wide)
+    if subject.running:
+        await subject.stop()
+    house.taken(IngestEnded)
+    subject = house.start(MadeUp(transactions, 2))
+    while subject.running:
+        await stage.advance(10)
+    (ended,) = house.taken(IngestEnded)
+    # Rows are refused as they are written, the position as it is appended.
+    assert ended.error.startswith(("WriterFenced: append to s-b", "InvalidUsage: updates lack"))
+    assert await house.check(transactions) == 10
 
 
 async def test_a_task_whose_shards_are_dropped_says_so(stage: ActorIsolation) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from actors.errors import CorruptData, InvalidUsage, ReadBelowSince, StorageError
+from actors.errors import CorruptData, InvalidUsage, ReadBelowSince, StorageError, WriterFenced
 from actors.persist import shard
 from actors.persist.documents import decode_shard, encode, unsealed
 from actors.persist.shard import (
@@ -265,3 +265,15 @@ def test_a_broken_rule_is_named(broken: dict[str, object], rule: str) -> None:
     validate(state)
     with pytest.raises(CorruptData, match=rule):
         validate(replace(state, **broken))
+
+
+def test_an_append_for_other_columns_than_there_are_now_is_refused() -> None:
+    wide = TableSchema((*SCHEMA.columns, TableColumn("b", "string")))
+    grown = replace(new(), schema=wide, older=(SCHEMA,))
+    append = ShardAppend("s", 0, 5, (), schema=SCHEMA)
+    assert isinstance(appended(new(), append, 0, "w", 2), ShardState)
+    with pytest.raises(WriterFenced, match="its columns are `a` bigint, `b` string now") as caught:
+        appended(grown, append, 0, "w", 2)
+    assert caught.value.determinate
+    for schema in (wide, None):
+        assert isinstance(appended(grown, replace(append, schema=schema), 0, "w", 2), ShardState)

@@ -92,6 +92,13 @@ def test_a_proposal_without_a_wrapping_is_computes() -> None:
 E1 = IngestionExport("e1", "public.a", SCHEMA, "s1")
 E2 = IngestionExport("e2", "public.b", SCHEMA, "s2")
 OLD = IngestionDescription("u1", "pg", ConnectorConfiguration("postgres", b"x"), "r1", (E1,))
+
+
+def wider(column: TableColumn) -> IngestionExport:
+    schema = TableSchema((*SCHEMA.columns, column), SCHEMA.key)
+    return msgspec.structs.replace(E1, schema=schema)
+
+
 SINK = SinkDescription(
     "k1", "out", ShardImport("s1", SCHEMA), ConnectorConfiguration("delta", b"x"), 5
 )
@@ -105,6 +112,11 @@ SINK = SinkDescription(
         ({"exports": (E1, E2)}, ()),
         ({"exports": ()}, ()),
         ({"exports": (E2,)}, ()),
+        ({"exports": (wider(TableColumn("note", "string")),)}, ()),
+        (
+            {"exports": (wider(TableColumn("n", "int", False)),)},
+            ("export e1: columns (`k` bigint) → (`k` bigint, `n` int not null)",),
+        ),
         ({"configuration": ConnectorConfiguration("files", b"x")}, ("kind postgres → files",)),
         (
             {"configuration": ConnectorConfiguration("postgres", b"y")},

@@ -36,6 +36,7 @@ from actors.protocol.api import SourceTable
 
 CHILD = Path(__file__).parent.parent / "copying_service.py"
 SUMS = "SELECT k, sum(v) AS s FROM orders GROUP BY k"
+LIVES = 5
 NOTE = TableColumn("note", "string")
 
 
@@ -198,83 +199,87 @@ async def columns_of(client: Client, name: str) -> list[str]:
     return list(found.schema.names)
 
 
+async def keep_writing(db: House, dice: random.Random, over: anyio.Event) -> None:
+    """Change rows until it is over, in all columns that there are."""
+    number = 0
+    async with await connection(db.server, db.database) as sql:
+        while not over.is_set():
+            number += 1
+            name, id_ = dice.choice(("orders", "whole")), dice.randrange(120)
+            found = await sql.execute(
+                b"SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass"
+                b" AND attname LIKE 'c%%' AND attnum > 0",
+                (name,),
+            )
+            names = [row[0] for row in await found.fetchall()]
+            sets = "".join(f", {each} = {number}" for each in names if dice.random() < 0.6)
+            change = dice.choice(
+                (
+                    f"UPDATE {name} SET v = {number}{sets} WHERE id % 17 = {id_ % 17}",
+                    f"UPDATE {name} SET id = -id WHERE id = {id_}",
+                    f"DELETE FROM {name} WHERE id = {id_}",
+                    f"INSERT INTO {name} (id, k, v) VALUES ({number + 10_000}, 1, 1)",
+                )
+            )
+            await sql.execute(change.encode())
+            await anyio.sleep(0.01)
+
+
+async def finish(db: House, client: Client, life: int) -> None:
+    """Add what the former life did not come to, and compare all columns of the catalog."""
+    for name in ("orders", "whole"):
+        if life and f"c{life}" not in await columns_of(client, name):
+            await add(client, name, TableColumn(f"c{life}", "bigint"))
+    # Nobody writes between the mark and the comparison.
+    async with db.sql.transaction():
+        await db.run("LOCK TABLE orders, whole IN SHARE MODE")
+        async with await connection(db.server, db.database) as sql:
+            await sql.execute(b"INSERT INTO marks VALUES (%s)", (life,))
+        time = await told(client, "marks", life)
+        for name in ("orders", "whole"):
+            columns = ", ".join(await columns_of(client, name))
+            wanted = Counter(await db.run(f"SELECT {columns} FROM {name}"))
+            assert await rows(client, name, time) == wanted, (life, name)
+    (status,) = await client.sources()
+    assert {table.health.status for table in status.tables} == {"running"}
+
+
+async def live_and_die(db: House, tmp_path: Path, life: int, dice: random.Random) -> None:
+    """Check what the former life left; then add a column there and here, and be killed."""
+    column = TableColumn(f"c{life + 1}", "bigint")
+    async with process(tmp_path) as (client, served):
+        if life == 0:
+            tables = {f"public.{name}": name for name in ("orders", "whole", "marks")}
+            await client.create_source("pg", options_of(db), tables)
+        await finish(db, client, life)
+        default = dice.choice(("", " DEFAULT 5"))
+        for name in ("orders", "whole"):
+            await db.run(f"ALTER TABLE {name} ADD COLUMN {column.name} bigint{default}")
+
+        async def alter() -> None:
+            with suppress(ConnectionBroken, PenstockError):
+                for name in ("orders", "whole"):
+                    await add(client, name, column)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(alter)
+            await anyio.sleep(dice.random())
+            served.send_signal(signal.SIGKILL)
+            await served.wait()
+
+
 @pytest.mark.long
+@pytest.mark.timeout(600)
 async def test_killed_anywhere_while_columns_are_added(db: House, tmp_path: Path) -> None:
     """A writer goes on all the time. After each life both tables are what PostgreSQL has, in all of
     the columns that the catalog says."""
     await prepare(db)
-    dice = random.Random(11)
-    over = anyio.Event()
-
-    async def write() -> None:
-        async with await connection(db.server, db.database) as sql:
-            number = 0
-            while not over.is_set():
-                number += 1
-                name, id_ = dice.choice(("orders", "whole")), dice.randrange(120)
-                there = await sql.execute(
-                    b"SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass"
-                    b" AND attname LIKE 'c%%' AND attnum > 0",
-                    (name,),
-                )
-                names = [row[0] for row in await there.fetchall()]
-                sets = ", ".join(f"{each} = {number}" for each in names if dice.random() < 0.6)
-                change = dice.choice(
-                    (
-                        f"UPDATE {name} SET v = {number}{', ' if sets else ''}{sets}"
-                        f" WHERE id % 17 = {id_ % 17}",
-                        f"UPDATE {name} SET id = id + 1000 WHERE id = {id_}",
-                        f"DELETE FROM {name} WHERE id = {id_}",
-                        f"INSERT INTO {name} (id, k, v) VALUES ({number + 10_000}, 1, 1)",
-                    )
-                )
-                with suppress(PenstockError):
-                    await sql.execute(change.encode())
-                await anyio.sleep(0.002)
-
-    async def lives() -> None:
-        for life in range(8):
-            column = TableColumn(f"c{life}", "bigint")
-            async with process(tmp_path) as (client, served):
-                if life == 0:
-                    tables = {f"public.{name}": name for name in ("orders", "whole", "marks")}
-                    await client.create_source("pg", options_of(db), tables)
-                    await caught_up(db, client, 0)
-                default = dice.choice(("", " DEFAULT 5"))
-                for name in ("orders", "whole"):
-                    await db.run(f"ALTER TABLE {name} ADD COLUMN {column.name} bigint{default}")
-                await anyio.sleep(dice.random() / 4)
-
-                async def alter(client: Client = client, column: TableColumn = column) -> None:
-                    with suppress(ConnectionBroken, PenstockError):
-                        for name in ("orders", "whole"):
-                            await add(client, name, column)
-
-                async with anyio.create_task_group() as group:
-                    group.start_soon(alter)
-                    await anyio.sleep(dice.random() / 2)
-                    served.send_signal(signal.SIGKILL)
-                    await served.wait()
-            async with process(tmp_path) as (client, _):
-                for name in ("orders", "whole"):
-                    names = await columns_of(client, name)
-                    if column.name not in names:
-                        await add(client, name, column)
-                # Nobody writes between the mark and the comparison.
-                async with db.sql.transaction():
-                    await db.run("LOCK TABLE orders, whole IN SHARE MODE")
-                    async with await connection(db.server, db.database) as sql:
-                        await sql.execute(b"INSERT INTO marks VALUES (%s)", (life + 100,))
-                    time = await told(client, "marks", life + 100)
-                    for name in ("orders", "whole"):
-                        columns = ", ".join(await columns_of(client, name))
-                        wanted = Counter(await db.run(f"SELECT {columns} FROM {name}"))
-                        assert await rows(client, name, time) == wanted, (life, name)
-                (status,) = await client.sources()
-                assert {table.health.status for table in status.tables} == {"running"}
-        over.set()
-
-    with anyio.fail_after(200):
+    dice, over = random.Random(11), anyio.Event()
+    with anyio.fail_after(500):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(write)
-            tasks.start_soon(lives)
+            tasks.start_soon(keep_writing, db, random.Random(12), over)
+            for life in range(LIVES):
+                await live_and_die(db, tmp_path, life, dice)
+            async with process(tmp_path) as (client, _):
+                await finish(db, client, LIVES)
+            over.set()

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from source_lab import Contents  # type: ignore[import-not-found]
+from source_lab import Contents, around  # type: ignore[import-not-found]
 
 from actors.client.connectors import _encoded
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
@@ -21,7 +21,7 @@ from actors.connectors.sources.source import (
     SourceExport,
     SourceRows,
 )
-from actors.connectors.sources.wal import WalChanges, WalPosition, read_position
+from actors.connectors.sources.wal import WalChanges, WalPosition, WalSource, read_position
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
@@ -410,3 +410,35 @@ def test_names_of_tables_fit_a_position() -> None:
     found = [SourceExport(name, schema) for name, schema in many.schemas().items()]
     with pytest.raises(InvalidUsage, match="make several sources"):
         WalChanges(many, found, START_LSN, tables=list(tables))
+
+
+NOTE = TableColumn("note", "string")
+
+
+def test_records_with_a_column_that_the_table_was_given() -> None:
+    """Those without it have NULL; other tables and other columns are as strict as ever."""
+    log = Log()
+    log.add("orders", {"id": 1, "total": "1"})
+    log.add("orders", {"id": 2, "total": "2", "note": "n"})
+    (orders,) = exports("orders")
+    wide = TableSchema((*orders.schema.columns, NOTE), orders.schema.key)
+    found = WalChanges(config(), [SourceExport("orders", wide)], START_LSN, tables=["orders"])
+    given = found.take(log.wal)
+    assert isinstance(given[0], SourceRows)
+    assert given[0].updates["note"].to_pylist() == [None, "n"]
+    log.add("orders", {"id": 2, "total": "2", "other": "n"})
+    (failed,) = (
+        each for each in found.take(log.after(found.lsn)) if isinstance(each, ExportFailed)
+    )
+    assert "other" in failed.error
+
+
+async def test_which_columns_a_table_can_be_given() -> None:
+    (orders,) = exports("orders")
+    source = WalSource(config(), around())
+    assert await source.describe_added(orders, [NOTE]) == (NOTE,)
+    with pytest.raises(InvalidUsage, match="total: declared by the source, and left out"):
+        await source.describe_added(orders, [TableColumn("total", "int")])
+    skips = WalSource(config(undeclared="skip"), around())
+    with pytest.raises(InvalidUsage, match="those taken may have had note: create another source"):
+        await skips.describe_added(orders, [NOTE])

@@ -25,7 +25,7 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from tests.simulators.service.history import CheckerViolation
+from tests.simulators.service.history import CheckerViolation, ShardHistory
 from tests.simulators.service.rest import check_rest
 from tests.simulators.service.schedule import SOURCE_EVENTS, TABLES
 from tests.simulators.service.storage_checkers import upper_of
@@ -111,15 +111,22 @@ async def _flowing(world: SimulatedCluster, time: int) -> None:
     """Wait until the source has emitted its events, and every sink has written them."""
     rate = world.schedule.setting.source_rate
     catalog = world.history.catalog
-    tables = [entry.shard for entry in catalog.objects if entry.kind == "source table"]
-    for held in (world.history.shards[shard] for shard in tables if shard is not None):
-        # A slow source need not have reached its end: one more update proves that it goes on.
-        most = SOURCE_EVENTS if rate >= 200 else min(SOURCE_EVENTS, len(held.updates) + 1)
-        while len(held.updates) < most:
+    for entry in (each for each in catalog.objects if each.kind == "source table"):
+        held = world.history.shards[entry.shard or ""]
+        # A slow source need not have reached its end: one more number proves that it goes on.
+        most = SOURCE_EVENTS if rate >= 200 else min(SOURCE_EVENTS, len(_numbers(held)) + 1)
+        while len(_numbers(held)) < most:
+            await asyncio.sleep(0.05)
+        # Columns that it was given have their values.
+        while any(len(row) < len(entry.schema.columns) for row in held.at(held.state.upper)):
             await asyncio.sleep(0.05)
     sinks = [entry.id for entry in catalog.objects if entry.kind == "sink"]
     while any(upper_of(id_, world.sinks) <= time for id_ in sinks):
         await asyncio.sleep(0.05)
+
+
+def _numbers(held: ShardHistory) -> set[object]:
+    return {row[0] for row, _, _ in held.updates}
 
 
 async def _readable(world: SimulatedCluster, worker: SimulatedClient, name: str) -> bool:

@@ -36,9 +36,10 @@ from actors.protocol.api import (
 )
 from actors.protocol.compute import Command, PeekResponse, Response
 from actors.settings import Settings
+from tests.simulators.service.growth import factor_of
 from tests.simulators.service.history import CheckerViolation, ShardHistories
-from tests.simulators.service.queries import Bag, Row, contents
-from tests.simulators.service.schedule import WITHOUT_TABLES
+from tests.simulators.service.queries import Bag, Row, contents, projected, trimmed
+from tests.simulators.service.schedule import SOURCE, WITHOUT_TABLES
 
 
 class WriteRecord(msgspec.Struct):
@@ -139,7 +140,8 @@ class ViewsChecker:
 
 class SourcesChecker:
     """Checks a source that counts: at every time its table holds the numbers from 1 to the position
-    that the remap shard binds to that time, each once; checked as each becomes durable.
+    that the remap shard binds to that time, each once, and with as many further columns as it says;
+    checked as each becomes durable.
 
     Does not cover: latency.
     """
@@ -157,8 +159,11 @@ class SourcesChecker:
             held, remap = history.shards[shard], history.shards.get(entry.depends[0])
             for time in history.times(lower, upper):
                 rows = Counter() if remap is None else remap.at(time)
-                events = [json.loads(str(row[0]))["events"] for row in rows]
-                wanted: Bag = Counter({(n,): 1 for n in range(1, (events or [0])[0] + 1)})
+                known = [json.loads(str(row[0])) for row in rows] or [{"events": 0}]
+                factors = [factor_of(name) or 0 for name in entry.schema.names[1:]]
+                filled = factors[: known[0].get("grown", 0)]
+                counted = range(1, known[0]["events"] + 1)
+                wanted: Bag = Counter([(n, *(n * each for each in filled)) for n in counted])
                 if len(rows) > 1 or held.at(time) != wanted:
                     raise CheckerViolation(
                         f"sources: {entry.name} at {time}, position {rows}: "
@@ -201,11 +206,15 @@ class ReadsChecker:
         if read.as_of is None and read.name not in WITHOUT_TABLES:
             self.acknowledged = max(self.acknowledged, answer.as_of)
         found: Bag = Counter()
+        width = 0
         for piece in answers:
             table = from_ipc(piece.arrow)
             for row in zip(*(column.to_pylist() for column in table.columns), strict=True):
-                found[row[:-1]] += row[-1]
+                found[trimmed(row[:-1])] += row[-1]
+            width = table.num_columns - 1
         wanted = contents(read.name, self._history.tables_at(answer.as_of))
+        if read.name == SOURCE:
+            wanted = projected(wanted, width)
         if found != wanted:
             raise CheckerViolation(
                 f"reads: {read.name} at {answer.as_of}: {difference(found, wanted)}"
@@ -227,6 +236,7 @@ class SubscribeChecker:
         self._times: list[int] = []
         """Times of the updates of pieces whose interval has not ended."""
         self._bag: Bag = Counter()
+        self._width = 0
 
     def told(self, changes: SubscribeChanges) -> None:
         """Check the next answer."""
@@ -244,7 +254,8 @@ class SubscribeChecker:
             rows = table.drop_columns([TIME, DIFF])
             values = zip(*(column.to_pylist() for column in rows.columns), strict=True)
             for row, diff in zip(values, table[DIFF].to_pylist(), strict=True):
-                self._bag[row] += diff
+                self._bag[trimmed(row)] += diff
+            self._width = rows.num_columns
         first, self._upper = self._upper is None, changes.upper
         # A piece does not say where its interval ends; the last one does.
         beyond = EMPTY if changes.partial else changes.upper
@@ -261,6 +272,8 @@ class SubscribeChecker:
             return
         found: Bag = Counter({row: n for row, n in self._bag.items() if n})
         wanted = contents(name, self._history.tables_at(changes.upper - 1))
+        if name == SOURCE and self._width:
+            wanted = projected(wanted, self._width)
         if found != wanted:
             raise CheckerViolation(
                 f"subscribe: {name} below {changes.upper}: {difference(found, wanted)}"

@@ -23,10 +23,11 @@ from actors.controller.catalog.catalog import CATALOG_KEY, INDEX, CatalogSnapsho
 from actors.persist.documents import decode_shard, decode_tables
 from actors.persist.location import CompareAndSet
 from actors.persist.parts import decode, decode_list, unread, with_parts
+from actors.persist.schemas import schema_of
 from actors.persist.shard import TABLES_UPPER, BatchPart, ShardBatch, ShardState
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.progress import EMPTY
-from tests.simulators.service.queries import Bag, Row
+from tests.simulators.service.queries import Bag, Row, trimmed
 from tests.simulators.service.stores import SimulatedDisk
 
 Update = tuple[Row, int, int]
@@ -159,13 +160,15 @@ class ShardHistories:
             raise CheckerViolation(
                 f"durability: shard {state.id} names {part.key}, which is not durable"
             )
-        table: pa.Table = decode(part, data, state.schema)
+        schema = schema_of(state, part.schema_id)
+        table: pa.Table = decode(part, data, schema)
         if ERROR in table.column_names:
             raise CheckerViolation(
                 f"errors: shard {state.id} holds an error update, and no row is bad"
             )
-        columns = [table[name].to_pylist() for name in (*state.schema.names, TIME, DIFF)]
-        return [(row[:-2], row[-2], row[-1]) for row in zip(*columns, strict=True)]
+        columns = [table[name].to_pylist() for name in (*schema.names, TIME, DIFF)]
+        rows = zip(*columns, strict=True)
+        return [(trimmed(row[:-2]), row[-2], row[-1]) for row in rows]
 
     def _check_compaction(self, held: ShardHistory) -> None:
         state = held.state

@@ -42,8 +42,9 @@ from actors.protocol.storage import ConnectorConfiguration, SinkDescription
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors as Reach
 from tests.simulators.service.faults import FAIL, LOST_ANSWER, FaultInjector
+from tests.simulators.service.growth import GrowingSource
 from tests.simulators.service.history import CheckerViolation, ShardHistories, Update
-from tests.simulators.service.queries import Bag
+from tests.simulators.service.queries import Bag, trimmed
 
 MEMORY: Final = "memory"
 """Kind of these sinks."""
@@ -161,7 +162,7 @@ class MemorySink:
     async def write(self, updates: pa.Table) -> None:
         """Keep a piece of the batch."""
         columns = [updates[n].to_pylist() for n in updates.column_names if n not in (TIME, DIFF)]
-        rows = zip(*columns, strict=True)
+        rows = (trimmed(row) for row in zip(*columns, strict=True))
         times, diffs = updates[TIME].to_pylist(), updates[DIFF].to_pylist()
         self._batch += zip(rows, times, diffs, strict=True)
         await asyncio.sleep(0)
@@ -258,7 +259,10 @@ class SimulatedOutside(ConnectorFactory):
 
     def source(self, configuration: ConnectorConfiguration, id: ObjectId) -> SourceConnector:
         """Return the real source, with faults."""
-        return FaultySource(super().source(configuration, id), self._world.injector)
+        source = super().source(configuration, id)
+        if configuration.kind == "counter":
+            source = GrowingSource(source)
+        return FaultySource(source, self._world.injector)
 
     def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Return the configuration of a sink into memory, or of a real one."""

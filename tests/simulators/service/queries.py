@@ -47,21 +47,42 @@ def _busy(tables: Tables) -> Bag:
     return Counter([(k, n) for k, n, _ in _by_k(tables) if n > 1])
 
 
+def trimmed(row: Row) -> Row:
+    """Return a row without the NULLs at its end: those of columns that its table was given."""
+    while row and row[-1] is None:
+        row = row[:-1]
+    return row
+
+
+def projected(bag: Bag, width: int) -> Bag:
+    """Return the rows as who knows so many columns sees them."""
+    found: Bag = Counter()
+    for row, n in bag.items():
+        found[trimmed(row[:width])] += n
+    return +found
+
+
+def _numbers(tables: Tables) -> Bag:
+    return projected(tables["numbers"], 1)
+
+
 def _odds(tables: Tables) -> Bag:
-    return Counter({row: n for row, n in tables["numbers"].items() if row[0] % 2 == 1})
+    return Counter({row: n for row, n in _numbers(tables).items() if row[0] % 2 == 1})
 
 
 def _sized(tables: Tables) -> Bag:
     counts: Counter[int] = Counter()
+    numbers = _numbers(tables)
     for (id_, k, _), n in tables["a"].items():
-        counts[k] += n * tables["numbers"][(id_,)]
+        counts[k] += n * numbers[(id_,)]
     return Counter([(k, n) for k, n in counts.items() if n])
 
 
 def _paired(tables: Tables) -> Bag:
     found: Bag = Counter()
+    numbers = _numbers(tables)
     for (id_, _, v), n in tables["a"].items():
-        found[(id_, v)] += n * tables["numbers"][(id_,)]
+        found[(id_, v)] += n * numbers[(id_,)]
     return Counter({row: n for row, n in found.items() if n})
 
 

@@ -14,7 +14,14 @@ from contextlib import suppress
 from typing import Final
 
 from actors.client.client import Client, TableWrite
-from actors.errors import ConnectionBroken, ObjectExists, PenstockError, ResourceClosed
+from actors.errors import (
+    ConnectionBroken,
+    InvalidUsage,
+    ObjectExists,
+    PenstockError,
+    ResourceClosed,
+)
+from actors.plan.schema import TableColumn
 from tests.simulators.service.calm import (
     CALM_S,
     EXCUSED,
@@ -274,6 +281,13 @@ class SimulatedClient:
         config = {"kind": "counter", "rate": rate, "up_to": SOURCE_EVENTS}
         await client.create_source(operation.name, config)
 
+    async def _add_column(self, operation: ClientOperation) -> None:
+        client = await self.connected()
+        column = TableColumn(f"x{operation.number}", "bigint")
+        # It was added by an operation of which nobody knew the outcome, or a sink is there.
+        with suppress(InvalidUsage):
+            await client.alter(operation.name, add_columns=[column])
+
     async def _copy(self, operation: ClientOperation) -> None:
         rows = [self.shared.fresh_row(i) for i in range(operation.number)]
         await copy(self, operation.name, rows, asked=1)
@@ -320,6 +334,7 @@ _KINDS: Final[dict[str, Callable[[SimulatedClient, ClientOperation], Awaitable[N
     "create view": SimulatedClient._create_view,
     "drop view": SimulatedClient._drop,
     "create source": SimulatedClient._create_source,
+    "add column": SimulatedClient._add_column,
     "drop source": SimulatedClient._drop_source,
     "create sink": SimulatedClient._create_sink,
     "drop sink": SimulatedClient._drop_sink,

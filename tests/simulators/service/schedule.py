@@ -390,6 +390,11 @@ def _source(
     if dice.random() < 0.3:
         made.append(ClientOperation(0, dice.choice((0, 60)), "drop source", SOURCE))
         made.append(ClientOperation(0, dice.choice((0, 60)), "create source", SOURCE))
+    growing = random.Random(f"further columns {seed}")
+    for number in range(2, 2 + growing.choice((0, 0, 1, 2, 3))):
+        pause_ms = growing.choice((0, 20, 100))
+        added = ClientOperation(0, pause_ms, "add column", SOURCE, number)
+        made.insert(growing.randrange(1, len(made) + 1), added)
     at = dice.randrange(len(operations) + 1)
     faults: dict[tuple[str, int], InjectedFault] = {}
     for _ in range(dice.choice((0, 1, 4, 10))):

@@ -224,9 +224,7 @@ class PostgresSource:
             at, name = await self._export_snapshot(maker, health, resumed=began)
             # Where no table keeps its rows, the stream may begin at the snapshot.
             lsn = lsn if any(isinstance(each, TableStands) for each in verdicts.values()) else at
-            if at < lsn:
-                raise SourceUnreachable(f"PostgreSQL: the snapshot is of {lsn_text(at)}, the"
-                    f" position {lsn_text(lsn)}", "it is made anew")  # fmt: skip
+            assert at >= lsn, "a new slot begins at the end of the log"
             if copied:
                 then, refused = await self._begin_snapshot(new, copied, name)
                 for table in copied:
@@ -269,22 +267,32 @@ class PostgresSource:
         if copied:
             self._ready += [ExportTruncated(name) for name in sorted(anew) if name not in refused]
             live = [table for table in copied if not changes.is_failed(table.name)]
-            copies = {
-                table.name: copied_contents(
-                    self._exports[table.name],
-                    growing.get(table.name) or filled[table.name],
-                    survey.tables[table.oid],
-                    survey.types,
-                    self._config.numeric,
-                    held=len(wider.get(table.name, ())),
-                )
-                for table in live
-            }
-            self._due = {name: copies.pop(name) for name in wider if name in copies}
-            assert self._snapshot is not None, "begun"
-            self._snapshot.copy(copies.values())
+            self._begin_copies(live, filled | growing, wider, survey)
         elif not began:
             self._ready.append(PositionMark(self._position_text(lsn)))
+
+    def _begin_copies(
+        self,
+        tables: Sequence[PostgresTable],
+        filled: Mapping[str, FilledTable],
+        wider: Mapping[str, tuple[int, ...]],
+        found: CatalogSurvey,
+    ) -> None:
+        """Have new tables copied next, and further columns when they are due."""
+        copies = {
+            table.name: copied_contents(
+                self._exports[table.name],
+                filled[table.name],
+                found.tables[table.oid],
+                found.types,
+                self._config.numeric,
+                held=len(wider.get(table.name, ())),
+            )
+            for table in tables
+        }
+        self._due = {name: copies.pop(name) for name in wider if name in copies}
+        assert self._snapshot is not None, "begun"
+        self._snapshot.copy(copies.values())
 
     def _wider(
         self, filled: Mapping[str, FilledTable], verdicts: Mapping[str, Verdict]
