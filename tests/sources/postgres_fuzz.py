@@ -3,7 +3,7 @@
 Every text says in which column it was put (``a:17``), so a row that PostgreSQL never had shows
 itself at whichever mark it appears; and at each quiet point what is held equals what the tables
 hold, unless the table has ended with an error that says why. A table that ended is made anew there
-where it must, and added again.
+where it must, and added again. Now and then a table is given a column that it has only there.
 """
 
 from __future__ import annotations
@@ -67,6 +67,8 @@ class Fuzz:
                 with anyio.move_on_after(0.05):  # where nothing comes; asking is given up anywhere
                     for _ in range(self._draw.choice((0, 0, 1, 3))):
                         await self._step()
+            if self._draw.random() < 0.6:
+                await self._grow()
             if self._draw.random() < 0.2:
                 await self._reopen()
             await self._quiet()
@@ -102,6 +104,8 @@ class Fuzz:
                 f"UPDATE {table} SET b = 'b:{n}', m = {mood} WHERE {key} = {id_}",
                 f"UPDATE {table} SET {key} = {key} + 1 WHERE {key} = {id_}",
                 f"DELETE FROM {table} WHERE {key} % 5 = {n % 5}",
+                f"UPDATE {table} SET x = {n} WHERE {key} % 3 = {n % 3}",
+                f"UPDATE {table} SET y = 'y:{n}', a = 'a:{n}' WHERE {key} % 4 = {n % 4}",
             ]
         )
 
@@ -166,6 +170,33 @@ class Fuzz:
         self._source = self._db.source()
         await self._driver.open(self._source)
 
+    async def _grow(self) -> None:
+        """Give a table one of the columns that only PostgreSQL has; one is added there now and
+        then."""
+        name = self._draw.choice([each for each in self._driver.exports if "finish" not in each])
+        if self._draw.random() < 0.7:
+            table, number = name.removeprefix("public."), self._number
+            default = self._draw.choice(("", f" DEFAULT {number}"))
+            await self._do(f"ALTER TABLE {table} ADD COLUMN z{number} int{default}")
+            await self._do(f"UPDATE {table} SET z{number} = {number} WHERE n % 2 = 0")
+        export = self._driver.exports[name]
+        if name in self._driver.failed:
+            return
+        asked = self._db.source()
+        try:
+            (there,) = await asked.describe({name: ()})
+            known = set(export.schema.names)
+            more = [each for each in there.schema.columns if each.name not in known]
+            if not more:
+                return
+            found = await asked.describe_added(export, [self._draw.choice(more)])
+        except (InvalidUsage, SourceUnreachable):
+            return  # it was altered there, so that it cannot be read as it is
+        self.counts["grown"] += 1
+        self.log.append(f"-- grown: {name} by {found}")
+        self._driver.widen(name, found)
+        await self._reopen()
+
     async def _quiet(self) -> None:
         """Let all that was committed come, and compare."""
         self._number += 1
@@ -219,6 +250,9 @@ _DDL: list[tuple[str, ...]] = [
     ("ALTER TABLE {t} RENAME b TO c",),
     ("ALTER TABLE {t} ADD COLUMN x int DEFAULT 7",),
     ("ALTER TABLE {t} DROP COLUMN x",),
+    ("ALTER TABLE {t} ADD COLUMN y text",),
+    ("ALTER TABLE {t} ADD COLUMN x int", "ALTER TABLE {t} ADD COLUMN y text DEFAULT 'y'"),
+    ("ALTER TABLE {t} DROP COLUMN y",),
     ("ALTER TABLE {t} ALTER b SET DEFAULT 'b:0'",),
     ("ALTER TABLE {t} ALTER a SET STATISTICS 50",),
     ("ALTER TABLE {t} ALTER a TYPE varchar(99)",),

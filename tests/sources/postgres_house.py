@@ -28,7 +28,7 @@ from actors.connectors.sources.source import (
     SourceUnreachable,
     SourceUpserts,
 )
-from actors.plan.schema import DIFF
+from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.testing.postgres_server import PostgresServer
 
 Row = tuple[Any, ...]
@@ -125,6 +125,8 @@ class Driver:
         self.contents: dict[str, Counter[Row]] = {name: Counter() for name in self.exports}
         self.position: str | None = None
         self.failed: dict[str, ExportFailed] = {}
+        self.new: set[str] = set()
+        """Exports that were added and are not filled yet."""
         self.marks: list[PositionMark] = []
         self.given: list[Given] = []
         """Since the last mark."""
@@ -133,10 +135,25 @@ class Driver:
         """One more, to be filled."""
         self.exports[export.name] = export
         self.contents[export.name] = Counter()
+        self.new.add(export.name)
+
+    def widen(self, name: str, columns: Sequence[TableColumn]) -> None:
+        """Give an export further columns: rows that are there have NULL."""
+        export = self.exports[name]
+        schema = TableSchema((*export.schema.columns, *columns), export.schema.key)
+        self.exports[name] = msgspec.structs.replace(export, schema=schema)
+        more = (None,) * len(columns)
+        self.contents[name] = Counter(
+            {(*row, *more): count for row, count in self.contents[name].items()}
+        )
 
     async def open(self, source: PostgresSource) -> None:
         """At the position that is durable here; tried again while the server wants that."""
-        live = [each for name, each in self.exports.items() if name not in self.failed]
+        live = [
+            msgspec.structs.replace(each, is_new=each.is_new or name in self.new)
+            for name, each in self.exports.items()
+            if name not in self.failed
+        ]
         self.given = []
         while True:
             try:
@@ -172,6 +189,7 @@ class Driver:
 
     def _mark(self, mark: PositionMark) -> None:
         self.failed |= {each.export: each for each in self.given if isinstance(each, ExportFailed)}
+        self.new -= set(mark.filled)
         for given in self.given:
             if getattr(given, "export", "") in self.failed:
                 continue  # nothing of it counts since the last mark

@@ -230,6 +230,8 @@ async def finish(db: House, client: Client, life: int) -> None:
     for name in ("orders", "whole"):
         if life and f"c{life}" not in await columns_of(client, name):
             await add(client, name, TableColumn(f"c{life}", "bigint"))
+    # What a source does first (a publication) would wait for the lock, and this for the source.
+    await caught_up(db, client, -life - 1)
     # Nobody writes between the mark and the comparison.
     async with db.sql.transaction():
         await db.run("LOCK TABLE orders, whole IN SHARE MODE")

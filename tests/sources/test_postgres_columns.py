@@ -8,12 +8,10 @@ restart. Nothing but the rows with a value is copied.
 from __future__ import annotations
 
 import random
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 import anyio
-import msgspec
 import pytest
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 
@@ -26,7 +24,7 @@ from actors.connectors.sources.source import (
     SourceUnreachable,
 )
 from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.plan.schema import TableColumn
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, doc text);
@@ -62,12 +60,7 @@ async def widened(
     export = driver.exports[name]
     wanted = [TableColumn(column, kind) for column, kind in columns]
     found: tuple[TableColumn, ...] = await db.source().describe_added(export, wanted)
-    schema = TableSchema((*export.schema.columns, *found), export.schema.key)
-    driver.exports[name] = msgspec.structs.replace(export, schema=schema)
-    more = (None,) * len(found)
-    driver.contents[name] = Counter(
-        {(*row, *more): count for row, count in driver.contents[name].items()}
-    )
+    driver.widen(name, found)
     return found
 
 
