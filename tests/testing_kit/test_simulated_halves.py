@@ -39,6 +39,7 @@ SEEDS = 50
 BATCHES = 1
 
 FOUND = {
+    "columns_not_told": 3001,
     "contents_without_position": 3001,
     "dropped_out_of_order": 3120,
     "hold_moved_first": 3015,

@@ -15,6 +15,7 @@ from actors.connectors.ingest_task import IngestRunning, IngestTask
 from actors.connectors.sink_task import SinkTask, _Driver
 from actors.connectors.sinks.messages import hold_of
 from actors.dataflow import commit
+from actors.plan.schema import TableSchema
 from actors.protocol.storage import StorageTaggedResponse
 from actors.protocol.storage_internal import CreateIngestionDataflow, DropObjects
 from actors.storage.events import CancelLookUp
@@ -192,6 +193,13 @@ def contents_without_position() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def columns_not_told() -> Iterator[None]:
+    """Give a table columns without telling its source."""
+    with mock.patch.object(TableSchema, "extends", lambda self, other: self == other):
+        yield
+
+
 BUGS = {
     "storage_nonce_unchecked": storage_nonce_unchecked,
     "rendered_after_its_drop": rendered_after_its_drop,
@@ -203,5 +211,6 @@ BUGS = {
     "view_hold_ahead": view_hold_ahead,
     "told_before_durable": told_before_durable,
     "contents_without_position": contents_without_position,
+    "columns_not_told": columns_not_told,
 }
 """Mutants of the storage half; only runs with a source can find one (`schedule.has_source`)."""

@@ -6,7 +6,8 @@ all exports: so contents and position agree at every time, a crash leaves both o
 position keeps its time for all readers.
 
 Rules: no shard is sealed before the first mark, and that of an export that was added later not
-before the mark that fills it: its upper stays at 0 meanwhile.
+before the mark that fills it: its upper stays at 0 meanwhile. An append is refused where an export
+has been given columns since the task began (`WriterFenced`): the next task knows of them.
 """
 
 from __future__ import annotations
