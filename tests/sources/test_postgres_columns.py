@@ -92,6 +92,7 @@ ADDED: list[tuple[str, str, str, int]] = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("column", "kind", "value", "old"), ADDED)
 async def test_rows_of_before_and_since(
     db: House, column: str, kind: str, value: str, old: int
@@ -286,6 +287,7 @@ GONE: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("statement", "words"), GONE)
 @pytest.mark.parametrize("early", [True, False])
 async def test_a_further_column_that_is_altered_ends_the_table(

@@ -86,9 +86,19 @@ class IngestShards:
 
     async def open(self) -> None:
         """Read the durable position and uppers. Raises `UnknownObject`, `CorruptData`,
-        `StorageError`."""
+        `StorageError`, and `WriterFenced` where an export has other columns by now."""
         shards = [self._remap, *(export.shard for export in self.exports.values())]
-        self._uppers = {shard: await self._persist.upper(shard) for shard in shards}
+        # From the store: parts are written with the newest schema that this process knows, and
+        # another one may have given an export columns.
+        self._uppers = {shard: await self._persist.recent_upper(shard) for shard in shards}
+        for export in self.exports.values():
+            columns = (await self._persist.state(export.shard)).schema
+            if columns != export.schema:
+                raise WriterFenced(
+                    f"shard {export.shard} of this source has the columns {columns.ddl()} now, and "
+                    f"not {export.schema.ddl()}",
+                    determinate=True,
+                )
         self.position, self.failed, self._bound = None, {}, None
         if self.upper == 0:
             return

@@ -107,7 +107,7 @@ class PostgresSource:
         self._due: dict[str, SnapshotTable] = {}
         """Further columns that are to be copied then."""
         self._behind: list[Decoded] | None = None
-        """What the stream gave behind `ColumnsDue`, while they are copied."""
+        """Answers of the stream behind `ColumnsDue`, while they are copied."""
         self._ready: deque[Given] = deque()
         self._unsure: list[Given] = []
         """Rows and a mark that wait for a check of the catalog (`_confirm`)."""
