@@ -48,7 +48,7 @@ async def running(tmp_path: Path, **more: Any) -> AsyncIterator[Client]:
         **more,
     )
     settings = draw_for_test(settings, many_rows=True)
-    with anyio.fail_after(60):
+    with anyio.fail_after(200):
         async with (
             Service(settings, engine=in_memory) as service,
             await Client.connect(service.address) as client,

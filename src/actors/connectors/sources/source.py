@@ -15,8 +15,7 @@ Rules:
   all that a later `open` needs, also which exports were filled already;
 - an export may be opened with further columns at its end (`describe_added`). Rows that were given
   before have NULL in them, until the source gives their values as changes, all before one mark; a
-  source of which the external system keeps no old rows leaves them NULL. Two marks never differ in
-  the columns of rows that came between them;
+  source whose external system does not keep such rows leaves them NULL;
 - rows of an export that was added later come only before the mark that fills it, or after that;
 - where the external system does not tell old rows, `SourceUpserts` and `ExportTruncated` are given:
   the caller finds the old rows in its own contents (`connectors.ingest.contents` computes the
