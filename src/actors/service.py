@@ -37,10 +37,11 @@ from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
 from actors.controller.maintenance import FollowTask, MaintenanceTask
 from actors.controller.messages import FindLogin
-from actors.controller.readiness import ReadinessCheck, ReadinessReport
+from actors.controller.readiness import ReadinessCheck, ReadinessReport, count_replicas
 from actors.controller.reads.point_reads import PointReads
 from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
+from actors.controller.replicas.registered import RegisteredReplicas
 from actors.controller.replicas.replica import ReplicaClient
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
@@ -152,7 +153,6 @@ class Service:
             own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
             stack.push_async_callback(asyncio.to_thread, own.close)
             self._clock = own
-        clock = self._clock
         if settings.pin_cores:
             mine = cores()
             pin_threads(mine.service)
@@ -162,6 +162,17 @@ class Service:
         directory = _directory_of(settings)
         persist = await self._open(directory)
         stack.push_async_callback(persist.close)
+        await self._start_role(stack, persist, directory / SCRATCH)
+        if settings.expiration_ms is not None:
+            loop = asyncio.get_running_loop()
+            stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
+        log.info("listening on %s, state in %s", self.address, _shown(settings))
+
+    async def _start_role(
+        self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
+    ) -> None:
+        """Start all but the replicas of other processes; `ReplicaService` starts one of these."""
+        settings, clock = self.settings, self._clock
         found = await boot.load(persist)
         # Before the engine starts: an address that is in use fails at once.
         self._listener = listener = await self._bind(settings.listen)
@@ -170,17 +181,7 @@ class Service:
             self._pg_listener = await PgListener.bind(settings.pg_listen)
             stack.push_async_callback(self._pg_listener.aclose)
         self._bind_gateway(stack)
-        scratch = directory / SCRATCH
-        await clock.run_blocking(lambda: _empty(scratch))
-        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
-        await stack.enter_async_context(system)
-        self._system = system
-        # Runs before the system's own exit, which would wait without a deadline.
-        stack.push_async_callback(self._stop_actors)
-        # Other processes may write to the stores, and another service may take them over.
-        if not persist.exclusive:
-            system.spawn(lambda: FollowTask(persist, self._halt), "following")
-        executor = self._engine(system, settings, scratch / "engine")
+        system, executor = await self._run_engine(stack, persist, scratch)
         found = await drop_left_views(found, persist, CatalogStore(persist, executor, settings))
         # Before the controller: it creates the dataflows of the upgraded plans.
         found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
@@ -209,11 +210,24 @@ class Service:
         if settings.connect_listen:
             self._start_gateway(system, controller, executor, persist, scratch)
         # Last: from here on the service is no longer starting.
-        self._readiness = ReadinessCheck(persist, controller, executor, clock, settings)
-        if settings.expiration_ms is not None:
-            loop = asyncio.get_running_loop()
-            stack.callback(loop.call_later(settings.expiration_ms / 1000, self._expire).cancel)
-        log.info("listening on %s, state in %s", self.address, _shown(settings))
+        active = count_replicas(controller, settings)
+        self._readiness = ReadinessCheck(persist, active, executor, clock, settings)
+
+    async def _run_engine(
+        self, stack: AsyncExitStack, persist: PersistClient, scratch: Path
+    ) -> tuple[ActorSystem, ActorAddress[ExecutorMessage]]:
+        """Start the actors that every role has: those that follow the stores, and the engine."""
+        settings, clock = self.settings, self._clock
+        await clock.run_blocking(lambda: _empty(scratch))
+        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        await stack.enter_async_context(system)
+        self._system = system
+        # Runs before the system's own exit, which would wait without a deadline.
+        stack.push_async_callback(self._stop_actors)
+        # Other processes may write to the stores, and another service may take them over.
+        if not persist.exclusive:
+            system.spawn(lambda: FollowTask(persist.follow, self._halt), "following")
+        return system, self._engine(system, settings, scratch / "engine")
 
     def _bind_gateway(self, stack: AsyncExitStack) -> None:
         """Bind the Spark Connect gateway's address, if it is wanted."""
@@ -253,15 +267,22 @@ class Service:
         scratch: Path,
     ) -> ReplicaSupply:
         """Start the replicas: one in this process's actors alone, or several that are made and
-        dropped."""
+        dropped; a controller's are other processes."""
         settings, place = self.settings, scratch / "cluster"
+        if settings.role == "controller":
+            return RegisteredReplicas(persist, settings)
         connectors = self._half(persist)
         if settings.replicas > 1:
             names = await replica_set.load(persist, settings)
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, connectors, names
             )
-            return LocalReplicaSupply(hosts, self._connect, self._connect_storage)
+            return LocalReplicaSupply(
+                hosts,
+                self._connect,
+                self._connect_storage,
+                lambda kept: replica_set.store_names(persist, settings, kept),
+            )
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )

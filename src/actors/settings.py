@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -81,6 +81,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Address of the replica protocol's listener, in the same way; empty: in process only."""
     storage_listen: str = ""
     """Address of the listener of its storage half."""
+    role: Literal["", "controller", "replica"] = ""
+    """Part of a service that this process is, beside others on the same stores; empty: all of
+    it."""
+    cluster_advertise: str = ""
+    """Host by which controllers reach this replica; empty: that of `cluster_listen`."""
     workers: int = 2
     """Workers of one replica."""
     replicas: int = 1
@@ -530,6 +535,45 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ]
 
+    def _role_relations(self) -> list[tuple[bool, str]]:
+        if not self.role:
+            return []
+        shared = (
+            f"role = {self.role} needs consensus_url and blob_url: stores that all processes of the"
+            " service reach, as postgresql:// and s3:// (sqlite: and file: on one machine)"
+        )
+        urls = (self.consensus_url, self.blob_url)
+        relations = [
+            (all(urls) and not any(url.lower().startswith("mem:") for url in urls), shared),
+            (
+                self.replicas == 1,
+                f"role = {self.role} and replicas = {self.replicas}: each further replica is a"
+                " process of its own, penstock serve --role replica",
+            ),
+        ]
+        if self.role == "replica":
+            relations += [
+                (
+                    bool(self.cluster_listen),
+                    "role = replica needs cluster_listen: where a controller connects, as"
+                    " 10.0.0.2:6875",
+                ),
+                (not self.standby, "standby is for a controller: of replicas all run"),
+                (
+                    not (self.pg_listen or self.connect_listen),
+                    "pg_listen and connect_listen are a controller's: a replica has no clients",
+                ),
+            ]
+        else:
+            relations.append(
+                (
+                    not (self.cluster_listen or self.storage_listen or self.cluster_advertise),
+                    "cluster_listen, storage_listen and cluster_advertise are a replica's: a"
+                    " controller connects to it",
+                )
+            )
+        return relations
+
     def _wal_relations(self) -> list[tuple[bool, str]]:
         return [
             (
@@ -592,6 +636,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "keepalive_ms must be at most half of idle_timeout_ms",
             ),
             *self._standby_relations(),
+            *self._role_relations(),
             (
                 self.retry_delay_ms_min <= self.retry_delay_ms_max,
                 "retry_delay_ms_min must not exceed retry_delay_ms_max",

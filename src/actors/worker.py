@@ -224,8 +224,9 @@ class Worker(Actor[WorkerMessage]):
         self._tasks = InputTasks(site)
         self._installs = IndexInstaller(site)
         self._peeking = PeekRunner(site, self._persist, self._logs)
-        # One worker does it for all.
-        if self._index == 0:
+        # One worker does it for all. Other processes' results are on their way where there are
+        # other replicas.
+        if self._index == 0 and self._persist.commanded is None:
             self._peeking.clear_stash()
         self._children = DataflowChildren(site, self._tasks, self._state.commands_for)
         self._tick_ms = self._settings.maintenance_ms

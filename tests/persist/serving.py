@@ -11,10 +11,10 @@ from typing import Any
 
 import anyio
 
-from actors.errors import WriterFenced
+from actors.errors import ResourceClosed, WriterFenced
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.service import Service
+from actors.replica_service import service_of
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 
@@ -36,12 +36,14 @@ def tell_standing_by() -> None:
 
 
 async def main(settings: Settings) -> None:
-    async with Service(settings, engine=in_memory) as service:
+    async with service_of(settings, engine=in_memory) as service:
         print(service.address, flush=True)
         try:
             await service.wait_stopped()
         except WriterFenced as error:
             print(f"fenced: {error}", flush=True)
+        except ResourceClosed as error:
+            print(f"dropped: {error}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,7 @@ services on the same stores the newer one goes on."""
 from __future__ import annotations
 
 import itertools
-import json
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -16,6 +13,7 @@ from typing import Any
 
 import anyio
 import pytest
+from apart import Apart, given  # type: ignore[import-not-found]
 from serving import in_memory  # type: ignore[import-not-found]
 
 from actors.client.client import Client
@@ -43,21 +41,6 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     return {"blob_url": f"s3://{s3.new_bucket()}/penstock", "consensus_url": consensus}
 
 
-def given(tmp_path: Path, name: str, urls: dict[str, str]) -> dict[str, Any]:
-    """Settings of a service with a state directory of its own. Most parts are no inline ones."""
-    return {
-        "state_dir": str(tmp_path / name),
-        "listen": "127.0.0.1:0",
-        "inline_part_bytes_max": 1,
-        "batches_per_shard_max": 4,
-        "maintenance_ms": 20,
-        "store_poll_ms": 20,
-        "retry_delay_ms_min": 1,
-        "retry_delay_ms_max": 20,
-        **urls,
-    }
-
-
 @asynccontextmanager
 async def running(tmp_path: Path, urls: dict[str, Any], name: str = "state") -> AsyncIterator[Any]:
     """A service in this process, and a client of it."""
@@ -68,36 +51,6 @@ async def running(tmp_path: Path, urls: dict[str, Any], name: str = "state") -> 
         await Client.connect(service.address) as client,
     ):
         yield service, client
-
-
-class Apart:
-    """A service in a process of its own."""
-
-    def __init__(self, tmp_path: Path, urls: dict[str, str], name: str, **more: Any) -> None:
-        script = Path(__file__).with_name("serving.py")
-        self._process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(given(tmp_path, name, urls) | more)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    async def line(self) -> str:
-        assert self._process.stdout is not None
-        return (await anyio.to_thread.run_sync(self._process.stdout.readline)).strip()
-
-    def signal(self, number: int) -> None:
-        self._process.send_signal(number)
-
-    def kill(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self.wait()
-
-    def wait(self) -> int:
-        assert self._process.stdout is not None
-        status = self._process.wait()
-        self._process.stdout.close()
-        return status
 
 
 async def counts(client: Client) -> dict[str, int]:

@@ -29,6 +29,7 @@ from actors.cluster.connection import (
     ComputeConversation,
     ConnectionAcceptor,
     Converse,
+    FollowOwner,
     RunListener,
 )
 from actors.cluster.partitioned import ConnectionLimits
@@ -231,7 +232,8 @@ class WorkerCluster:
         ]
         adapters.extend(map(reach, near))
         converse = _compute_conversations(settings, partitions)
-        compute = _entrance(system, adapters, settings, converse, "compute")
+        owner = None if persist.commanded is None else persist.commanded.follow_owner
+        compute = _entrance(system, adapters, settings, converse, "compute", owner)
         storage: HalfEntrance | None = None
         if connectors is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
@@ -240,7 +242,7 @@ class WorkerCluster:
                 for index in range(count)
             )
             converse = _storage_conversations(settings)
-            storage = _entrance(system, storage_adapters, settings, converse, "storage")
+            storage = _entrance(system, storage_adapters, settings, converse, "storage", owner)
         return cls(settings, tuple(workers), tuple(near), partitions, compute, storage)
 
     @property
@@ -311,10 +313,11 @@ def _entrance(
     settings: Settings,
     converse: Converse,
     half: Half,
+    owner: FollowOwner | None,
 ) -> HalfEntrance:
     acceptor = system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: ConnectionAcceptor(adapters, settings, converse),
+        lambda: ConnectionAcceptor(adapters, settings, converse, owner),
         "acceptor" if half == "compute" else "storage-acceptor",
     )
     return HalfEntrance(acceptor, adapters, converse, half)

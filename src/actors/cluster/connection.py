@@ -22,7 +22,7 @@ from __future__ import annotations
 import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, assert_never
 
@@ -596,6 +596,11 @@ class RunListener(msgspec.Struct, frozen=True, gc=False):
 AcceptorMessage: TypeAlias = AcceptConnection | ReleaseConnection | RunListener | _Ended
 
 
+FollowOwner: TypeAlias = Callable[[str], Awaitable[None]]
+"""Takes the fencing token of an owner, by the name of its process. Raises `WriterFenced` for a
+process that owns the stores no more."""
+
+
 Converse: TypeAlias = Callable[[Hello, CreateInstance | None], ClientConversation]
 """Makes the conversation of a client; without an instance for the storage half."""
 
@@ -604,11 +609,17 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
     """Decides which connection is served. `adapters` may be filled after construction."""
 
     def __init__(
-        self, adapters: Sequence[ActorAddress[Any]], settings: Settings, converse: Converse
+        self,
+        adapters: Sequence[ActorAddress[Any]],
+        settings: Settings,
+        converse: Converse,
+        follow_owner: FollowOwner | None = None,
     ) -> None:
-        """`converse` makes the conversations of this half."""
+        """`converse` makes the conversations of this half. `follow_owner`: of a replica in a
+        process of its own, checks who commands it."""
         self._adapters = adapters
         self._converse = converse
+        self._follow_owner = follow_owner
         self._running = running_instance(settings)
         self._nonces: OrderedDict[Nonce, None] = OrderedDict()
         self._current: tuple[Nonce, ActorAddress[Any], ResponseSink | LocalInbox] | None = None
@@ -642,6 +653,10 @@ class ConnectionAcceptor(Actor[AcceptorMessage]):
                 raise RemoteProtocolError(f"nonce {nonce} was used before: choose a fresh one")
             if instance is not None:
                 check_instance(self._running, instance)
+            if self._follow_owner is not None:
+                # In this message's turn: an owner that was followed earlier is displaced before a
+                # later one is asked for, and no former owner displaces its successor.
+                await self._follow_owner(hello.owner)
         except PenstockError as error:
             message.reply.fail(error)
             return

@@ -114,6 +114,12 @@ def serve(
         str | None,
         typer.Option("--cluster-listen", help="The same for the replica protocol; none if unset."),
     ] = None,
+    role: Annotated[
+        str | None,
+        typer.Option(
+            "--role", help="controller or replica: one of several processes on the same stores."
+        ),
+    ] = None,
     identity: Identity = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
@@ -158,6 +164,7 @@ def serve(
         "state_dir": state_dir,
         "listen": listen,
         "cluster_listen": cluster_listen,
+        "role": role,
         "identity": identity,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
@@ -194,12 +201,12 @@ def watched(settings: Settings) -> Iterator[MetricCollector | None]:
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
     from actors.controller.readiness import readiness_page
-    from actors.service import Service
+    from actors.replica_service import service_of
     from actors.transport.http_pages import HttpPages, liveness_page, metrics_page
 
     async with anyio.create_task_group() as group:
         group.start_soon(_stop_on_signal, group.cancel_scope)
-        service = Service(settings)
+        service = service_of(settings)
         async with AsyncExitStack() as stack:
             page = ""
             if metrics is not None:

@@ -80,10 +80,10 @@ from actors.controller.reads.subscribes import (
     RunningSubscribes,
     SubscribeHeld,
 )
-from actors.controller.replicas import instance as replica_set
 from actors.controller.replicas.instance import (
     ComputeInstance,
     ReplicasChanged,
+    ReplicasFound,
     ReplicasNoted,
     ReplicaSupply,
 )
@@ -197,6 +197,7 @@ ControllerMessage: TypeAlias = (
     | TablesAdvanced
     | LinkTurn
     | ReplicasChanged
+    | ReplicasFound
     | ReplicasNoted
     | StatementDone
     | SinceRead
@@ -313,7 +314,6 @@ class Controller(Actor[ControllerMessage]):
             self._supply,
             settings,
             self._initial_commands(frontiers, retain),
-            lambda names: replica_set.store_names(persist, settings, names),
         )
         return ControllerState(
             self.ctx,
@@ -386,6 +386,9 @@ class Controller(Actor[ControllerMessage]):
                 self._ticks.tick_ended(message)
             case ClockDue():
                 self._ticks.clock_due()
+            case ReplicasFound():
+                for merged in self._instance.found(message):
+                    self._merged(merged)
             case ReplicasChanged() | ReplicasNoted():
                 self._replicas_changed(message)
             case StatementDone():

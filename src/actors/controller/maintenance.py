@@ -6,7 +6,7 @@ A shard whose maintenance fails is retried when it grows again; failures are onl
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TypeAlias, assert_never
 
 import msgspec
@@ -28,15 +28,17 @@ class _Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class FollowTask(Actor[_Ended]):
-    """Calls `halt` once, with the error."""
+    """Runs `watch` while the service does, and calls `halt` once, with its error."""
 
-    def __init__(self, persist: PersistClient, halt: Callable[[Exception], None]) -> None:
-        self._persist = persist
+    def __init__(
+        self, watch: Callable[[], Awaitable[None]], halt: Callable[[Exception], None]
+    ) -> None:
+        self._watch = watch
         self._halt = halt
 
     async def on_start(self) -> None:
         self.ctx.effect(
-            self._persist.follow,
+            self._watch,
             done=lambda _: _Ended(ResourceClosed("the stores tell of no changes any more")),
             failed=_Ended,
         )

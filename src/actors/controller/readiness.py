@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 import msgspec
@@ -18,6 +18,7 @@ from actors.controller.messages import CountReplicas
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress, ActorClock
 from actors.persist import PersistClient
+from actors.persist.replica_fence import ReplicaFence
 from actors.plan.jobs import EngineCondition, ExecutorMessage, InspectEngine
 from actors.settings import Settings
 from actors.transport.http_pages import HttpPage, HttpResponse
@@ -57,6 +58,33 @@ class ReadinessReport(msgspec.Struct, frozen=True):
         return msgspec.json.encode(whole) + b"\n"
 
 
+ComponentLook: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
+"""Looks at one part. Raises `PenstockError` when it does not answer."""
+
+
+def count_replicas(controller: ActorAddress[Any], settings: Settings) -> ComponentLook:
+    """Return a look at a controller: it answers, and a replica is connected."""
+
+    async def active() -> ComponentReadiness:
+        count = await controller.ask(CountReplicas, settings.readiness_timeout_ms)
+        state = f"active, {count} of its replicas connected"
+        return ComponentReadiness(count > 0, state)
+
+    return active
+
+
+def look_for_owner(fence: ReplicaFence) -> ComponentLook:
+    """Return a look from a replica in a process of its own: a controller commands it."""
+
+    async def commanded() -> ComponentReadiness:
+        owner = fence.owner
+        if owner is None:
+            return ComponentReadiness(False, "no controller has connected that owns the stores")
+        return ComponentReadiness(True, f"commanded by {owner}")
+
+    return commanded
+
+
 class ReadinessCheck:
     """Looks at the parts of a running service.
 
@@ -67,7 +95,7 @@ class ReadinessCheck:
     def __init__(
         self,
         persist: PersistClient,
-        controller: ActorAddress[Any],
+        controller: ComponentLook,
         executor: ActorAddress[ExecutorMessage],
         clock: ActorClock,
         settings: Settings,
@@ -78,11 +106,6 @@ class ReadinessCheck:
         self._clock = clock
         self._lock = anyio.Lock()
         self._last: tuple[float, ReadinessReport] | None = None
-
-        async def active() -> ComponentReadiness:
-            count = await controller.ask(CountReplicas, deadline_ms)
-            state = f"active, {count} of its replicas connected"
-            return ComponentReadiness(count > 0, state)
 
         async def documents() -> ComponentReadiness:
             await persist.probe_documents()
@@ -98,7 +121,7 @@ class ReadinessCheck:
             return ComponentReadiness(found.state != "unavailable", text)
 
         self._looks = {
-            "controller": active,
+            "controller": controller,
             "documents": documents,
             "blobs": blobs,
             "engine": engine,
@@ -117,7 +140,7 @@ class ReadinessCheck:
     async def _components(self) -> dict[str, ComponentReadiness]:
         found: dict[str, ComponentReadiness] = {}
 
-        async def one(name: str, look: Callable[[], Awaitable[ComponentReadiness]]) -> None:
+        async def one(name: str, look: ComponentLook) -> None:
             found[name] = await self._one(look)
 
         async with anyio.create_task_group() as group:
@@ -125,7 +148,7 @@ class ReadinessCheck:
                 group.start_soon(one, name, look)
         return {name: found[name] for name in self._looks}
 
-    async def _one(self, look: Callable[[], Awaitable[ComponentReadiness]]) -> ComponentReadiness:
+    async def _one(self, look: ComponentLook) -> ComponentReadiness:
         try:
             with anyio.fail_after(self._deadline_ms / 1000):
                 return await look()

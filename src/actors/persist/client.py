@@ -45,6 +45,7 @@ from actors.persist.part_store import PartStore, WrittenBlob
 from actors.persist.parts import PartLists
 from actors.persist.places import open_stores, process_name
 from actors.persist.reader import LeaseBook, LeasedReader, why_missing
+from actors.persist.replica_fence import ReplicaFence
 from actors.persist.schemas import SchemaRegistry
 from actors.persist.shard import (
     TABLES_UPPER,
@@ -102,7 +103,8 @@ class PersistClient:
         self._waiters = DocumentWaiters()
         self._closed, self._calls = False, count(1)
         random = random or Random()
-        process = process or process_name(random)
+        self.process = process = process or process_name(random)
+        """Unique name of this process in documents."""
         fenced = consensus if isinstance(consensus, FencedConsensus) else None
         former = "" if fenced is None else fenced.former
         alone = exclusive or (fenced is not None and not guest)  # guests collect nothing
@@ -187,6 +189,8 @@ class PersistClient:
         if self._closed:
             return
         self._closed = True
+        if self.commanded is not None:
+            self.commanded.leave()
         with anyio.CancelScope(shield=True):
             # Leases of a single owner need no write: its successor ignores them. Others would wait
             # for their expiry.
@@ -197,6 +201,17 @@ class PersistClient:
             await self.consensus.close()
             if self._directory is not None:
                 await self._clock.run_blocking(self._directory.close)
+
+    @property
+    def commanded(self) -> ReplicaFence | None:
+        """Return the fence of a replica in a process of its own; None in any other process."""
+        return self.consensus if isinstance(self.consensus, ReplicaFence) else None
+
+    @property
+    def owner(self) -> str:
+        """Return the name of this process, if it owns stores that others may use; else ""."""
+        fenced = self.consensus
+        return fenced.own.process if isinstance(fenced, FencedConsensus) else ""
 
     # -- documents of others ----------------------------------------------------------------------
 

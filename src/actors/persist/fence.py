@@ -10,6 +10,9 @@ The older service learns of it at its next set, by a notification, or by polling
 `WriterFenced`, which names the successor. Then it halts. Until then it may answer reads of times
 that it had sealed, which stay true.
 
+A replica in a process of its own owns nothing, and is fenced by what its owner remembers
+(`replica_fence`).
+
 Not fenced: blobs (written under unique names; a fenced process deletes only blobs that no state
 names any more), and guests that write beside a service.
 """
@@ -114,6 +117,13 @@ class FencedConsensus:
         await self.inner.close()
 
 
+async def read_epoch(store: ConsensusStore) -> tuple[FenceEpoch, int] | None:
+    """Return the service that owns the stores, and the seqno of its document; None if no service
+    ever did. Raises `StorageError`, `CorruptData`."""
+    head = await store.head(EPOCH_KEY)
+    return None if head is None else (_decoded(head.data), head.seqno)
+
+
 async def acquire_epoch(
     inner: ConsensusStore, process: str, clock: ActorClock, settings: Settings
 ) -> FencedConsensus:
@@ -121,11 +131,11 @@ async def acquire_epoch(
     former, retry = "", RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
     while True:
         try:
-            head = await inner.head(EPOCH_KEY)
-            held = None if head is None else _decoded(head.data)
-            if held is not None and head is not None and held.process == process:
+            found = await read_epoch(inner)
+            held, seqno = (None, None) if found is None else found
+            if held is not None and seqno is not None and held.process == process:
                 # An earlier attempt succeeded, and its answer was lost.
-                return FencedConsensus(inner, held, head.seqno, former)
+                return FencedConsensus(inner, held, seqno, former)
             former = "" if held is None else held.process
             own = FenceEpoch(
                 VERSION,
@@ -135,9 +145,7 @@ async def acquire_epoch(
                 os.getpid(),
                 clock.now_ms(),
             )
-            cas = CompareAndSet(
-                EPOCH_KEY, None if head is None else head.seqno, _ENCODER.encode(own)
-            )
+            cas = CompareAndSet(EPOCH_KEY, seqno, _ENCODER.encode(own))
             if await inner.compare_and_set([cas]):
                 return FencedConsensus(inner, own, cas.seqno, former)
         except StorageError as error:

@@ -20,6 +20,7 @@ from actors.persist.fence import EPOCH_KEY, FencedConsensus
 from actors.persist.location import ConsensusStore, WatchedConsensus
 from actors.persist.machine import ShardMachine
 from actors.persist.reader import RENEWALS
+from actors.persist.replica_fence import ReplicaFence
 from actors.persist.shard import TABLES_UPPER, shard_key
 from actors.persist.standby import beat
 from actors.settings import Settings
@@ -36,12 +37,13 @@ async def follow(
     """Follow changes until cancelled, or until the store's notifications end. `renew` is called
     several times in a lease. Raises `WriterFenced` once another service owns the stores."""
     fence = consensus if isinstance(consensus, FencedConsensus) else None
+    inner = consensus.inner if isinstance(consensus, FencedConsensus | ReplicaFence) else consensus
     async with anyio.create_task_group() as group:
         group.start_soon(_renewing, renew, settings)
         if fence is not None:
             group.start_soon(_until_fenced, fence, group.cancel_scope)
             group.start_soon(beat, fence, settings)
-        await _changes(machine, consensus if fence is None else fence.inner, fence, settings)
+        await _changes(machine, inner, fence, settings)
         group.cancel_scope.cancel()
     if fence is not None:
         fence.check()

@@ -35,9 +35,10 @@ from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
-from actors.persist.fence import acquire_epoch
+from actors.persist.fence import FencedConsensus, acquire_epoch
 from actors.persist.location import BlobStore, ConsensusStore, several_at_once
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
+from actors.persist.replica_fence import ReplicaFence
 from actors.persist.standby import wait_for_stores
 from actors.settings import Settings, without_user
 
@@ -257,11 +258,21 @@ async def _opened(
                 " time, and a service writes several tables at once: give sqlite:PATH or"
                 " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
             )
-        if settings.standby:
-            await wait_for_stores(consensus, settings, clock)
-        fenced = await acquire_epoch(consensus, process, clock, settings)
+        fenced = await _fenced(consensus, settings, clock, process)
     except BaseException:
         await consensus.close()
         raise
-    log.info("the stores are ours: %s", fenced.own)
     return OpenStores(blob, fenced, place, process, exclusive=False)
+
+
+async def _fenced(
+    consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
+) -> FencedConsensus | ReplicaFence:
+    """Take the stores over, or stand behind whoever owns them. Raises as `open_stores`."""
+    if settings.role == "replica":
+        return ReplicaFence(consensus, settings.store_request_timeout_ms)
+    if settings.standby:
+        await wait_for_stores(consensus, settings, clock)
+    owned = await acquire_epoch(consensus, process, clock, settings)
+    log.info("the stores are ours: %s", owned.own)
+    return owned

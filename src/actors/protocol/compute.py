@@ -21,9 +21,14 @@ from actors.protocol.message_parts import ColumnComparison, RowSetFinishing
 # `gc=False`: messages hold no cycles, and so many live at a time that the collector would spend
 # its time on them. A tag stays when a class is renamed: it is the message's name on the wire.
 class Hello(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """First message of every connection."""
+    """First message of every connection.
+
+    `owner`: process of the controller, by the epoch's document of the stores. A replica in a
+    process of its own serves no other than their owner.
+    """
 
     nonce: Nonce
+    owner: str = ""
 
 
 class CreateInstance(msgspec.Struct, frozen=True, gc=False, tag=True):

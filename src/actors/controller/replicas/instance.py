@@ -1,7 +1,7 @@
 """The running instance: one link to each replica, which do what `ReplicaMerge` decides.
 
 It is a part of the controller and runs in its task. Replicas come from a `ReplicaSupply`: clusters
-in this process (`cluster.hosts`), or others that are reached over a wire.
+in this process (`cluster.hosts`), or processes that have registered in the stores (`registered`).
 """
 
 from __future__ import annotations
@@ -152,9 +152,25 @@ class ReplicaSupply(Protocol):
         ...
 
     @property
+    def owner(self) -> str:
+        """Return the name by which this process owns the stores, for replicas in others; "" for
+        replicas of this one."""
+        ...
+
+    @property
     def storage(self) -> Connect | None:
         """Return a function that connects to the storage half of one replica; None: they have
         none."""
+        ...
+
+    @property
+    def arrivals(self) -> Callable[[], Awaitable[Mapping[str, str]]] | None:
+        """Return a function that waits until replicas have come or gone by themselves, and returns
+        all, by name with a mark of each one's life; None: they do so by command alone."""
+        ...
+
+    async def keep(self, names: Sequence[str]) -> None:
+        """Make durable that these are the replicas. Raises `StorageError`."""
         ...
 
     async def start(self, name: str) -> None:
@@ -173,6 +189,10 @@ class ReplicaSupply(Protocol):
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics]]
 
 
+Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
+"""Makes the names of the replicas durable. Raises `StorageError`."""
+
+
 class FixedReplicas:
     """Replicas that this service can neither start nor stop."""
 
@@ -185,6 +205,12 @@ class FixedReplicas:
         self._connects = connects
         self._inspect = inspect
         self._storage = storage
+
+    owner = ""
+    arrivals = None
+
+    async def keep(self, names: Sequence[str]) -> None:
+        """See `ReplicaSupply`: nothing is kept, as the names are fixed."""
 
     @property
     def names(self) -> Sequence[str]:
@@ -217,17 +243,26 @@ class FixedReplicas:
 
 class LocalReplicaSupply:
     """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
-    storage half."""
+    storage half; `remember` makes their names durable."""
+
+    owner = ""
+    arrivals = None
 
     def __init__(
         self,
         hosts: LocalReplicas,
         wrap: Callable[[LocalClient, str], ReplicaClient],
         wrap_storage: Callable[[LocalClient], ReplicaClient],
+        remember: Remember,
     ) -> None:
         self._hosts = hosts
         self._wrap = wrap
         self._wrap_storage = wrap_storage
+        self._remember = remember
+
+    async def keep(self, names: Sequence[str]) -> None:
+        """See `ReplicaSupply`."""
+        await self._remember(names)
 
     @property
     def names(self) -> Sequence[str]:
@@ -279,8 +314,10 @@ class ReplicasChanged(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
-Remember: TypeAlias = Callable[[Sequence[str]], Awaitable[None]]
-"""Makes the names of the replicas durable. Raises `StorageError`."""
+class ReplicasFound(msgspec.Struct, frozen=True, gc=False):
+    """Replicas have come or gone by themselves: all that there are, with a mark of each life."""
+
+    lives: Mapping[str, str]
 
 
 class ComputeInstance:
@@ -292,9 +329,7 @@ class ComputeInstance:
         supply: ReplicaSupply,
         settings: Settings,
         commands: Sequence[Command],
-        remember: Remember,
     ) -> None:
-        self._remember = remember
         self._ctx = ctx
         self._supply = supply
         self._settings = settings
@@ -304,6 +339,8 @@ class ComputeInstance:
         self._last_error: dict[str, str] = {}
         self._connections: dict[str, int] = {}
         self._serials: dict[str, int] = {}
+        self._lives: dict[str, str] = {}
+        """Of replicas that come and go by themselves, the present life of each."""
         for name in supply.names:
             self._add(name)
 
@@ -314,20 +351,35 @@ class ComputeInstance:
         # A replica that is added again numbers its connections beyond those of its former link, so
         # that late responses of that link are told apart.
         first = (serial - 1) << 32
-        link = ReplicaLink(ctx, name, lambda: supply.connect(name), self._settings, first)
+        link = ReplicaLink(
+            ctx, name, lambda: supply.connect(name), self._settings, first, owner=supply.owner
+        )
         self._links[name] = link
 
     def begin(self) -> None:
-        """Connect to all replicas."""
+        """Connect to all replicas, and watch for others."""
         for link in self._links.values():
             link.connect()
+        self._watch()
+
+    def _watch(self) -> None:
+        arrivals = self._supply.arrivals
+        if arrivals is not None:
+            self._ctx.effect(arrivals, done=ReplicasFound)
 
     def storage(self) -> ReplicaLink | None:
         """Return a link to the storage half, not connected yet; None where there is no half."""
         connect = self._supply.storage
         if connect is None:
             return None
-        return ReplicaLink(self._ctx, "storage", connect, self._settings, half="storage")
+        return ReplicaLink(
+            self._ctx,
+            "storage",
+            connect,
+            self._settings,
+            half="storage",
+            owner=self._supply.owner,
+        )
 
     async def aclose(self) -> None:
         """End all links."""
@@ -373,6 +425,23 @@ class ComputeInstance:
         self.carry_out(merged)
         return merged
 
+    # -- coming and going ------------------------------------------------------------------------
+
+    def found(self, message: ReplicasFound) -> list[MergedResponses]:
+        """Connect to replicas that have come, and forget those that are gone."""
+        self._watch()
+        lives = message.lives
+        gone = [name for name, life in self._lives.items() if lives.get(name) != life]
+        # One that runs anew is connected to at once: its former link may wait long for its next
+        # attempt, or may not have noticed yet.
+        merged = [self._end(name) for name in gone if name in self._links]
+        for name in lives.keys() - self._lives.keys() | set(gone) & lives.keys():
+            self._add(name)
+            self._links[name].connect()
+            log.info("replica %s was found", name)
+        self._lives = dict(lives)
+        return merged
+
     # -- adding and dropping -------------------------------------------------------------------
 
     def change(self, session: ActorAddress[Any], request: ChangeReplicas) -> ReplicaReport | None:
@@ -392,7 +461,7 @@ class ComputeInstance:
             self._check_end(drop)
             left = [name for name in self._links if name != drop]
             # Durable first: after a crash in between, the dropped replica must not come back.
-            self._begin(lambda: self._remember(left), ReplicasNoted, session, request)
+            self._begin(lambda: self._supply.keep(left), ReplicasNoted, session, request)
         self._changing = True
         return None
 
@@ -414,7 +483,7 @@ class ComputeInstance:
         names = [*self._links, name]
         await self._supply.start(name)
         try:
-            await self._remember(names)
+            await self._supply.keep(names)
         except StorageError:
             # It would be gone after a restart: better now, with an error.
             await self._supply.stop(name)
@@ -427,7 +496,8 @@ class ComputeInstance:
             self._changing = False
             raise message.error
         name = message.request.drop
-        merged = self._end(name)
+        # It may have been found gone meanwhile.
+        merged = self._end(name) if name in self._links else MergedResponses()
         self._begin(
             lambda: self._supply.stop(name), ReplicasChanged, message.session, message.request
         )

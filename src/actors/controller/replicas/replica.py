@@ -314,8 +314,10 @@ class ReplicaLink:
         settings: Settings,
         first: int = 0,
         half: Half = "compute",
+        owner: str = "",
     ) -> None:
-        """Number connections beyond `first`; no two links of a name and half share numbers."""
+        """Number connections beyond `first`; no two links of a name and half share numbers.
+        `owner`: see `Hello`."""
         self._ctx = ctx
         self._name = name
         self._connect_once = connect
@@ -326,6 +328,7 @@ class ReplicaLink:
         self.incarnation = first
         """Number of the present connection, or of the one being made."""
         self._half: Half = half
+        self._owner = owner
         self._gate = self._new_gate()
         """Gate of the present connection."""
         self._outbox: deque[Any] = deque()
@@ -366,7 +369,7 @@ class ReplicaLink:
         nonce = f"{self._ctx.random.getrandbits(128):032x}"
         self._replayed = True
         self._gate = self._new_gate()
-        self._outbox = deque([Hello(nonce)])
+        self._outbox = deque([Hello(nonce, self._owner)])
         for command in commands:
             self._outbox.extend(self._gate.command(command))
         self._send()

@@ -1,0 +1,193 @@
+"""A controller and its replicas as processes of their own: any of them is lost, and what is read
+stays exact."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from apart import Apart  # type: ignore[import-not-found]
+
+from actors.client.client import Client
+from actors.errors import BadSettings, InvalidUsage, PenstockError
+from actors.plan.schema import DIFF
+from actors.settings import Settings
+from actors.testing.postgres_server import PostgresServer
+from s3_server import S3  # type: ignore[import-not-found]
+
+_NUMBERS = itertools.count()
+COLUMNS = {"id": "bigint", "k": "bigint", "v": "bigint"}
+SUMS = "SELECT k, count(*) AS n, sum(v) AS s FROM t GROUP BY k"
+QUICK: dict[str, Any] = {
+    "heartbeat_ms": 50,
+    "hold_downgrade_ms": 50,
+    "index_history_ms": 200,
+    "standby_ms": 100,
+    # Beyond what a controller needs to be there again.
+    "store_request_timeout_ms": 60_000,
+}
+# A slow machine may hold a controller up for seconds.
+STANDBY: dict[str, Any] = {"standby": True, "takeover_ms": 6_000}
+
+
+@pytest.fixture(params=["sqlite and files", "postgres and s3"])
+def urls(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
+    """Settings of a pair of stores that several processes share."""
+    if request.param == "sqlite and files":
+        return {
+            "blob_url": f"file:{tmp_path}/blobs",
+            "consensus_url": f"sqlite:{tmp_path}/documents.db",
+        }
+    server: PostgresServer = request.getfixturevalue("postgres")
+    s3: S3 = request.getfixturevalue("s3")
+    schema = f"roles{next(_NUMBERS)}"
+    return {
+        "blob_url": f"s3://{s3.new_bucket()}/penstock",
+        "consensus_url": f"postgresql://bench@127.0.0.1:{server.port}/postgres?schema={schema}",
+    }
+
+
+class Processes:
+    """The processes of one service, each started by its name."""
+
+    def __init__(self, tmp_path: Path, urls: dict[str, str]) -> None:
+        self._tmp_path = tmp_path
+        self._urls = urls
+        self._all: list[Apart] = []
+        self._settings: dict[str, Any] = QUICK
+
+    def start(self, name: str, role: str, **more: Any) -> Apart:
+        given = {"role": role, **self._settings, **more}
+        if role == "replica":
+            given["cluster_listen"] = "127.0.0.1:0"
+        started = Apart(self._tmp_path, self._urls, name, **given)
+        self._all.append(started)
+        return started
+
+    async def replica(self, name: str, **more: Any) -> tuple[Apart, str]:
+        """A replica that has registered, and its address."""
+        started = self.start(name, "replica", **more)
+        return started, await started.line()
+
+    def kill_all(self) -> None:
+        for each in self._all:
+            each.kill()
+
+
+@asynccontextmanager
+async def processes(tmp_path: Path, urls: dict[str, str]) -> AsyncIterator[Processes]:
+    house = Processes(tmp_path, urls)
+    try:
+        with anyio.fail_after(120):
+            yield house
+    finally:
+        house.kill_all()
+
+
+class Model:
+    """What the table holds, and the view over it."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.rows: dict[int, tuple[int, int]] = {}
+        self._next = 0
+
+    async def write(self, client: Client) -> int:
+        self._next += 1
+        row = (self.dice.randrange(4), self.dice.randrange(100))
+        time = await client.insert("t", [{"id": self._next, "k": row[0], "v": row[1]}])
+        self.rows[self._next] = row
+        if self.dice.random() < 0.4:
+            gone = self.dice.choice(sorted(self.rows))
+            time = await client.delete("t", [{"id": gone}])
+            del self.rows[gone]
+        return time
+
+    async def reread(self, client: Client) -> None:
+        """Take the table as it is: what was in doubt is there or not."""
+        rows = (await client.peek("t")).to_pylist()
+        self.rows = {row["id"]: (row["k"], row["v"]) for row in rows}
+        self._next = max([self._next, *self.rows])
+
+    async def check(self, client: Client) -> None:
+        """The view, whole and by the key of its index, is what it should be."""
+        wanted: dict[int, tuple[int, int]] = {}
+        for k, v in self.rows.values():
+            n, s = wanted.get(k, (0, 0))
+            wanted[k] = (n + 1, s + v)
+        whole = (await client.peek("sums")).to_pylist()
+        assert {row["k"]: (row["n"], row["s"]) for row in whole} == wanted
+        key = self.dice.randrange(4)
+        found = (await client.peek("sums", key={"k": key})).to_pylist()
+        assert [(row["n"], row["s"]) for row in found] == ([wanted[key]] if key in wanted else [])
+
+
+async def make_objects(client: Client) -> None:
+    await client.create_table("t", COLUMNS, ["id"])
+    await client.create_materialized_view("sums", SUMS)
+    await client.create_index("sums_by_k", "sums", ["k"])
+
+
+async def until_replicas(client: Client, wanted: Callable[[dict[str, str]], bool]) -> None:
+    """Wait until the states of the replicas, by name, are as wanted."""
+    while True:
+        report = await client.replicas()
+        if wanted({each.name: each.state for each in report.replicas}):
+            return
+        await anyio.sleep(0.02)
+
+
+def connected(*names: str) -> Callable[[dict[str, str]], bool]:
+    return lambda states: states == dict.fromkeys(names, "connected")
+
+
+async def test_replicas_are_lost_added_and_dropped_at_will(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    model = Model(1)
+    async with processes(tmp_path, urls) as house:
+        first, at_first = await house.replica("r1")
+        controller = house.start("c", "controller")
+        async with await Client.connect(await controller.line()) as client:
+            await make_objects(client)
+            await until_replicas(client, connected(at_first))
+            for _ in range(3):
+                await model.write(client)
+                await model.check(client)
+            second, at_second = await house.replica("r2")
+            await until_replicas(client, connected(at_first, at_second))
+            for turn in range(20):
+                await model.write(client)
+                if turn == 7:
+                    first.kill()
+                await model.check(client)
+            await until_replicas(
+                client, lambda states: states == {at_first: "connecting", at_second: "connected"}
+            )
+            # Without any replica tables are written, and views wait.
+            second.kill()
+            await model.write(client)
+            third, at_third = await house.replica("r3")
+            await model.check(client)
+            await client.replicas(drop=at_first)
+            await client.replicas(drop=at_second)
+            await until_replicas(client, connected(at_third))
+            # A stop in order removes the registration; one that is dropped ends by itself.
+            fourth, at_fourth = await house.replica("r4")
+            await until_replicas(client, connected(at_third, at_fourth))
+            await client.replicas(drop=at_third)
+            assert (await third.line()).startswith(f"dropped: the registration of replica {at_third}")
+            assert third.wait() == 0
+            await until_replicas(client, connected(at_fourth))
+            await model.write(client)
+            await model.check(client)
+            with pytest.raises(InvalidUsage, match="penstock serve --role replica"):
+                await client.replicas(add="more")
