@@ -41,6 +41,10 @@ class Apart:
         assert self._process.stdout is not None
         return (await anyio.to_thread.run_sync(self._process.stdout.readline)).strip()
 
+    @property
+    def is_running(self) -> bool:
+        return self._process.poll() is None
+
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
 

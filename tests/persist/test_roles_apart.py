@@ -191,3 +191,112 @@ async def test_replicas_are_lost_added_and_dropped_at_will(
             await model.check(client)
             with pytest.raises(InvalidUsage, match="penstock serve --role replica"):
                 await client.replicas(add="more")
+
+
+async def test_a_standby_controller_takes_over_the_replicas_that_are_there(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    """The first one is killed while it writes and a client follows the view."""
+    model = Model(2)
+    sums: Counter[tuple[int, int, int]] = Counter()
+    async with processes(tmp_path, urls) as house:
+        replicas = [house.start(name, "replica") for name in ("r1", "r2")]
+        first = house.start("c1", "controller")
+        addresses = [await each.line() for each in replicas]
+        owner = await first.line()
+        second = house.start("c2", "controller", **STANDBY)
+        assert (await second.line()).startswith("standing by")
+        async with await Client.connect(owner) as client:
+            await make_objects(client)
+            await until_replicas(client, connected(*addresses))
+            for _ in range(5):
+                upper = await model.write(client)
+                await model.check(client)
+
+            async def follow() -> None:
+                with suppress(PenstockError):
+                    async for change in client.subscribe("sums"):
+                        table = change.table
+                        for row in [] if table is None else table.to_pylist():
+                            sums[row["k"], row["n"], row["s"]] += row[DIFF]
+                        if not change.partial:
+                            followed.append(change.upper)
+
+            async def write() -> None:
+                with suppress(PenstockError):
+                    while True:
+                        await model.write(client)
+                        if len(model.rows) > 20:
+                            enough.set()
+
+            followed: list[int] = []
+            enough = anyio.Event()
+            async with anyio.create_task_group() as group:
+                group.start_soon(follow)
+                group.start_soon(write)
+                await enough.wait()
+                first.kill()
+        async with await Client.connect(await second.line()) as client:
+            await model.write(client)
+            await model.reread(client)
+            await until_replicas(client, connected(*addresses))
+            await model.check(client)
+            # What was followed before goes on where it ended.
+            upper = await model.write(client)
+            async for change in client.subscribe("sums", followed[-1]):
+                for row in [] if change.table is None else change.table.to_pylist():
+                    sums[row["k"], row["n"], row["s"]] += row[DIFF]
+                if change.upper > upper:
+                    break
+            whole = (await client.peek("sums")).to_pylist()
+            assert {key for key, diff in sums.items() if diff} == {
+                (row["k"], row["n"], row["s"]) for row in whole
+            }
+        assert all(each.is_running for each in replicas)
+
+
+@pytest.mark.parametrize("urls", ["postgres and s3"], indirect=True)
+async def test_a_controller_that_was_only_slow_commands_no_replica(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    model = Model(3)
+    async with processes(tmp_path, urls) as house:
+        replica = house.start("r1", "replica")
+        slow = house.start("c1", "controller")
+        address = await replica.line()
+        async with await Client.connect(await slow.line()) as client:
+            await make_objects(client)
+            await until_replicas(client, connected(address))
+            await model.write(client)
+            await model.check(client)
+        successor = house.start("c2", "controller", **STANDBY)
+        assert (await successor.line()).startswith("standing by")
+        # Nobody but PostgreSQL holds locks of the store: a process that is stopped in the midst of
+        # a transaction of SQLite would stop all others.
+        slow.signal(signal.SIGSTOP)
+        async with await Client.connect(await successor.line()) as client:
+            await until_replicas(client, connected(address))
+            await model.write(client)
+            slow.signal(signal.SIGCONT)
+            for _ in range(5):
+                await model.write(client)
+                await model.check(client)
+            assert (await slow.line()).startswith("fenced: another service took over")
+            assert slow.wait() == 0
+            await model.check(client)
+        assert replica.is_running
+
+
+async def test_what_no_role_can_be_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    stores = {"blob_url": "file:/b", "consensus_url": "sqlite:/d"}
+    for role, wrong, text in (
+        ("replica", {"cluster_listen": "127.0.0.1:0"}, "needs consensus_url and blob_url"),
+        ("controller", stores | {"blob_url": "mem:x"}, "stores that all processes"),
+        ("controller", stores | {"replicas": 2}, "a process of its own"),
+        ("controller", stores | {"cluster_listen": "127.0.0.1:0"}, "are a replica's"),
+        ("replica", stores, "needs cluster_listen"),
+        ("replica", stores | {"cluster_listen": "x:1", "standby": True}, "is for a controller"),
+        ("replica", stores | {"cluster_listen": "x:1", "pg_listen": "y:1"}, "no clients"),
+    ):
+        with pytest.raises(BadSettings, match=text):
+            Settings(role=role, **wrong).check()  # type: ignore[arg-type]
