@@ -96,11 +96,6 @@ REPLACED_LOGGED_MAX: Final = 64
 """Number of replaced dataflows of a reconciliation that are logged with both plans."""
 
 
-def replica_name(life: str) -> str:
-    """Return the name, for people, of the replica with this life (see `cluster.hosts`)."""
-    return life.partition(".")[0] or "r1"
-
-
 class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     """Statistics of a worker at one moment."""
 
@@ -120,7 +115,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     stashed: int = 0
     """Number of blobs of results that this worker wrote and has not removed."""
     replica: str = ""
-    """Name of the worker's replica, if there are several."""
+    """Name of the worker's replica."""
 
 
 class InspectWorker(msgspec.Struct, frozen=True, gc=False):
@@ -152,7 +147,7 @@ class Worker(Actor[WorkerMessage]):
     `workers`, `adapters` and `lanes` (of commands, for each half) hold those of all workers by
     index; they may be filled after construction, before the first message. `propose` puts a command
     into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
-    among several in one process.
+    for people, `life` its incarnation in this process.
     """
 
     def __init__(
@@ -167,7 +162,8 @@ class Worker(Actor[WorkerMessage]):
         settings: Settings,
         state_dir: Path,
         partitions: ClusterPartitions,
-        replica: str = "",
+        replica: str = "r1",
+        life: int = 0,
         storage_adapters: Sequence[ActorAddress[Any]] = (),
         connectors: StorageConnectors | None = None,
         lanes: Sequence[FlowWindow[Any]] = (),
@@ -175,6 +171,7 @@ class Worker(Actor[WorkerMessage]):
     ) -> None:
         self._index = index
         self._replica = replica
+        self._life = life
         self._count = count
         self._propose = propose
         self._workers = workers
@@ -198,7 +195,7 @@ class Worker(Actor[WorkerMessage]):
         self._parked: dict[int, dict[str, FromDataflow]] = {}
         """Latest message of each kind from dataflows that this worker has not rendered yet."""
         self._logs = WorkerLogs(
-            self._state, self._live, settings.log_rows_max, cast.shared, replica_name(replica)
+            self._state, self._live, settings.log_rows_max, cast.shared, replica
         )
         persist.ledger.add(self._logs.memory)
         self._storage_adapters = storage_adapters
@@ -219,7 +216,7 @@ class Worker(Actor[WorkerMessage]):
             self._scratch,
             self._live,
             self._feed,
-            self._replica,
+            self._life,
         )
         self._tasks = InputTasks(site)
         self._installs = IndexInstaller(site)

@@ -14,7 +14,7 @@ import anyio
 from actors.errors import ResourceClosed, WriterFenced
 from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
-from actors.replica_service import service_of
+from actors.service import service_of
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 

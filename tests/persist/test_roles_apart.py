@@ -181,10 +181,12 @@ async def test_replicas_are_lost_added_and_dropped_at_will(
             await client.replicas(drop=at_second)
             await until_replicas(client, connected(at_third))
             # A stop in order removes the registration; one that is dropped ends by itself.
-            fourth, at_fourth = await house.replica("r4")
+            _, at_fourth = await house.replica("r4")
             await until_replicas(client, connected(at_third, at_fourth))
             await client.replicas(drop=at_third)
-            assert (await third.line()).startswith(f"dropped: the registration of replica {at_third}")
+            assert (await third.line()).startswith(
+                f"dropped: the registration of replica {at_third}"
+            )
             assert third.wait() == 0
             await until_replicas(client, connected(at_fourth))
             await model.write(client)

@@ -42,7 +42,7 @@ def test_round_trip() -> None:
 
 def test_golden_bytes() -> None:
     assert CODEC.encode(compute.Hello("n")).hex() == (
-        "0000001482a474797065a548656c6c6fa56e6f6e6365a16e"
+        "0000001b83a474797065a548656c6c6fa56e6f6e6365a16ea56f776e6572a0"
     )
 
 

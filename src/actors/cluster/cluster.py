@@ -29,7 +29,6 @@ from actors.cluster.connection import (
     ComputeConversation,
     ConnectionAcceptor,
     Converse,
-    FollowOwner,
     RunListener,
 )
 from actors.cluster.partitioned import ConnectionLimits
@@ -181,12 +180,13 @@ class WorkerCluster:
         *,
         cast: ActorFactory | None = None,
         reach: Callable[[ActorAddress[Any]], ActorAddress[Any]] = lambda adapter: adapter,
-        replica: str = "",
+        replica: str = "r1",
+        life: int = 0,
         connectors: StorageConnectors | None = None,
     ) -> WorkerCluster:
         """Spawn all actors on an entered system. `cast` replaces the actors below the workers,
-        `reach` wraps the adapters' addresses for the connections. `replica` is a name that no other
-        cluster of the process has had. Without `connectors` there is no storage half."""
+        `reach` wraps the adapters' addresses for the connections. `replica` is a name for people;
+        no cluster of the process had this `life`. Without `connectors` there is no storage half."""
         count = settings.workers
         await system.clock.run_blocking(lambda: _remove_caches(state_dir))
         below = cast or cast_of(persist, executor, settings, state_dir)
@@ -212,6 +212,7 @@ class WorkerCluster:
                 state_dir,
                 partitions,
                 replica,
+                life,
                 storage_adapters,
                 connectors,
                 lanes,
@@ -226,14 +227,11 @@ class WorkerCluster:
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
         for ways in (lanes, storage_lanes):
             ways.extend(FlowWindow(each, settings.commands_in_flight_max) for each in workers)
-        near: list[ActorAddress[Any]] = [
-            system.spawn(partial(adapter, ChannelAdapter, lanes, index), f"adapter-{index}")
-            for index in range(count)
-        ]
+        nearest = partial(adapter, ChannelAdapter, lanes)
+        near = [system.spawn(partial(nearest, i), f"adapter-{i}") for i in range(count)]
         adapters.extend(map(reach, near))
         converse = _compute_conversations(settings, partitions)
-        owner = None if persist.commanded is None else persist.commanded.follow_owner
-        compute = _entrance(system, adapters, settings, converse, "compute", owner)
+        compute = _entrance(system, adapters, settings, converse, "compute", persist)
         storage: HalfEntrance | None = None
         if connectors is not None:
             stored = partial(adapter, StorageAdapter, storage_lanes)
@@ -242,7 +240,7 @@ class WorkerCluster:
                 for index in range(count)
             )
             converse = _storage_conversations(settings)
-            storage = _entrance(system, storage_adapters, settings, converse, "storage", owner)
+            storage = _entrance(system, storage_adapters, settings, converse, "storage", persist)
         return cls(settings, tuple(workers), tuple(near), partitions, compute, storage)
 
     @property
@@ -261,24 +259,16 @@ class WorkerCluster:
         return self._storage.connect()
 
     async def listen(self, address: Place | str) -> TransportListener:
-        """Serve the replica protocol on that address (port 0: a free one, see
-        `TransportListener.address`), until the cluster stops or `TransportListener.aclose`. Raises
-        `AddressInUse`, and `BadSettings` for an address that needs TLS and tokens and has none."""
-        place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
-        settings = self._settings
-        listener = await TransportListener.bind(
-            place,
-            Response,
-            Command,
-            settings,
-            REPLICA_MAGIC,
-            REPLICA_VERSION,
-            identity=settings.identity,
-            security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
-        )
+        """Serve the replica protocol on that address until the cluster stops or
+        `TransportListener.aclose`. Raises as `bind_listener`."""
+        listener = await bind_listener(address, self._settings)
+        await self.serve(listener)
+        return listener
+
+    async def serve(self, listener: TransportListener) -> None:
+        """Serve the replica protocol on a listener of `bind_listener`."""
         server = ConversationServer(self._compute.acceptor, self._settings)
         await self._compute.acceptor.send(RunListener(lambda: listener.serve(server.converse)))
-        return listener
 
     async def listen_storage(self, address: Place | str) -> TransportListener:
         """Serve the storage half as `listen` does. Raises `InvalidUsage` if there is none."""
@@ -307,17 +297,37 @@ class WorkerCluster:
         )
 
 
+async def bind_listener(address: Place | str, settings: Settings) -> TransportListener:
+    """Return a listener for the replica protocol on that address (port 0: a free one, see
+    `TransportListener.address`), which nobody serves yet. Raises `AddressInUse`, and `BadSettings`
+    for an address that needs TLS and tokens and has none."""
+    place = Place.parse(address, "cluster_listen") if isinstance(address, str) else address
+    return await TransportListener.bind(
+        place,
+        Response,
+        Command,
+        settings,
+        REPLICA_MAGIC,
+        REPLICA_VERSION,
+        identity=settings.identity,
+        security=for_listener("cluster_listen", place, settings, "cluster_token_file"),
+    )
+
+
 def _entrance(
     system: ActorSpawner,
     adapters: Sequence[ActorAddress[Any]],
     settings: Settings,
     converse: Converse,
     half: Half,
-    owner: FollowOwner | None,
+    persist: PersistClient,
 ) -> HalfEntrance:
+    fence = persist.commanded
     acceptor = system.spawn(
         # Its own acceptor: a client of one half must not displace one of the other.
-        lambda: ConnectionAcceptor(adapters, settings, converse, owner),
+        lambda: ConnectionAcceptor(
+            adapters, settings, converse, None if fence is None else fence.follow_owner
+        ),
         "acceptor" if half == "compute" else "storage-acceptor",
     )
     return HalfEntrance(acceptor, adapters, converse, half)

@@ -110,7 +110,8 @@ class LocalReplicas:
                 folder,
                 cast=below,
                 reach=self._reach,
-                replica=f"{name}.{self._lives}",
+                replica=name,
+                life=self._lives,
                 connectors=self._connectors,
             )
             return cluster

@@ -77,6 +77,12 @@ app = typer.Typer(
 )
 
 
+Role = Annotated[
+    str | None,
+    typer.Option("--role", help="controller or replica: one process of several."),
+]
+
+
 def combine(options: Mapping[str, Any], given: list[str]) -> dict[str, Any]:
     """Return the settings of named options and of ``--set``.
 
@@ -114,12 +120,7 @@ def serve(
         str | None,
         typer.Option("--cluster-listen", help="The same for the replica protocol; none if unset."),
     ] = None,
-    role: Annotated[
-        str | None,
-        typer.Option(
-            "--role", help="controller or replica: one of several processes on the same stores."
-        ),
-    ] = None,
+    role: Role = None,
     identity: Identity = None,
     tls_certificate: Certificate = None,
     tls_key: Key = None,
@@ -201,7 +202,7 @@ def watched(settings: Settings) -> Iterator[MetricCollector | None]:
 
 async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> None:
     from actors.controller.readiness import readiness_page
-    from actors.replica_service import service_of
+    from actors.service import service_of
     from actors.transport.http_pages import HttpPages, liveness_page, metrics_page
 
     async with anyio.create_task_group() as group:

@@ -297,8 +297,8 @@ class WorkerSite(msgspec.Struct, frozen=True, gc=False):
     live: dict[int, LiveRendering]
     feed: Callable[[Event], Awaitable[None]]
     """Feeds an event to the state machine and performs its effects."""
-    replica: str = ""
-    """Name of the cluster among several in one process, whose names must differ."""
+    life: int = 0
+    """Number of the cluster's incarnation among all of the process, for names that must differ."""
 
 
 # -- Runs a worker's index partitions: installs one after another, maintenance beside them ---------

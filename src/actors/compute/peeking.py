@@ -182,7 +182,7 @@ class PeekRunner:
         """Trace contexts of unanswered peeks, by uuid: a peek may wait for its time."""
         self._at_once = 0
         orphan_ms = site.settings.stash_orphan_ms
-        writer = f"{site.replica}-{site.index}" if site.replica else f"{site.index}"
+        writer = f"{site.life}-{site.index}" if site.life else f"{site.index}"
         self.stash = PeekStash(persist.stashed, site.ctx.clock, writer, orphan_ms)
         self._collecting = False
 

@@ -340,7 +340,7 @@ class ComputeInstance:
         self._connections: dict[str, int] = {}
         self._serials: dict[str, int] = {}
         self._lives: dict[str, str] = {}
-        """Of replicas that come and go by themselves, the present life of each."""
+        """Present life of each replica that comes and goes by itself."""
         for name in supply.names:
             self._add(name)
 
