@@ -51,7 +51,6 @@ from actors.controller.replicas.registered import RegisteredReplicas
 from actors.controller.replicas.replica import ReplicaClient
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
-from actors.dataflow.rivals import HydrationLock, ReplicaStandby
 from actors.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
@@ -543,15 +542,13 @@ class ReplicaService(Service):
         system, executor = await self._run_engine(stack, persist, scratch)
         self._connectors = self._reach_out(system, executor, scratch / "outside")
         place = scratch / "cluster"
-        # Rivals are in other processes, where no lock reaches: they race (`dataflow.rivals`).
-        rivals = ReplicaStandby("", HydrationLock())
         cluster = self._clusters = await WorkerCluster.start(
             system,
             settings,
             persist,
             executor,
             place,
-            cast=cast_of(persist, executor, settings, place, rivals),
+            cast=cast_of(persist, executor, settings, place, name),
             reach=self._reach,
             replica=name,
             connectors=self._half(persist),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.controller.replicas.replica import HydrationTracker
+from actors.controller.replicas.replica import HydrationTracker, HydrationTurns
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableColumn, TableSchema
 from actors.progress import EMPTY, ObjectId
@@ -186,3 +186,87 @@ def test_a_withheld_schedule_keeps_its_trace_context() -> None:
     assert hydrations.command(first) == [first]
     assert hydrations.command(second) == []
     assert hydrations.responded(hydrated("u1")) == [second]
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(2, 3),
+    st.integers(1, 3),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["create", "hydrate", "hydrate", "stall", "lose", "drop"]),
+            st.integers(0, 20),
+            st.integers(0, 2),
+        ),
+        max_size=60,
+    ),
+)
+def test_of_several_replicas_one_computes_a_view_and_all_get_it(
+    replicas: int, limit: int, actions: list[tuple[str, int, int]]
+) -> None:
+    living: list[ObjectId] = []
+    computing: dict[ObjectId, int] = {}
+    """Views without contents that somebody computes, and who."""
+    there: set[ObjectId] = set()
+    running: list[set[ObjectId]] = [set() for _ in range(replicas)]
+    done: list[set[ObjectId]] = [set() for _ in range(replicas)]
+
+    def take(number: int, commands: Sequence[Command]) -> None:
+        for id in scheduled(commands):
+            assert id not in running[number] | done[number]
+            running[number].add(id)
+            assert computing.get(id) is None, "one at a time"
+            computing[id] = number
+
+    def released() -> None:
+        for number, tracker in enumerate(trackers):
+            take(number, tracker.resume())
+
+    turns = HydrationTurns(released)
+    trackers = [HydrationTracker(limit, turns) for _ in range(replicas)]
+
+    def stop(id: ObjectId, number: int) -> None:
+        running[number].discard(id)
+        if computing.get(id) == number:
+            del computing[id]
+
+    def hydrate(id: ObjectId, number: int) -> None:
+        stop(id, number)
+        there.add(id)
+        done[number].add(id)
+        take(number, trackers[number].responded(hydrated(id)))
+
+    for step, (what, which, who) in enumerate(actions):
+        number = who % replicas
+        mine = sorted(running[number])
+        if what == "create":
+            living.append(id := f"u{step}")
+            for each, tracker in enumerate(trackers):
+                take(each, sent(tracker, [view(id), ScheduleDataflow(id)]))
+        elif what == "hydrate" and mine:
+            hydrate(mine[which % len(mine)], number)
+        elif what == "stall" and mine:
+            id = mine[which % len(mine)]
+            if computing.get(id) == number:
+                del computing[id]
+            take(number, trackers[number].responded(StatusResponse(id, "stalled")))
+        elif what == "lose":
+            for id in mine:
+                stop(id, number)
+            done[number].clear()
+            trackers[number].close()
+            trackers[number] = HydrationTracker(limit, turns)
+            again = [view(id) for id in living] + [ScheduleDataflow(id) for id in living]
+            take(number, sent(trackers[number], again))
+        elif what == "drop" and living:
+            id = living.pop(which % len(living))
+            for each, tracker in enumerate(trackers):
+                # Its turn goes on to a replica that is not told of the drop yet.
+                stop(id, each)
+                take(each, tracker.command(AllowCompaction(id, EMPTY)))
+                done[each].discard(id)
+    while any(running):
+        number = next(each for each in range(replicas) if running[each])
+        hydrate(min(running[number]), number)
+    assert all(each == set(living) for each in done)
+    assert all((each.hydrating, each.waiting) == (0, 0) for each in trackers)

@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from actors.dataflow.machine import DataflowMachine, check_machine
-from actors.dataflow.rivals import HydrationLock, ReplicaStandby
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.plan.schema import TableColumn, TableSchema
@@ -54,7 +53,6 @@ class Place:
         self.oracle = QueryOracle(TABLES)
         self.rows: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
         self.upper = 0
-        self.turns = HydrationLock()
         self.names: list[str] = []
         self.count = 0
 
@@ -62,7 +60,7 @@ class Place:
         """One replica more."""
         self.count += 1
         self.names.append(f"r{self.count}")
-        await self.stage.start(0, SETTINGS, ReplicaStandby(self.names[-1], self.turns))
+        await self.stage.start(0, SETTINGS, self.names[-1])
 
     async def leave(self) -> None:
         """The oldest replica is stopped, wherever it stands."""

@@ -104,10 +104,10 @@ class LocalClient:
         converse: Converse,
         half: Half = "compute",
     ) -> None:
-        self._acceptor = acceptor
+        self.acceptor = acceptor
+        self.half = half
         self._adapters = adapters
         self._converse = converse
-        self._half = half
         self._checked = False
         self._inbox = LocalInbox()
         self._connection: ActorAddress[Any] | None = None
@@ -135,7 +135,7 @@ class LocalClient:
             if not isinstance(command, Hello):
                 raise LocalProtocolError(f"{type(command).__name__} came before Hello")
             self._hello = command
-            if self._half == "storage":
+            if self.half == "storage":
                 await self._introduce(command, None)
             return
         if not isinstance(command, CreateInstance):
@@ -193,7 +193,7 @@ class LocalClient:
         if self._checked:
             conversation.trust()
         try:
-            accepted: ActorAddress[Any] = await self._acceptor.ask(
+            accepted: ActorAddress[Any] = await self.acceptor.ask(
                 lambda reply: AcceptConnection(hello, instance, self._inbox, reply)
             )
             # All adapters before Hello: each must know this client when its worker answers.
@@ -247,7 +247,7 @@ class LocalClient:
         nonce, self._nonce = self._nonce, None
         if nonce is not None:
             with contextlib.suppress(ResourceClosed, ConnectionBroken):
-                await self._acceptor.ask(lambda reply: ReleaseConnection(nonce, reply))
+                await self.acceptor.ask(lambda reply: ReleaseConnection(nonce, reply))
 
 
 class WireClient:

@@ -38,7 +38,6 @@ from actors.compute.index import ClusterPartitions
 from actors.compute.live import ActorFactory
 from actors.dataflow.copying import CopyTask
 from actors.dataflow.dataflow import DataflowActor
-from actors.dataflow.rivals import ReplicaStandby
 from actors.errors import InvalidUsage
 from actors.fetch_task import FetchTask
 from actors.kernel import Actor, ActorAddress, ActorClock, FlowWindow
@@ -89,10 +88,10 @@ def cast_of(
     executor: ActorAddress[ExecutorMessage],
     settings: Settings,
     state_dir: Path,
-    rivals: ReplicaStandby | None = None,
+    replica: str = "",
 ) -> ActorFactory:
     """Return the factories of the real actors below a worker. All dataflows share one registry of
-    arrangements. `rivals`: the other replicas in this process, if there are any."""
+    arrangements. `replica`: its name, if there are others."""
     arrangements = SharedArrangements(
         state_dir / "scratch" / "shared",
         lag_bytes_max=settings.arrangement_lag_bytes_max,
@@ -113,7 +112,7 @@ def cast_of(
             settings,
             scratch,
             arrangements=arrangements,
-            rivals=rivals,
+            replica=replica,
         )
 
     return ActorFactory(

@@ -18,7 +18,6 @@ import msgspec
 
 from actors.cluster.client import LocalClient
 from actors.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
-from actors.dataflow.rivals import HydrationLock, ReplicaStandby
 from actors.errors import ConnectionBroken, ResourceClosed
 from actors.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
 from actors.kernel.actor import restart
@@ -83,7 +82,6 @@ class LocalReplicas:
         self._scratch = scratch
         self._reach = reach
         self._connectors = connectors
-        self._turns = HydrationLock()
         self._hosts: dict[str, ActorAddress[InspectReplica]] = {}
         self._clusters: dict[str, WorkerCluster] = {}
         """Cluster of each replica's present incarnation, once it is built."""
@@ -95,13 +93,12 @@ class LocalReplicas:
         place, clock = self._scratch / name, self._system.clock
 
         async def start(ctx: ActorContext[InspectReplica]) -> WorkerCluster:
-            self._lives += 1
+            self._lives = life = self._lives + 1
             # Each incarnation has a fresh folder and name: a thread of an earlier one may still
             # write, and its parts in the stash may still be read.
             await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
-            folder = place / str(self._lives)
-            rivals = ReplicaStandby(name, self._turns)
-            below = cast_of(self._persist, self._executor, self._settings, folder, rivals)
+            folder = place / str(life)
+            below = cast_of(self._persist, self._executor, self._settings, folder, name)
             self._clusters[name] = cluster = await WorkerCluster.start(
                 ctx,
                 self._settings,
@@ -111,7 +108,7 @@ class LocalReplicas:
                 cast=below,
                 reach=self._reach,
                 replica=name,
-                life=self._lives,
+                life=life,
                 connectors=self._connectors,
             )
             return cluster

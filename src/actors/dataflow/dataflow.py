@@ -23,7 +23,6 @@ from actors.dataflow.gather import PartInterval, SnapshotProgress
 from actors.dataflow.hydrate import ResumedHydration
 from actors.dataflow.machine import DataflowMachine
 from actors.dataflow.passthrough import PassThrough, PassthroughStep, SubscribeOpening
-from actors.dataflow.rivals import ReplicaStandby
 from actors.dataflow.traces import StepTraces
 from actors.dataflow.view import StepOutcome, ViewStages, ViewUpkeep
 from actors.errors import (
@@ -245,7 +244,7 @@ class DataflowActor(Actor[_Message]):
     """Runs one dataflow.
 
     It writes nothing until `WritesAllowed` comes, unless `read_only` is false from the start.
-    `arrangements` are shared within the replica, `rivals` with the other replicas in this process.
+    `arrangements` are shared within the replica, which has a name (`replica`) if there are others.
     """
 
     def __init__(
@@ -258,7 +257,7 @@ class DataflowActor(Actor[_Message]):
         scratch: Path,
         *,
         arrangements: SharedArrangements | None = None,
-        rivals: ReplicaStandby | None = None,
+        replica: str = "",
         read_only: bool = True,
     ) -> None:
         self._description = description
@@ -268,7 +267,7 @@ class DataflowActor(Actor[_Message]):
         self._settings = settings
         self._scratch = scratch
         self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
-        self._rivals = rivals
+        self._replica = replica
         self._writable = not read_only
         export = description.export
         self._machine = DataflowMachine(
@@ -317,7 +316,7 @@ class DataflowActor(Actor[_Message]):
                 self._scratch,
                 description.id,
                 self.ctx.self,
-                "" if self._rivals is None else self._rivals.name,
+                self._replica,
             )
             self._view = ViewStages(
                 self._engine,
@@ -326,7 +325,7 @@ class DataflowActor(Actor[_Message]):
                 export,
                 self._scratch,
                 self._arrangements,
-                self._rivals,
+                raced=bool(self._replica),
             )
             self._upkeep = ViewUpkeep(self.ctx, self._view, self._settings.hold_downgrade_ms)
         else:

@@ -29,7 +29,6 @@ from actors.dataflow.contents import error_sums, errors_held, scanned, split_err
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.policy import StepChooser
 from actors.dataflow.recompute import held_text, open_contents, recompute, taken_difference
-from actors.dataflow.rivals import HydrationLock
 from actors.dataflow.step import empty_deltas, split_deltas, whole_job
 from actors.dataflow.touched import ImportArrangements, StateLookups
 from actors.errors import CorruptData, DefiniteError, JobTooLarge, MalformedFrame, StorageError
@@ -419,7 +418,6 @@ async def restore(
     scratch: Path,
     arrangements: SharedArrangements,
     chooser: StepChooser,
-    turns: HydrationLock,
     hydrating: Callable[[], None],
     *,
     writable: bool,
@@ -445,17 +443,13 @@ async def restore(
             if not writable:
                 await persist.wait_upper(export.shard, upper)
             else:
-                async with turns.turn(export.shard):
-                    # The replica that held the lock before may have hydrated the view.
-                    upper, as_of = await _start_of(persist, description, export)
-                    if as_of is not None:
-                        started = engine.clock.monotonic_ms()
-                        hydrating()
-                        await _hydrate(engine, persist, description, export, as_of, upper, name)
-                        rows = await _rows(persist, description, as_of + 1)
-                        # Contents that were taken say nothing of what computing them costs.
-                        if not (export.taken_shard and upper == export.rebuilt_at):
-                            chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
+                started = engine.clock.monotonic_ms()
+                hydrating()
+                await _hydrate(engine, persist, description, export, as_of, upper, name)
+                rows = await _rows(persist, description, as_of + 1)
+                # Contents that were taken say nothing of what computing them costs.
+                if not (export.taken_shard and upper == export.rebuilt_at):
+                    chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
         with suppress(JobTooLarge):  # the steps raise it again
             await engine.prepared()

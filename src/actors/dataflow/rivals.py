@@ -1,9 +1,10 @@
-"""Coordinates the dataflows of several replicas of one instance in one process.
+"""What a dataflow does beside those of other replicas of its instance.
 
 All replicas maintain the same views over the same shards. Names with a wider scope than a replica
-(jobs of the engine, prepared plans) begin with the replica's. One replica at a time hydrates a view
-(`turn`). Replicas race for steps (`machine`), and the loser reads the winner's append
-(`ReplicaFollower`): the hidden state that it would have computed, and the errors.
+(jobs of an engine that several share, prepared plans) begin with the replica's. Replicas race for
+steps (`machine`), and the loser reads the winner's append (`ReplicaFollower`): the hidden state
+that it would have computed, and the errors. The controller lets one replica at a time hydrate a
+view (`HydrationTurns`).
 
 A followed interval ends at the end of an append, and the follower's lease keeps the updates' times
 uncompacted, so the reads are exact.
@@ -11,10 +12,6 @@ uncompacted, so the reads are exact.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-
-import anyio
 import msgspec
 import pyarrow as pa
 
@@ -23,41 +20,8 @@ from actors.dataflow.contents import error_sums, errors_held, split_errors
 from actors.persist import LeasedReader, PersistClient
 from actors.plan.schema import TableSchema
 from actors.plan.updates import between, concat
-from actors.progress import Frontier, ShardId, Time
+from actors.progress import Frontier, Time
 from actors.protocol.compute import ViewExport
-
-
-class HydrationLock:
-    """Hydration locks by shard, shared by the replicas of a process."""
-
-    def __init__(self) -> None:
-        self._locks: dict[ShardId, tuple[anyio.Lock, int]] = {}
-
-    @asynccontextmanager
-    async def turn(self, shard: ShardId) -> AsyncIterator[None]:
-        """Hold the hydration lock of a shard; a cancelled holder releases it."""
-        lock, users = self._locks.get(shard, (anyio.Lock(), 0))
-        self._locks[shard] = (lock, users + 1)
-        try:
-            # Hydration is a view's largest job and notes its chunks under the output's name, so
-            # only one replica runs it; the waiting ones then find the view there.
-            async with lock:
-                yield
-        finally:
-            lock, users = self._locks[shard]
-            # The last user removes the lock.
-            if users > 1:
-                self._locks[shard] = (lock, users - 1)
-            else:
-                del self._locks[shard]
-
-
-class ReplicaStandby:
-    """One replica's `name` among the replicas of this process, and their shared `turns`."""
-
-    def __init__(self, name: str, turns: HydrationLock) -> None:
-        self.name = name
-        self.turns = turns
 
 
 class ReplicaAppend(msgspec.Struct, frozen=True):

@@ -31,7 +31,7 @@ from actors.dataflow.events import DataflowStep
 from actors.dataflow.hydrate import ResumedHydration, restore
 from actors.dataflow.policy import StepChoice, StepChooser
 from actors.dataflow.recompute import RecomputeSuspension, chain_differences, find_held, recompute
-from actors.dataflow.rivals import HydrationLock, ReplicaFollower, ReplicaStandby
+from actors.dataflow.rivals import ReplicaFollower
 from actors.dataflow.step import (
     StepDeclined,
     StepDeltas,
@@ -76,10 +76,10 @@ class ViewStages:
         export: ViewExport,
         scratch: Path,
         arrangements: SharedArrangements,
-        rivals: ReplicaStandby | None = None,
+        *,
+        raced: bool = False,
     ) -> None:
-        self._turns = HydrationLock() if rivals is None else rivals.turns
-        self._raced = rivals is not None
+        self._raced = raced
         self._follower: ReplicaFollower | None = None
         self._engine = engine
         self._persist = persist
@@ -122,7 +122,6 @@ class ViewStages:
                 self._scratch,
                 self._arrangements,
                 self._chooser,
-                self._turns,
                 hydrating,
                 writable=writable,
             )

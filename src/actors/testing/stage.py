@@ -24,7 +24,6 @@ import anyio
 import pyarrow as pa
 
 from actors.dataflow.dataflow import DataflowActor
-from actors.dataflow.rivals import ReplicaStandby
 from actors.errors import PenstockError
 from actors.fetch_task import FetchTask
 from actors.kernel import Actor, ActorAddress, ActorSystem
@@ -198,11 +197,9 @@ class ScriptStage:
                 raise ViewStuck(f"{name} could not be appended to: {done}")
         self._upper = upper
 
-    async def start(
-        self, as_of: int, settings: Settings | None = None, rivals: ReplicaStandby | None = None
-    ) -> None:
-        """Start a dataflow per view; a fresh one is hydrated at `as_of`. A second call with other
-        `rivals` starts another replica."""
+    async def start(self, as_of: int, settings: Settings | None = None, replica: str = "") -> None:
+        """Start a dataflow per view; a fresh one is hydrated at `as_of`. A second call with
+        another `replica` starts one beside the first."""
         life = next(self._lives)
         limits = settings or self.settings
         for name, plan in self._plans.items():
@@ -211,7 +208,7 @@ class ScriptStage:
             prefix = f"{self._dataflow(name)}-{life}"
             at = self._system.spawn(partial(_same, worker), f"{prefix}-worker")
             flow = self._system.spawn(
-                self._maker(description, at, limits, self._scratch / prefix, rivals), prefix
+                self._maker(description, at, limits, self._scratch / prefix, replica), prefix
             )
             worker.flow = flow
             self._running.append((flow, at, worker))
@@ -224,10 +221,10 @@ class ScriptStage:
         at: ActorAddress[Any],
         limits: Settings,
         scratch: Path,
-        rivals: ReplicaStandby | None,
+        replica: str,
     ) -> Callable[[], DataflowActor]:
         return lambda: DataflowActor(
-            description, (at,), self._executor, self.persist, limits, scratch, rivals=rivals
+            description, (at,), self._executor, self.persist, limits, scratch, replica=replica
         )
 
     def _description(self, name: str, plan: DeltaPlan, as_of: int) -> DataflowDescription:

@@ -33,7 +33,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from actors.cluster.client import LocalClient
+from actors.cluster.client import ClusterClient, LocalClient
 from actors.cluster.cluster import ClusterStatistics, WorkerCluster
 from actors.cluster.hosts import LocalReplicas
 from actors.controller.replicas.replica import ReplicaClient
@@ -60,7 +60,12 @@ from tests.simulators.service.crash import (
 from tests.simulators.service.engine import FaultyExecutor
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation, ShardHistories
-from tests.simulators.service.links import DelayedAddress, FaultyClusterClient, MemoryListener
+from tests.simulators.service.links import (
+    DelayedAddress,
+    FaultyClusterClient,
+    MemoryListener,
+    over_wire,
+)
 from tests.simulators.service.observed import ObservedLink
 from tests.simulators.service.outside import SimulatedOutside, SinksChecker
 from tests.simulators.service.rivals import ControllerWatch, RivalLedger
@@ -212,7 +217,14 @@ class _Service(Service):
         self.clusters = self._clusters
         world = self._world
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
-        return FaultyClusterClient(client, world.injector, world.guarded(watch.heard))
+        return FaultyClusterClient(self._way(client), world.injector, world.guarded(watch.heard))
+
+    def _way(self, client: LocalClient) -> ClusterClient:
+        """Return the client as the schedule wants it: in this process, or over a wire."""
+        world = self._world
+        if not world.schedule.setting.wired:
+            return client
+        return over_wire(client, world.injector, world.settings)
 
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         return super()._half(persist) if self._world.schedule.setting.source_rate else None
@@ -226,7 +238,7 @@ class _Service(Service):
     def _connect_storage(self, client: LocalClient) -> ReplicaClient:
         world = self._world
         heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
-        return FaultyClusterClient(client, world.injector, heard, name="storage")
+        return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)

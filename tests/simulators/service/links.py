@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
-from actors.cluster.client import ClusterClient
+from actors.cluster.client import ClusterClient, LocalClient, WireClient
+from actors.cluster.serving import ConversationServer
+from actors.cluster.storage_connection import StorageServer
 from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
 from actors.kernel import ActorAddress
 from actors.progress import Nonce
 from actors.protocol.compute import Command, Peek, PeekRows, Response
 from actors.protocol.storage import StorageTaggedResponse
+from actors.settings import Settings
 from actors.testing.encoding import carry_by_reference
 from actors.transport.address import NetworkAddress as Place
 from tests.simulators.service.faults import DISCONNECT, FaultInjector, InjectedFault
@@ -56,11 +59,11 @@ class _Direction:
 
 
 class SimulatedWire:
-    """A connection between a client and the service."""
+    """A connection between a client and the service, or of another `name`."""
 
-    def __init__(self, injector: FaultInjector) -> None:
-        self.up = _Direction("link.up", injector)
-        self.down = _Direction("link.down", injector)
+    def __init__(self, injector: FaultInjector, name: str = "link") -> None:
+        self.up = _Direction(f"{name}.up", injector)
+        self.down = _Direction(f"{name}.down", injector)
         self.broken = False
         self.ended = False
 
@@ -129,6 +132,16 @@ class WireEnd:
                 raise ConnectionBroken(f"{self.peer} is gone")
             self._into.changed.clear()
             await self._into.changed.wait()
+
+    def at_hand(self, count_max: int) -> list[Any]:
+        """Return messages that have arrived after `receive`'s last one, without waiting."""
+        now, found = asyncio.get_running_loop().time(), list[Any]()
+        queue = self._into.queue
+        while queue and len(found) < count_max and queue[0][0] - now <= ROUNDING_S:
+            found.append(queue.popleft()[1])
+        if found:
+            self._into.changed.set()
+        return found
 
     async def _ended(self) -> None:
         """Wait for the wire to break while a message is in flight."""
@@ -205,6 +218,30 @@ class MemoryListener:
 async def _conversation(converse: Callable[[Any], Awaitable[None]], end: WireEnd) -> None:
     with suppress(ResourceClosed, ConnectionBroken):
         await converse(end)
+
+
+def over_wire(client: LocalClient, injector: FaultInjector, settings: Settings) -> WireClient:
+    """Return a client of the same cluster that is in another process, as it were: its frames go
+    over a wire, and the cluster's end is the one of a socket."""
+    wire = SimulatedWire(injector, "wire")
+    served = WireEnd(wire, "a controller", wire.down, wire.up)
+    kind = StorageServer if client.half == "storage" else ConversationServer
+    conversation = kind(client.acceptor, settings).converse(cast(Any, served))
+    task = asyncio.get_running_loop().create_task(_over(wire, conversation))
+    _CONVERSATIONS.add(task)
+    task.add_done_callback(_CONVERSATIONS.discard)
+    return WireClient(cast(Any, WireEnd(wire, "the cluster", wire.up, wire.down)))
+
+
+_CONVERSATIONS: Final[set[asyncio.Task[None]]] = set()
+"""Keeps the tasks from being collected."""
+
+
+async def _over(wire: SimulatedWire, conversation: Coroutine[Any, Any, None]) -> None:
+    with suppress(PenstockError):
+        await conversation
+    # As a listener does: what was sent last arrives first.
+    wire.close()
 
 
 class FaultyClusterClient:

@@ -74,6 +74,8 @@ WITHOUT_TABLES: Final = frozenset({SOURCE, "odds"})
 
 DRAWN_SHARE: Final = 0.5
 """Share of seeds with drawn settings; the others keep the settings that found most mutants."""
+WIRED_SHARE: Final = 0.25
+"""Share of seeds whose controller speaks to its replicas over wires."""
 
 
 class ClientOperation(msgspec.Struct, frozen=True):
@@ -108,6 +110,8 @@ class ClusterSetting(msgspec.Struct, frozen=True):
     """True if files are copied into tables, in small parts."""
     drawn: bool = False
     """True if all other thresholds are drawn from the seed (`drawn_settings`), too."""
+    wired: bool = False
+    """True if the controller speaks to its replicas over wires, as to other processes."""
 
 
 class ClusterSchedule(msgspec.Struct, frozen=True):
@@ -144,7 +148,8 @@ def draw(seed: int) -> ClusterSchedule:
         more = [*{(fault.site, fault.at): fault for fault in (*more, *others)}.values()]
     setting, operations = _copies(seed, setting, operations)
     drawn = random.Random(f"settings {seed}").random() < DRAWN_SHARE
-    setting = msgspec.structs.replace(setting, drawn=drawn)
+    wired = random.Random(f"wires {seed}").random() < WIRED_SHARE
+    setting = msgspec.structs.replace(setting, drawn=drawn, wired=wired)
     return ClusterSchedule(seed, setting, tuple(operations), (*faults, *more))
 
 

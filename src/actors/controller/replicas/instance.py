@@ -17,6 +17,7 @@ from actors.cluster.cluster import ClusterStatistics
 from actors.cluster.hosts import LocalReplicas
 from actors.controller.replicas.replica import (
     Connect,
+    HydrationTurns,
     ReplicaClient,
     ReplicaConnected,
     ReplicaLink,
@@ -335,6 +336,7 @@ class ComputeInstance:
         self._settings = settings
         self._core = ReplicaMerge(commands, settings.result_bytes_max)
         self._links: dict[str, ReplicaLink] = {}
+        self._turns = HydrationTurns(self._resume)
         self._changing = False
         self._last_error: dict[str, str] = {}
         self._connections: dict[str, int] = {}
@@ -352,7 +354,13 @@ class ComputeInstance:
         # that late responses of that link are told apart.
         first = (serial - 1) << 32
         link = ReplicaLink(
-            ctx, name, lambda: supply.connect(name), self._settings, first, owner=supply.owner
+            ctx,
+            name,
+            lambda: supply.connect(name),
+            self._settings,
+            first,
+            owner=supply.owner,
+            turns=self._turns,
         )
         self._links[name] = link
 
@@ -366,6 +374,10 @@ class ComputeInstance:
         arrivals = self._supply.arrivals
         if arrivals is not None:
             self._ctx.effect(arrivals, done=ReplicasFound)
+
+    def _resume(self) -> None:
+        for link in self._links.values():
+            link.resume()
 
     def storage(self) -> ReplicaLink | None:
         """Return a link to the storage half, not connected yet; None where there is no half."""

@@ -59,18 +59,47 @@ from actors.threshold_probes import HYDRATION_QUEUE
 # A slot is freed when the dataflow has hydrated, is dropped, or reports that it is stalled or
 # frozen.
 #
+# Hydration is a view's largest job, and its contents are the same for all replicas: so one replica
+# at a time has the *turn* of a view (`HydrationTurns`), with the slot, and the others find its
+# contents in the store when they are scheduled. The turn ends with the slot, or with the
+# connection. A replica whose connection was lost may go on all the same; then two compute, one
+# appends, and the other finds out.
+#
 # Invariants: everything but Schedules passes at once and in order; a Schedule passes once, unless
-# its dataflow is dropped first.
+# its dataflow is dropped first; a view's turn has one holder.
 
 
 _STUCK: Final = ("stalled", "frozen")
 
 
-class HydrationTracker:
-    """The dataflows of one connection that have not hydrated."""
+class HydrationTurns:
+    """Which replica may compute a view's first contents, for all replicas of an instance.
+    `released` is called when a turn has ended."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, released: Callable[[], None] = lambda: None) -> None:
+        self._released = released
+        self._holders: dict[ShardId, HydrationTracker] = {}
+
+    def take(self, shard: ShardId, by: HydrationTracker) -> bool:
+        """Take the turn of the view that writes this shard, unless another one has it."""
+        return self._holders.setdefault(shard, by) is by
+
+    def release(self, shards: Iterable[ShardId], by: HydrationTracker) -> None:
+        """Give back those turns that are this one's."""
+        held = [shard for shard in shards if self._holders.get(shard) is by]
+        for shard in held:
+            del self._holders[shard]
+        if held:
+            self._released()
+
+
+class HydrationTracker:
+    """The dataflows of one connection that have not hydrated; see above. `turns` are shared with
+    the connections of other replicas."""
+
+    def __init__(self, limit: int, turns: HydrationTurns | None = None) -> None:
         self._limit = limit
+        self._turns = turns or HydrationTurns()
         self._dry: dict[ObjectId, DataflowDescription] = {}
         self._made: dict[ShardId, ObjectId] = {}
         """Dataflows that have not hydrated, by the shard that they write."""
@@ -122,9 +151,21 @@ class HydrationTracker:
             # The others need not wait for a store that does not answer this one.
             case StatusResponse(id=id, state=state) if id in self._taken and state in _STUCK:
                 self._taken.discard(id)
+                self._turns.release(_written(self._dry[id]), self)
             case _:
                 return []
         return self._next()
+
+    def resume(self) -> list[Any]:
+        """Return the Schedules to send, now that turns were given back."""
+        return self._next()
+
+    def close(self) -> None:
+        """Give back all turns: the connection has ended."""
+        self._queue.clear()
+        self._turns.release(
+            [shard for each in self._dry.values() for shard in _written(each)], self
+        )
 
     def _enqueue(self, id: ObjectId) -> None:
         """Let a dataflow wait for an input that has not hydrated, or else for a slot."""
@@ -143,6 +184,7 @@ class HydrationTracker:
         self._taken.discard(id)
         self._scheduled.pop(id, None)
         self._queue.pop(id, None)
+        self._turns.release(_written(dry), self)
         if isinstance(dry.export, ViewExport) and self._made.get(dry.export.shard) == id:
             del self._made[dry.export.shard]
             for blocked in self._blocked.pop(dry.export.shard, ()):
@@ -153,12 +195,26 @@ class HydrationTracker:
     def _next(self) -> list[Any]:
         """Fill the free slots."""
         passed: list[Any] = []
+        elsewhere: list[ObjectId] = []
         while self._queue and len(self._taken) < self._limit:
             id, _ = self._queue.popitem(last=False)
+            # As many are passed over as the other replicas have slots.
+            if not all(self._turns.take(shard, self) for shard in _written(self._dry[id])):
+                elsewhere.append(id)
+                continue
             self._taken.add(id)
             passed.append(self._scheduled.pop(id))
+        for id in reversed(elsewhere):
+            self._queue[id] = None
+            self._queue.move_to_end(id, last=False)
         HYDRATION_QUEUE.crossed(bool(self._queue))
         return passed
+
+
+def _written(dataflow: DataflowDescription) -> tuple[ShardId, ...]:
+    """Return the shard whose contents the dataflow computes, if it does."""
+    export = dataflow.export
+    return (export.shard,) if isinstance(export, ViewExport) else ()
 
 
 log = logging.getLogger("penstock.controller")
@@ -185,6 +241,14 @@ class CommandGate(Protocol):
         """Return the commands that a response releases."""
         ...
 
+    def resume(self) -> Sequence[Any]:
+        """Return the commands that an event of another connection has released."""
+        ...
+
+    def close(self) -> None:
+        """Take note that the connection has ended."""
+        ...
+
 
 class OpenGate:
     """A gate that withholds nothing."""
@@ -198,6 +262,13 @@ class OpenGate:
     def responded(self, response: Any) -> Sequence[Any]:
         """See `CommandGate`."""
         return ()
+
+    def resume(self) -> Sequence[Any]:
+        """See `CommandGate`."""
+        return ()
+
+    def close(self) -> None:
+        """See `CommandGate`."""
 
 
 class ReplicaClient(Protocol):
@@ -315,9 +386,10 @@ class ReplicaLink:
         first: int = 0,
         half: Half = "compute",
         owner: str = "",
+        turns: HydrationTurns | None = None,
     ) -> None:
         """Number connections beyond `first`; no two links of a name and half share numbers.
-        `owner`: see `Hello`."""
+        `owner`: see `Hello`. `turns`: those of all links to compute halves."""
         self._ctx = ctx
         self._name = name
         self._connect_once = connect
@@ -329,6 +401,7 @@ class ReplicaLink:
         """Number of the present connection, or of the one being made."""
         self._half: Half = half
         self._owner = owner
+        self._turns = turns
         self._gate = self._new_gate()
         """Gate of the present connection."""
         self._outbox: deque[Any] = deque()
@@ -423,6 +496,8 @@ class ReplicaLink:
         client, self._client = self._client, None
         self._replayed = False
         self._outbox.clear()
+        # Last: other links go on, and this one is quiet by now.
+        self._gate.close()
         return client
 
     def _leave(self, client: ReplicaClient) -> None:
@@ -434,7 +509,14 @@ class ReplicaLink:
     def _new_gate(self) -> CommandGate:
         if self._half == "storage":
             return OpenGate()
-        return HydrationTracker(self._settings.hydrations_max)
+        return HydrationTracker(self._settings.hydrations_max, self._turns)
+
+    def resume(self) -> None:
+        """Send what an event of another link has released."""
+        released = self._gate.resume()
+        if released and self._replayed:
+            self._outbox.extend(released)
+            self._send()
 
     def _send(self) -> None:
         """Send what the connection takes without waiting, and of the rest one command in an
