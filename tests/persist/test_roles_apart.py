@@ -38,7 +38,9 @@ QUICK: dict[str, Any] = {
 STANDBY: dict[str, Any] = {"standby": True, "takeover_ms": 6_000}
 
 
-@pytest.fixture(params=["sqlite and files", "postgres and s3"])
+@pytest.fixture(
+    params=["sqlite and files", pytest.param("postgres and s3", marks=pytest.mark.long)]
+)
 def urls(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:
     """Settings of a pair of stores that several processes share."""
     if request.param == "sqlite and files":
@@ -257,6 +259,7 @@ async def test_a_standby_controller_takes_over_the_replicas_that_are_there(
         assert all(each.is_running for each in replicas)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("urls", ["postgres and s3"], indirect=True)
 async def test_a_controller_that_was_only_slow_commands_no_replica(
     tmp_path: Path, urls: dict[str, str]
@@ -302,3 +305,45 @@ async def test_what_no_role_can_be_is_refused_with_what_to_do(tmp_path: Path) ->
     ):
         with pytest.raises(BadSettings, match=text):
             Settings(role=role, **wrong).check()  # type: ignore[arg-type]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("urls", ["sqlite and files"], indirect=True)
+async def test_a_source_goes_on_at_another_replica_when_its_own_is_lost(
+    tmp_path: Path, urls: dict[str, str]
+) -> None:
+    async with processes(tmp_path, urls) as house:
+        replicas = {name: house.start(name, "replica") for name in ("r1", "r2")}
+        controller = house.start("c", "controller")
+        at = {await each.line(): each for each in replicas.values()}
+        async with await Client.connect(await controller.line()) as client:
+            await until_replicas(client, connected(*at))
+            await client.create_source("n", {"kind": "counter", "rate": 200})
+            await client.create_materialized_view("c", "SELECT count(*) AS n FROM n")
+
+            async def until_beyond(count: int) -> None:
+                while True:
+                    found = sorted(row["counter"] for row in (await client.peek("n")).to_pylist())
+                    assert found == list(range(1, len(found) + 1)), "each row once"
+                    if len(found) > count:
+                        break
+                while (await client.peek("c")).to_pylist()[0]["n"] <= count:
+                    await anyio.sleep(0.05)
+
+            await until_beyond(0)
+            rows = (await client.peek("penstock.dataflows")).to_pylist()
+            [running] = {row["replica"] for row in rows if row["name"] == "n"}
+            assert {row["replica"] for row in rows if row["name"] == "c"} == set(at)
+            before = (await client.peek("c")).to_pylist()[0]["n"]
+            at[running].kill()
+            await until_beyond(before + 50)
+            rows = (await client.peek("penstock.dataflows")).to_pylist()
+            [other] = {row["replica"] for row in rows if row["name"] == "n"}
+            assert other != running
+            # The one that is back runs no source beside it.
+            house.start("r3", "replica")
+            await until_replicas(client, lambda states: list(states.values()).count("connected") == 2)
+            await until_beyond(before + 100)
+            rows = (await client.peek("penstock.dataflows")).to_pylist()
+            assert {row["replica"] for row in rows if row["name"] == "n"} == {other}
+            assert (await client.status()).objects
