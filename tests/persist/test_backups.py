@@ -25,6 +25,11 @@ from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.backing_up import BackupReport, take_backup
 from actors.persist.backups import FORMAT, MANIFEST, BackupTarget
 from actors.persist.documents import decode_tables
+from actors.persist.registrations import (
+    describe_replica,
+    list_registrations,
+    register_replica,
+)
 from actors.persist.restoring import RestoreReport, open_empty, restore_backup
 from actors.persist.shard import TABLES_UPPER
 from actors.protocol.role_messages import CreateRole, ListRoles, RolesReport
@@ -393,6 +398,28 @@ async def test_through_a_bucket_and_postgres(
                 await goes_on(client)
             with pytest.raises((InvalidUsage, StateDirectoryError), match="not empty"):
                 await restore(target, again)
+
+
+async def test_a_copy_of_the_stores_has_none_of_their_replicas(tmp_path: Path) -> None:
+    def urls(name: str) -> dict[str, str]:
+        return {
+            "blob_url": f"file:{tmp_path}/blobs-{name}",
+            "consensus_url": f"sqlite:{tmp_path}/{name}.db",
+        }
+
+    settings, target = settings_of(tmp_path / "state", **urls("own")), str(tmp_path / "kept")
+    again = settings_of(tmp_path / "again", **urls("copy"))
+    async with running(settings) as client:
+        await make(client)
+        async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+            own = describe_replica("b:1", "b:2", "p", CLOCK)
+            await register_replica(attached.consensus, own, settings)
+            assert list(await list_registrations(attached.consensus)) == ["b:1"]
+        await back_up(settings, target)
+    await restore(target, again)
+    async with open_as_guest(place_of(again), again, CLOCK) as attached:
+        assert await list_registrations(attached.consensus) == {}
+        assert await attached.consensus.list_keys("epoch")
 
 
 # -- kill -9 ---------------------------------------------------------------------------------------

@@ -342,7 +342,7 @@ async def test_a_source_goes_on_at_another_replica_when_its_own_is_lost(
             assert other != running
             # The one that is back runs no source beside it.
             house.start("r3", "replica")
-            await until_replicas(client, lambda states: list(states.values()).count("connected") == 2)
+            await until_replicas(client, lambda each: [*each.values()].count("connected") == 2)
             await until_beyond(before + 100)
             rows = (await client.peek("penstock.dataflows")).to_pylist()
             assert {row["replica"] for row in rows if row["name"] == "n"} == {other}

@@ -45,6 +45,7 @@ from actors.persist.documents import decode_shard
 from actors.persist.handed import HandedLeases, SplitLease
 from actors.persist.location import BlobStore, SnapshotConsensus
 from actors.persist.parts import PartLists, Parts, with_parts
+from actors.persist.registrations import REGISTRATION_PREFIX
 from actors.persist.shard import shard_key
 from actors.progress import ShardId
 from actors.settings import Settings
@@ -284,8 +285,10 @@ class _BackupRun:
             await leases.take(shard for shard in shards if shard not in leases.held)
         # Where shards come faster than leases the last ones have none: a blob of them that goes is
         # noticed.
+        # Replicas are of the stores where they run, and of no copy of them.
+        kept = [each for each in found if not each[0].startswith(REGISTRATION_PREFIX)]
         # Sorted here: a database may have another order of texts.
-        return taken_ms, sorted_documents(found)
+        return taken_ms, sorted_documents(kept)
 
     async def _named(self, documents: Sequence[SavedDocument]) -> list[SavedBlob]:
         """Return all blobs that the shards' documents name, but for replaced ones, which only wait

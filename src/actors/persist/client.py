@@ -213,6 +213,11 @@ class PersistClient:
         fenced = self.consensus
         return fenced.own.process if isinstance(fenced, FencedConsensus) else ""
 
+    @property
+    def took_over(self) -> bool:
+        """Return whether this process stood by until the owner of the stores was found dead."""
+        return isinstance(self.consensus, FencedConsensus) and self.consensus.took_over
+
     # -- documents of others ----------------------------------------------------------------------
 
     async def head(self, key: str) -> VersionedData | None:

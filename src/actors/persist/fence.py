@@ -63,6 +63,8 @@ class FencedConsensus:
         self.inner = inner
         self.own = own
         self.former = former
+        self.took_over = False
+        """True if the former owner was there until it was found dead."""
         self.fenced = anyio.Event()
         self._seqno = seqno
         self._by = ""

@@ -271,8 +271,8 @@ async def _fenced(
     """Take the stores over, or stand behind whoever owns them. Raises as `open_stores`."""
     if settings.role == "replica":
         return ReplicaFence(consensus, settings.store_request_timeout_ms)
-    if settings.standby:
-        await wait_for_stores(consensus, settings, clock)
+    seen = await wait_for_stores(consensus, settings, clock) if settings.standby else None
     owned = await acquire_epoch(consensus, process, clock, settings)
+    owned.took_over = seen is not None and seen.epoch is not None and not seen.stopped
     log.info("the stores are ours: %s", owned.own)
     return owned

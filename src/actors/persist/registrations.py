@@ -25,7 +25,7 @@ from actors.kernel import ActorClock, RetryLoop
 from actors.persist.location import CompareAndSet, ConsensusStore
 from actors.settings import Settings
 
-PREFIX: Final = "replica/"
+REGISTRATION_PREFIX: Final = "replica/"
 VERSION: Final = 1
 REGISTRATIONS_MAX: Final = 32
 """Replicas of one pair of stores."""
@@ -69,8 +69,8 @@ async def register_replica(
 ) -> None:
     """Write the document, in place of one of an earlier life. Raises `InvalidUsage` when there are
     too many replicas, `StorageError`."""
-    key, retry = PREFIX + own.address, RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
-    others = [each for each in await store.list_keys(PREFIX) if each != key]
+    key, retry = REGISTRATION_PREFIX + own.address, RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
+    others = [each for each in await store.list_keys(REGISTRATION_PREFIX) if each != key]
     if len(others) >= REGISTRATIONS_MAX:
         raise InvalidUsage(
             f"{len(others)} replicas are registered in these stores, and at most"
@@ -95,7 +95,7 @@ async def register_replica(
 
 async def is_registered(store: ConsensusStore, own: ReplicaRegistration) -> bool:
     """Return whether the document is still this one. Raises `StorageError`."""
-    head = await store.head(PREFIX + own.address)
+    head = await store.head(REGISTRATION_PREFIX + own.address)
     return head is not None and head.data == msgspec.msgpack.encode(own)
 
 
@@ -120,11 +120,11 @@ async def watch_registration(
 async def list_registrations(store: ConsensusStore) -> dict[str, ReplicaRegistration]:
     """Return all replicas, by name. Raises `StorageError`, `CorruptData`."""
     found: dict[str, ReplicaRegistration] = {}
-    for key in await store.list_keys(PREFIX):
+    for key in await store.list_keys(REGISTRATION_PREFIX):
         head = await store.head(key)
         # Removed between the listing and the read.
         if head is not None:
-            found[key.removeprefix(PREFIX)] = _decoded(key, head.data)
+            found[key.removeprefix(REGISTRATION_PREFIX)] = _decoded(key, head.data)
     return found
 
 
@@ -133,13 +133,12 @@ async def remove_registrations(
 ) -> None:
     """Remove documents; with `process` only those of that one. Raises `StorageError`."""
     for name in names:
-        head = await store.head(PREFIX + name)
-        if head is None:
-            continue
-        if process is not None and _decoded(PREFIX + name, head.data).process != process:
+        key = REGISTRATION_PREFIX + name
+        head = await store.head(key)
+        if head is None or (process is not None and _decoded(key, head.data).process != process):
             continue
         # A mismatch: the replica has registered anew meanwhile, and is another life.
-        await store.compare_and_set([CompareAndSet(PREFIX + name, head.seqno, None)])
+        await store.compare_and_set([CompareAndSet(key, head.seqno, None)])
 
 
 def _decoded(key: str, data: bytes) -> ReplicaRegistration:

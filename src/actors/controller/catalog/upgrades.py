@@ -2,7 +2,8 @@
 
 A view's plan and the state that it keeps are durable. A view whose plan was made by other rules
 (`rules_digest`), or over tables that had no rows where their sizes matter (`DeltaPlan.eager_open`),
-is compiled again from its text, before its dataflow begins. If the plan's fingerprint is the same,
+is compiled again from its text, before its dataflow begins. (The latter not by a service that stood
+by and has taken over: it goes on with the plan that runs.) If the plan's fingerprint is the same,
 nothing else happens. If not, the view is *rebuilt*: it gets hidden shards for the state of the new
 plan, and is computed whole at the first time that its output does not have yet
 (`dataflow.hydrate`).
@@ -61,7 +62,10 @@ async def upgrade_views(
     stale = [
         entry
         for entry in found.catalog.of_kind(VIEW)
-        if entry.compiled_by != rules or (_is_open(entry) and all(_rows(found, entry)))
+        if entry.compiled_by != rules
+        # Another choice makes steps cheaper, and costs a start of the engine and a rebuild: not
+        # while clients wait for a service that failed.
+        or (not persist.took_over and _is_open(entry) and all(_rows(found, entry)))
     ]
     if stale:
         found = await _upgraded(found, stale, persist, analyze, settings)

@@ -447,10 +447,11 @@ class ComputeInstance:
         # One that runs anew is connected to at once: its former link may wait long for its next
         # attempt, or may not have noticed yet.
         merged = [self._end(name) for name in gone if name in self._links]
-        for name in lives.keys() - self._lives.keys() | set(gone) & lives.keys():
-            self._add(name)
-            self._links[name].connect()
-            log.info("replica %s was found", name)
+        for name, life in lives.items():
+            if self._lives.get(name) != life:
+                self._add(name)
+                self._links[name].connect()
+                log.info("replica %s was found", name)
         self._lives = dict(lives)
         return merged
 
