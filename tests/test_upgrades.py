@@ -187,9 +187,10 @@ async def test_another_plan_rebuilds_its_view_and_no_other(
 
 
 async def test_what_empty_tables_did_not_tell_is_chosen_at_the_next_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums below a join, where a table has many rows for each of another's: once."""
+    """Sums below a join, where a table has many rows for each of another's: once, and not while
+    clients wait for one that has taken over."""
     caplog.set_level(logging.INFO, "penstock.controller")
     sql = "select b.g, count(*) as n, sum(a.v) as s from a join b on a.k = b.k group by b.g"
 
@@ -209,6 +210,10 @@ async def test_what_empty_tables_did_not_tell_is_chosen_at_the_next_start(
         keys = pa.array([1] * 2_000, pa.int32())
         await client.insert("a", pa.table({"k": keys, "v": range(2_000)}))
         assert await told(client) == (False, Counter({(7, 2_000, 1_999_000): 1}))
+    with monkeypatch.context() as patched:
+        patched.setattr(PersistClient, "took_over", True)
+        async with running(tmp_path) as client:
+            assert await told(client) == (False, Counter({(7, 2_000, 1_999_000): 1}))
     for number in range(2):
         async with running(tmp_path) as client:
             assert await told(client) == (True, Counter({(7 + number, 2_000, 1_999_000): 1}))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import anyio
 import msgspec
 import pytest
 from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[import-not-found]
 
 from actors.errors import CorruptData, StorageError, WriterFenced
+from actors.kernel import SystemClock
 from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient, ShardAppend
 from actors.persist.fence import EPOCH_KEY, VERSION, FencedConsensus, FenceEpoch, acquire_epoch
 from actors.persist.memory_stores import MemoryBlob
+from actors.settings import Settings
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
@@ -100,3 +104,17 @@ async def test_a_fenced_client_is_told_while_it_waits_and_its_leases_go_at_once(
     await newer.set_hold("s", "h", 4)
     assert (await newer.state("s")).since == 4
     await older.close()
+
+
+async def test_who_stood_by_knows_whether_the_owner_died(tmp_path: Path) -> None:
+    urls = {"consensus_url": f"sqlite:{tmp_path}/d.db", "blob_url": f"file:{tmp_path}/b"}
+    settings = Settings(**urls, standby=True, heartbeat_ms=1, takeover_ms=2)  # type: ignore[arg-type]
+    opened = [await PersistClient.open(tmp_path / "a", settings, SystemClock())]
+    assert not opened[0].took_over, "there was nobody"
+    opened.append(await PersistClient.open(tmp_path / "b", settings, SystemClock()))
+    assert opened[1].took_over
+    await opened[1].close()
+    opened.append(await PersistClient.open(tmp_path / "c", settings, SystemClock()))
+    assert not opened[2].took_over, "its owner has stopped in order"
+    for each in opened:
+        await each.close()

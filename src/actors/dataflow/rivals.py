@@ -1,4 +1,4 @@
-"""What a dataflow does beside those of other replicas of its instance.
+"""Coordinates a dataflow with those of other replicas of its instance.
 
 All replicas maintain the same views over the same shards. Names with a wider scope than a replica
 (jobs of an engine that several share, prepared plans) begin with the replica's. Replicas race for
