@@ -4,8 +4,11 @@ what a takeover keeps, who is let in, what is computed once. Processes that die 
 
 from __future__ import annotations
 
+import itertools
+import random
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +202,83 @@ async def test_where_a_replica_is_reached(tmp_path: Path) -> None:
             await make(client)
             await client.insert("t", [{"id": 1, "k": 1}])
             assert await counted(client) == {1: 1}
+
+
+class Turmoil:
+    """Controllers that take over from one another, and replicas that come and go, while one writes
+    and reads."""
+
+    def __init__(self, house: Roles, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self._house = house
+        self._names = itertools.count(1)
+        self._replicas: list[AsyncExitStack] = []
+        self._controller = AsyncExitStack()
+        self._rows: dict[int, int] = {}
+        self.client: Client | None = None
+
+    async def add_replica(self) -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(self._house.replica(f"r{next(self._names)}"))
+        self._replicas.append(stack)
+
+    async def drop_replica(self) -> None:
+        if len(self._replicas) > 1:
+            await self._replicas.pop(self.dice.randrange(len(self._replicas))).aclose()
+
+    async def take_over(self) -> None:
+        """A new controller; the former one may still write while that starts."""
+        former, self._controller = self._controller, AsyncExitStack()
+        service = await self._controller.enter_async_context(
+            self._house.controller(f"c{next(self._names)}")
+        )
+        self.client = await self._controller.enter_async_context(
+            await Client.connect(service.address)
+        )
+        await former.aclose()
+
+    async def write(self) -> None:
+        assert self.client is not None
+        for _ in range(self.dice.randrange(1, 4)):
+            if self._rows and self.dice.random() < 0.3:
+                gone = self.dice.choice(sorted(self._rows))
+                await self.client.delete("t", [{"id": gone}])
+                del self._rows[gone]
+            else:
+                row = {"id": next(self._names), "k": self.dice.randrange(4)}
+                await self.client.insert("t", [row])
+                self._rows[row["id"]] = row["k"]
+
+    async def check(self) -> None:
+        assert self.client is not None
+        assert await counted(self.client) == Counter(self._rows.values())
+
+    async def stop(self) -> None:
+        for each in (self._controller, *self._replicas):
+            await each.aclose()
+
+
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("seed", range(6))
+async def test_takeovers_and_replicas_in_any_order(tmp_path: Path, seed: int) -> None:
+    async with roles(tmp_path) as house:
+        world = Turmoil(house, seed)
+        try:
+            await world.add_replica()
+            await world.take_over()
+            assert world.client is not None
+            await make(world.client)
+            for _ in range(25):
+                await world.write()
+                match world.dice.randrange(8):
+                    case 0:
+                        await world.add_replica()
+                    case 1:
+                        await world.drop_replica()
+                    case 2 | 3:
+                        await world.take_over()
+                    case _:
+                        await world.check()
+            await world.check()
+        finally:
+            await world.stop()
