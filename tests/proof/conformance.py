@@ -34,7 +34,7 @@ from actors.testing.conformance import (
     write_page,
 )
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
-from actors.testing.plan_trees import difference, read_trees, trees_file, write_trees
+from actors.testing.plan_trees import difference, keep_trees, kept_trees
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10
@@ -116,13 +116,11 @@ def main() -> int:
     found = anyio.run(run, given)
     print(summary(found))
     made = {f"{each.corpus}/{each.query}": each.tree for each in found if each.tree}
-    file = trees_file(FOLDER)
-    kept = read_trees(file.read_text()) if file.exists() else {}
-    changed = difference(kept, made)
+    changed = difference(kept_trees(FOLDER), made)
     if given.trees:
-        file.write_text(write_trees(kept | made))  # those of queries not asked for stay
+        keep_trees(FOLDER, made)
     elif changed:
-        print(f"not as {file.name} has it:\n{changed}")
+        print(f"not as tests/corpora/trees-*.txt have it:\n{changed}")
     if given.json is not None:
         given.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=2))
     if given.write is not None:

@@ -13,13 +13,13 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Final, Literal, TypeAlias
 
 import msgspec
-from pyspark.sql.connect.proto import pipelines_pb2
 
 from actors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.connect_gateway.plan_rewriting import ProtoMessage, plain_text_of
 from actors.connect_gateway.sql_names import parse_identifier, split_words, temporary_view_of
 from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.protocol.relations import fold
+from actors.spark.spark_releases import pipeline_messages
 from actors.sql.dialects import without_schema
 from actors.sql.grammar import parse_statement, split_statements
 from actors.sql.statements import CreateMaterializedViewStatement, CreateViewStatement
@@ -48,11 +48,17 @@ _BEFORE_NAME: Final = frozenset(
     {"STREAMING", "TABLE", "FLOW", "SINK", "TEMPORARY", "TEMP", "VIEW", "IF", "NOT", "EXISTS"}
 )
 """Words between CREATE and a dataset's name."""
-_OUTPUTS: Final[Mapping[int, tuple[str, str]]] = {
-    pipelines_pb2.OutputType.TABLE: ("streaming table", _STREAMING),
-    pipelines_pb2.OutputType.SINK: ("sink", _SINK),
+_OUTPUTS: Final[Mapping[str, tuple[str, str]]] = {
+    "TABLE": ("streaming table", _STREAMING),
+    "SINK": ("sink", _SINK),
 }
 """Kinds of outputs that are refused, and why."""
+
+
+def _kind_name(number: int) -> str:
+    """Return the name of a kind of outputs; empty for one that this PySpark does not know."""
+    known = pipeline_messages().OutputType.DESCRIPTOR.values_by_number.get(number)
+    return "" if known is None else str(known.name)
 
 
 class PipelineDataset(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,16 +129,16 @@ class DataflowGraph:
     def define_output(self, command: ProtoMessage) -> PipelineDataset:
         """Add the dataset of a `DefineOutput`. Raises `SparkCondition` for a kind that is refused,
         and `InvalidUsage`."""
-        name, kinds = command.output_name, pipelines_pb2.OutputType
-        place = _place_of(command)
-        if command.output_type in _OUTPUTS:
-            kind, why = _OUTPUTS[command.output_type]
+        name, place = command.output_name, _place_of(command)
+        wanted = _kind_name(command.output_type)
+        if wanted in _OUTPUTS:
+            kind, why = _OUTPUTS[wanted]
             raise _refused(kind, name, why, place)
-        if command.output_type == kinds.TEMPORARY_VIEW:
+        if wanted == "TEMPORARY_VIEW":
             return self._add(
                 PipelineDataset(name=_name_of(name), kind="temporary view", place=place)
             )
-        if command.output_type != kinds.MATERIALIZED_VIEW:
+        if wanted != "MATERIALIZED_VIEW":
             raise _refused("output", name, "its kind is not known here", place)
         details = command.table_details
         for given, what in (

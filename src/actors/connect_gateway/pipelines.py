@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Final
 
 from google.protobuf import timestamp_pb2
-from pyspark.sql.connect.proto import base_pb2, pipelines_pb2
+from pyspark.sql.connect.proto import base_pb2
 
 from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.error_status import unsupported
@@ -40,7 +40,9 @@ from actors.errors import (
 from actors.kernel import ActorClock
 from actors.protocol.relations import fold
 from actors.settings import Settings
+from actors.spark.spark_releases import pipeline_messages
 
+pipelines_pb2: Final = pipeline_messages()
 GRAPHS_MAX: Final = 16
 """Pipelines that one session may have defined at a time."""
 _KINDS: Final = ("materialized view", "view", "temporary view")
@@ -50,6 +52,8 @@ _TOLD_AS_THEY_ARE: Final = (AccessDenied, EngineLost, OperationCanceled, Resourc
 
 def defines_pipeline(request: ProtoMessage) -> bool:
     """Return whether a request comes from code that defines a pipeline."""
+    if pipelines_pb2 is None:
+        return False  # Spark before 4.1, which answers such a client itself
     kind = pipelines_pb2.PipelineAnalysisContext.DESCRIPTOR
     return any(each.Is(kind) for each in request.user_context.extensions)
 

@@ -25,6 +25,7 @@ from actors.plan.relational_text import render
 from actors.plan.schema import TableSchema
 from actors.spark.failures import is_gone, short_text
 from actors.spark.java import java_object
+from actors.spark.spark_releases import adapt_source, installed_version
 
 if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
@@ -39,8 +40,6 @@ def function_names(gateway: Any, engine: Any) -> FunctionNames:
 
 NODE_CHARACTERS: Final = 1_000
 """Limit of a dump: characters for each node, on average."""
-_ONCE: Final = rule_names(ONCE)
-_REPEATED: Final = rule_names(REPEATED)
 
 
 class CatalystFront:
@@ -53,6 +52,9 @@ class CatalystFront:
         self._rewriter = bridge.java("PlanRewriter")
         self._dump = bridge.java("PlanDump")
         self._functions: FunctionNames = function_names(gateway, bridge.engine)
+        self._once, self._repeated = (
+            adapt_source(rule_names(rules), installed_version()) for rules in (ONCE, REPEATED)
+        )
 
     def translate(
         self, found: DataFrame, tables: Mapping[int, tuple[str, TableSchema]], nodes_max: int
@@ -76,7 +78,9 @@ class CatalystFront:
     def _rewritten(self, found: DataFrame) -> Any:
         plan = found._jdf.queryExecution().analyzed()
         try:
-            return self._rewriter.rewrite(self._constructs.rewrite(plan), _ONCE, _REPEATED)
+            return self._rewriter.rewrite(
+                self._constructs.rewrite(plan), self._once, self._repeated
+            )
         except Exception as error:
             # A dead JVM says nothing of the plan: the job fails and is run again.
             if is_gone(error):

@@ -29,6 +29,7 @@ from actors.spark.fragments import bare_name, declared_json, struct_json, view_n
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_analysis import analyze_remotely
 from actors.spark.session import ThreadSessions
+from actors.spark.spark_releases import another_session, send_rows_ahead
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
 """Rows of this size or more are sent once, not with each call."""
@@ -149,8 +150,7 @@ class ConnectBridge(SessionBridge):
             # The server keeps these rows until the session ends: the session is spent by their
             # bytes.
             self._kept += table.nbytes
-            limits = (1 << 62, _CHUNK_ROWS, _CHUNK_BYTES, _CHUNK_BYTES)
-            rows = self.session._cache_local_relation(rows, *limits)
+            rows = send_rows_ahead(self.session, rows, _CHUNK_ROWS, _CHUNK_BYTES)
         return DataFrame(rows, self.session)
 
     def empty(self, schema: TableSchema) -> DataFrame:
@@ -257,7 +257,7 @@ class ConnectSessions(ThreadSessions):
         return ConnectBridge(session, lambda: self._tag, self._reader, self._cores)
 
     def _new_session(self) -> SparkSession:
-        session = self._root.newSession()
+        session = another_session(self._root)
         set_retries(session)
         set_settings(session, self._base)
         return session

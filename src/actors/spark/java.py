@@ -21,10 +21,11 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.errors import EngineUnavailable
+from actors.spark.spark_releases import adapt_source, installed_version
 
 # Java classes of ours inside the engine's JVM: compiled there from the sources beside this file
 # Janino, which comes with Spark, compiles them. So nothing is built or shipped, and the classes fit
-# the Spark that runs.
+# the Spark that runs (`actors.spark.spark_releases` has what its releases have otherwise).
 
 
 _COMPILING: Final = threading.RLock()
@@ -65,7 +66,8 @@ def _java_object(gateway: Any, name: str) -> Any:
 def _compiled(jvm: Any, name: str) -> Any:
     compiler = jvm.org.codehaus.janino.SimpleCompiler()
     compiler.setParentClassLoader(jvm.Thread.currentThread().getContextClassLoader())
-    compiler.cook(Path(__file__).with_name(f"{name}.java").read_text())
+    source = Path(__file__).with_name(f"{name}.java").read_text()
+    compiler.cook(adapt_source(source, installed_version()))
     return compiler
 
 

@@ -28,6 +28,7 @@ from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, strip_parameters
 from actors.spark.spark_defaults import read_defaults
+from actors.spark.spark_releases import check_release, installed_version
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
 from actors.telemetry import TracedMessage, split_context
 
@@ -212,12 +213,13 @@ def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
 async def launch(settings: Settings, directory: Path, clock: ActorClock) -> EngineProcess:
     """Start a child; `EngineProcess.ready` waits for it.
 
-    Raises `EngineUnavailable` when there is no Java, `spark-defaults.conf` cannot be read, or the
-    process cannot be started, and
+    Raises `EngineUnavailable` when PySpark is of a release that the service does not run on, there
+    is no Java, `spark-defaults.conf` cannot be read, or the process cannot be started, and
     `BadSettings` when the address of a Spark Connect server is malformed.
     """
     java: JavaHome | None = None
     archive, no_java = None, ""
+    check_release(installed_version())
     if is_remote(settings.spark_master):
         # Raises for a malformed address, before there is a process.
         strip_parameters(settings.spark_master)

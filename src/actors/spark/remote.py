@@ -25,6 +25,7 @@ from actors.spark.jobs import JobTicket, SparkEngine, run_job
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_address import redact_secrets, strip_parameters
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions, far_partitions_max
+from actors.spark.spark_releases import another_session, check_server, limit_calls
 from actors.spark.steps import ThreadSlot
 
 # Before the import: gRPC reads it then.
@@ -32,7 +33,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 try:
     import pyspark
     from pyspark.errors import PySparkException
-    from pyspark.sql.connect.client.core import RpcDeadlines
     from pyspark.sql.connect.session import SparkSession
 
     from actors.spark.connect import (
@@ -139,7 +139,7 @@ class RemoteEngine(SparkEngine):
                 self._gone = True
                 return _words(error)
             # The server answers, but has closed a session that was idle for long.
-            self._root = _opened(self._root.newSession(), {})
+            self._root = _opened(another_session(self._root), {})
         return None
 
     def _sessions(self) -> ThreadSessions:
@@ -193,19 +193,13 @@ def open_remote(
     except Exception as error:  # noqa: BLE001 - there is no session, whatever it was
         text = redact_secrets(_words(error), settings.spark_master)
         raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
-    if version.split(".")[:2] != pyspark.__version__.split(".")[:2]:
-        raise EngineUnavailable(
-            f"the Spark Connect server at {place} is Spark {version}; this is for "
-            f"{pyspark.__version__}: views would not mean the same"
-        )
+    check_server(place, version, pyspark.__version__)
     reader = PlanReader(settings, scratch, base, class_archive, no_java)
     return RemoteEngine(root, settings, scratch, base, reader)
 
 
 def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAIN) -> SparkSession:
-    session.client._rpc_deadlines = RpcDeadlines(
-        config=ANSWER_SECONDS, interrupt=ANSWER_SECONDS, release_session=RELEASE_SECONDS
-    )
+    limit_calls(session.client, ANSWER_SECONDS, RELEASE_SECONDS)
     set_retries(session, tries_again)
     set_settings(session, conf)
     return session

@@ -1,26 +1,56 @@
-"""The relational trees and modes of the public queries, kept in one file per release of Spark.
+"""The relational trees and modes of the public queries, kept for each release of Spark.
 
 A release of Spark may analyse a text to another plan, or rewrite it by other rules. The translated
 plan is proven when a view is made, so that a view is never wrong for it; but a view may be
-recomputed that was incremental, as a change of our own rules may bring about, too. The file shows
-such changes.
+recomputed that was incremental, as a change of our own rules may bring about, too. The files show
+such changes: that of the newest release has all trees, that of an older one those that differ.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
+
+from actors.spark.spark_releases import NEWEST, installed_version, release_of
 
 _TITLE: Final = "# "
 DIFFERENCE_LINES_MAX: Final = 40
 
 
-def trees_file(folder: Path) -> Path:
-    """Return the path of the trees of the installed Spark."""
-    return folder / f"trees-{importlib.metadata.version('pyspark')}.txt"
+def _file_of(folder: Path, release: tuple[int, int]) -> Path:
+    return folder / f"trees-{release[0]}.{release[1]}.txt"
+
+
+def kept_trees(folder: Path, version: str = "") -> dict[str, str]:
+    """Return the trees that are kept for a version of Spark; "": the installed one."""
+    release = release_of(version or installed_version())
+    found: dict[str, str] = {}
+    for each in dict.fromkeys((NEWEST, release)):
+        file = _file_of(folder, each)
+        if file.exists():
+            found |= read_trees(file.read_text())
+    return found
+
+
+def keep_trees(folder: Path, made: Mapping[str, str], version: str = "") -> Path:
+    """Keep new trees for a version of Spark; those of other queries stay. Return the file."""
+    release = release_of(version or installed_version())
+    trees = kept_trees(folder, version) | dict(made)
+    file = _file_of(folder, release)
+    if release != NEWEST:
+        newest = read_trees(_file_of(folder, NEWEST).read_text())
+        trees = {
+            name: tree
+            for name, tree in trees.items()
+            if difference({name: newest.get(name, "")}, {name: tree})
+        }
+    if trees:
+        file.write_text(write_trees(trees))
+    else:
+        file.unlink(missing_ok=True)
+    return file
 
 
 def write_trees(trees: Mapping[str, str]) -> str:

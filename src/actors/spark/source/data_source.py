@@ -15,16 +15,9 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
-    Filter,
     InputPartition,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, PenstockError, ReadBelowSince
@@ -52,6 +45,7 @@ from actors.spark.source.planning import (
 )
 from actors.spark.source.reading import ShardPartition, read
 from actors.spark.source.rows import ReadWindow
+from actors.spark.spark_releases import installed_version, stream_limits
 
 # -- Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")`` --------
 # An offset is a frontier: ``{"time": t}`` says that all changes below `t` were read. A batch from
@@ -66,7 +60,11 @@ from actors.spark.source.rows import ReadWindow
 # out silently.
 
 
-class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+_LIMITS: Final[Any] = stream_limits()
+_AvailableNow: Any = _LIMITS.SupportsTriggerAvailableNow
+
+
+class ChangesReader(DataSourceStreamReader, _AvailableNow):  # type: ignore[misc]
     """Reads the changes of one stream. Spark keeps one for its whole life, and sends copies of it
     to tasks."""
 
@@ -77,10 +75,13 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
         self._name = fresh_name()
         self._held_ms = float("-inf")
         """Time of the last write of the lease, on the monotonic clock."""
+        self._told: dict[str, Any] | None = None
+        """The offset that was given last, for a Spark that does not name the one it has."""
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Return the offset at which a stream without a checkpoint begins."""
-        return anyio.run(self._initial)
+        self._told = anyio.run(self._initial)
+        return self._told
 
     async def _initial(self) -> dict[str, Any]:
         loaded = self._loaded
@@ -117,23 +118,41 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             )
         return time
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the upper of what is sealed, or an earlier offset if the limit demands it."""
-        return anyio.run(self._latest, start, limit)
+    def latestOffset(  # noqa: N802
+        self, start: dict[str, Any] | None = None, limit: Any = None
+    ) -> dict[str, Any]:
+        """Return the upper of what is sealed, or an earlier offset if the limit demands it. Before
+        Spark 4.2 neither argument is given."""
+        given = self._told if start is None else start
+        self._told = (
+            anyio.run(self._first) if given is None else anyio.run(self._latest, given, limit)
+        )
+        return self._told
 
-    async def _latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+    async def _latest(self, start: dict[str, Any], limit: Any) -> dict[str, Any]:
         begin = self._time(start)
         async with open_stores(self._loaded.options, self._loaded.settings) as stores:
-            beyond = begin if isinstance(limit, ReadMaxRows) else EMPTY  # rows are to be counted
+            # Rows are to be counted for the first of these.
+            beyond = begin if isinstance(limit, _LIMITS.ReadMaxRows) else EMPTY
             state, upper = await self._looked(stores, begin, beyond)
             if upper <= begin:
                 # Spark asks again at once, a hundred times a second.
                 await anyio.sleep(self._loaded.settings.store_poll_ms / 1000)
                 state, upper = await self._looked(stores, begin, beyond)
             await self._hold(stores, state, begin, moved=False)
-        if isinstance(limit, ReadMaxRows):
+        if isinstance(limit, _LIMITS.ReadMaxRows):
             upper = _limited(state, begin, upper, limit.max_rows)
         return start if upper <= begin else self._offset(upper)
+
+    async def _first(self) -> dict[str, Any]:
+        """Return the upper to a stream that goes on from a checkpoint, which an older Spark does
+        not tell."""
+        async with open_stores(self._loaded.options, self._loaded.settings) as stores:
+            state, upper = await self._looked(stores, EMPTY, EMPTY)
+            # The checkpoint is at or below it: a read that begins below the since is refused then.
+            begin = max(upper, state.since)
+            await self._hold(stores, state, begin, moved=False)
+        return self._offset(begin)
 
     async def _looked(
         self, stores: OpenedPlace, begin: Time, beyond: Frontier
@@ -169,11 +188,11 @@ class ChangesReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # typ
             await stores.leases.hold_stream(loaded.shard, self._name, begin)
             self._held_ms = now
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """Return the limit of a batch: about so many rows as option maxRowsPerBatch says, cut where
         appends end."""
         most = self._loaded.options.batch_rows_max
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
+        return _LIMITS.ReadAllAvailable() if most is None else _LIMITS.ReadMaxRows(most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the upper: no later offset is given from now on."""
@@ -300,6 +319,11 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
                 "a stream goes on and on: leave option asOf out, or stop with"
                 " .trigger(availableNow=True)"
             )
+        if loaded.options.batch_rows_max is not None and not _LIMITS.known:
+            raise InvalidUsage(
+                "option maxRowsPerBatch bounds the batches of a stream, which Spark lets a Python"
+                f" source do since 4.2, and this is PySpark {installed_version()}: leave it out"
+            )
         check_shape(loaded, schema)
         return ChangesReader(loaded, shape_of(schema))
 
@@ -369,7 +393,7 @@ class PenstockReader(DataSourceReader):  # type: ignore[misc]
 class FilteringReader(PenstockReader):
     """A `PenstockReader` for sessions whose filters Spark pushes down."""
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:  # noqa: N802 - Spark's name
         """Use the filters that are understood; return all, which Spark checks again."""
         self._checks = checks_of(filters, self._loaded.schema)
         return filters

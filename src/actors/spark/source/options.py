@@ -10,19 +10,6 @@ from typing import Any, Final, cast
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    StringStartsWith,
-)
 
 from actors.errors import InvalidUsage
 from actors.persist.attach import ShardPlace, place_of, suggest_names
@@ -30,6 +17,7 @@ from actors.persist.filtering import Op, PartCondition
 from actors.persist.statistics import has_bounds
 from actors.plan.schema import TableSchema
 from actors.progress import EMPTY, Time
+from actors.spark.spark_releases import pushed_filter
 
 # -- Spark's pushed filters, as far as they help to read less. Pure --------------------------------
 # Spark tests every row again, so a check may let rows pass that fail, and never the reverse: a
@@ -38,16 +26,18 @@ from actors.progress import EMPTY, Time
 # together, whatever part they lie in: they may be checked before they are summed.
 
 
-_OPS: Final[dict[type[Filter], str]] = {
-    EqualTo: "=",
-    GreaterThan: ">",
-    GreaterThanOrEqual: ">=",
-    LessThan: "<",
-    LessThanOrEqual: "<=",
-    In: "in",
-    IsNull: "is null",
-    IsNotNull: "is not null",
+_OPS: Final[dict[type[Any], str]] = {
+    pushed_filter("EqualTo"): "=",
+    pushed_filter("GreaterThan"): ">",
+    pushed_filter("GreaterThanOrEqual"): ">=",
+    pushed_filter("LessThan"): "<",
+    pushed_filter("LessThanOrEqual"): "<=",
+    pushed_filter("In"): "in",
+    pushed_filter("IsNull"): "is null",
+    pushed_filter("IsNotNull"): "is not null",
 }
+_EQUAL_OR_NULL: Final = pushed_filter("EqualNullSafe")
+_STARTS: Final = pushed_filter("StringStartsWith")
 _KERNELS: Final[dict[str, Callable[[Any, Any], Any]]] = {
     "=": pc.equal,
     ">": pc.greater,
@@ -65,7 +55,7 @@ class ColumnCheck(msgspec.Struct, frozen=True):
     values: tuple[Any, ...] = ()
 
 
-def checks_of(filters: Sequence[Filter], schema: TableSchema) -> list[ColumnCheck]:
+def checks_of(filters: Sequence[Any], schema: TableSchema) -> list[ColumnCheck]:
     """Return the filters that are understood, as checks; all of them must hold."""
     kinds = dict(zip(schema.names, schema.arrow().types, strict=True))
     texts = {column.name: column.type.lower() for column in schema.columns}
@@ -83,15 +73,15 @@ def checks_of(filters: Sequence[Filter], schema: TableSchema) -> list[ColumnChec
     return found
 
 
-def _check(one: Filter, column: str, kind: pa.DataType, text: str) -> ColumnCheck | None:
+def _check(one: Any, column: str, kind: pa.DataType, text: str) -> ColumnCheck | None:
     op = _OPS.get(type(one))
     if op in ("is null", "is not null"):
         return ColumnCheck(column, op)
-    if isinstance(one, EqualNullSafe):
+    if isinstance(one, _EQUAL_OR_NULL):
         if one.value is None:
             return ColumnCheck(column, "is null")
         op = "="
-    if isinstance(one, StringStartsWith) and text == "string":
+    if isinstance(one, _STARTS) and text == "string":
         return ColumnCheck(column, "starts", (pa.scalar(one.value, pa.string()),))
     if op is None:
         return None

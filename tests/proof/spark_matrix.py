@@ -1,0 +1,202 @@
+"""The service on each release of Spark that it runs on.
+
+    python tests/proof/spark_matrix.py [--releases 4.0,4.3] [--environments .venv/spark] [--write]
+
+Each release is tried in an environment of its own (`make matrix` makes them): the plans of the
+public queries, the tests that need Spark or read its plans, and all view scripts. Prints a line a
+trial, with its log's name when it fails; exit status 1 if one does. ``--write`` puts what was seen
+into docs/spark-releases.md; releases that were not tried stay as the page has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from actors.spark.spark_releases import NEWEST, RELEASES
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PAGE: Final = ROOT / "docs" / "spark-releases.md"
+BEGIN: Final = "<!-- what `make matrix` saw -->\n"
+END: Final = "<!-- end of what it saw -->\n"
+TRIAL_SECONDS_MAX: Final = 3 * 3600
+PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
+PENSTOCK: Final = ("-c", "import sys; from actors.commands.cli import main; sys.exit(main())")
+TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
+    "plans of the 149 public queries": ("tests/proof/conformance.py", "--modes"),
+    "analysis, plans and rules": (
+        *PYTEST,
+        "--whole",
+        "tests/catalyst",
+        "tests/views",
+        "tests/plan",
+    ),
+    "engine, prepared steps, Connect, buckets, clusters": (*PYTEST, "tests/spark"),
+    "Connect gateway": (*PYTEST, "tests/connect_gateway"),
+    "view scripts": (*PENSTOCK, "check-views", "tests/scripts"),
+}
+"""Arguments of Python, by what is tried."""
+_SUMMARY: Final = re.compile(
+    r"^\d+ (?:queries|views): .*$|^(?:\d+ \w+(?:, )?)+(?: in [\d.]+s.*)?$", re.MULTILINE
+)
+
+
+class TrialResult(NamedTuple):
+    """What was seen of one trial on one release."""
+
+    ok: bool
+    told: str
+    """The last line of its output."""
+
+
+def python_of(release: tuple[int, int], environments: Path) -> Path:
+    """Return the Python of a release's environment."""
+    if release == NEWEST:
+        return Path(sys.executable)
+    return environments / text_of(release) / "bin" / "python"
+
+
+def text_of(release: tuple[int, int]) -> str:
+    """Return a release as its users write it."""
+    return f"{release[0]}.{release[1]}"
+
+
+def version_of(python: Path) -> str:
+    """Return the version of the PySpark that a Python has."""
+    asked = "import importlib.metadata as m; print(m.version('pyspark'))"
+    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def run_trial(python: Path, arguments: tuple[str, ...], log: Path) -> TrialResult:
+    """Run one trial; its output goes to `log`."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    with log.open("w") as out:
+        done = subprocess.run(
+            [str(python), *arguments],
+            cwd=ROOT,
+            env=environment,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=TRIAL_SECONDS_MAX,
+            check=False,
+        )
+    return TrialResult(done.returncode == 0, summary_of(log.read_text(errors="replace")))
+
+
+def summary_of(text: str) -> str:
+    """Return the line of an output that sums it up, without its time; else the last one.
+
+    >>> summary_of("....\\n2 failed, 31 passed, 4 deselected in 5.01s (0:00:05)\\n")
+    '2 failed, 31 passed'
+    >>> summary_of("[1/2] a\\n2 views: 2 exact, 0 wrong\\n")
+    '2 views: 2 exact, 0 wrong'
+    >>> summary_of("Traceback …\\nKeyError: 'a'\\n")
+    "KeyError: 'a'"
+    """
+    found = _SUMMARY.findall(text)
+    line: str = found[-1] if found else ["", *text.strip().splitlines()][-1][:200]
+    line = re.sub(r",? in [\d.]+s.*$", "", line)
+    return re.sub(r", \d+ (?:deselected|warnings?)\b", "", line).strip()
+
+
+def try_releases(
+    releases: list[tuple[int, int]], environments: Path
+) -> Iterator[tuple[str, dict[str, TrialResult]]]:
+    """Run all trials by each release; yield its version with what was seen."""
+    logs = Path(tempfile.mkdtemp(prefix="penstock-matrix-"))
+    for release in releases:
+        python = python_of(release, environments)
+        version = version_of(python)
+        seen = {}
+        for number, (name, arguments) in enumerate(TRIALS.items()):
+            log = logs / f"{version}-{number}.log"
+            started = time.monotonic()
+            seen[name] = found = run_trial(python, arguments, log)
+            seconds = time.monotonic() - started
+            where = "" if found.ok else f"  FAILED: {log}"
+            print(f"Spark {version}, {name}: {found.told} ({seconds:.0f} s){where}", flush=True)
+        yield version, seen
+
+
+def table_of(seen: Mapping[str, Mapping[str, TrialResult]]) -> str:
+    """Return the table of what was seen, by version.
+
+    >>> print(table_of({"4.1.4": {"view scripts": TrialResult(False, "3 views: 1 wrong")}}), end="")
+    | | Spark 4.1.4 |
+    |---|---|
+    | view scripts | **3 views: 1 wrong** |
+    """
+    versions = sorted(seen, key=lambda version: [int(n) for n in re.findall(r"\d+", version)])
+    lines = [
+        f"| | {' | '.join(f'Spark {version}' for version in versions)} |",
+        "|---" * (len(versions) + 1) + "|",
+    ]
+    for name in dict.fromkeys(name for version in versions for name in seen[version]):
+        cells = [seen[version].get(name, TrialResult(True, "–")) for version in versions]
+        shown = [each.told if each.ok else f"**{each.told}**" for each in cells]
+        lines.append(f"| {name} | {' | '.join(shown)} |")
+    return "\n".join(lines) + "\n"
+
+
+def read_table(text: str) -> dict[str, dict[str, TrialResult]]:
+    """Return what a table says, by version.
+
+    >>> seen = {"4.1.4": {"view scripts": TrialResult(False, "3 views: 1 wrong")}}
+    >>> read_table(table_of(seen)) == seen
+    True
+    """
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in text.splitlines()
+        if line.startswith("|") and not line.startswith("|---")
+    ]
+    found: dict[str, dict[str, TrialResult]] = {}
+    for place, head in enumerate(rows[0][1:] if rows else [], 1):
+        version = head.removeprefix("Spark ")
+        found[version] = {
+            row[0]: TrialResult(not row[place].startswith("**"), row[place].strip("*"))
+            for row in rows[1:]
+            if row[place] != "–"
+        }
+    return found
+
+
+def write_page(seen: Mapping[str, Mapping[str, TrialResult]]) -> None:
+    """Write what was seen into the page; of a release the version that was seen last."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    old, _, after = rest.partition(END)
+    tried = {version.rpartition(".")[0] for version in seen}
+    kept = {v: each for v, each in read_table(old).items() if v.rpartition(".")[0] not in tried}
+    PAGE.write_text(f"{before}{BEGIN}\n{table_of({**kept, **seen})}\n{END}{after}")
+
+
+def main() -> int:
+    """Run the matrix; 0 when all is well."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    every = ",".join(map(text_of, RELEASES))
+    parser.add_argument("--releases", default=every, help=f"with commas between them: {every}")
+    parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
+    parser.add_argument("--write", action="store_true", help="write docs/spark-releases.md")
+    given = parser.parse_args()
+    chosen = [each for each in RELEASES if text_of(each) in given.releases.split(",")]
+    if len(chosen) != len(given.releases.split(",")):
+        parser.error(f"--releases {given.releases}: there are {every}")
+    all_well = True
+    for version, seen in try_releases(chosen, given.environments):
+        all_well = all_well and all(found.ok for found in seen.values())
+        if given.write:
+            write_page({version: seen})
+    return 0 if all_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
