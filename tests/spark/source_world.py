@@ -12,9 +12,6 @@ import anyio
 import pyarrow as pa
 from msgspec.structs import replace
 from pyspark.serializers import CPickleSerializer
-from pyspark.sql.datasource import (
-    Filter,
-)
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import LongType, StructField, StructType
 
@@ -160,7 +157,7 @@ def spark_schema(source: PenstockDataSource) -> StructType:
     return schema
 
 
-def planned(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> tuple[Any, list[Any]]:
+def planned(source: PenstockDataSource, filters: Sequence[Any] = ()) -> tuple[Any, list[Any]]:
     """The reader and its partitions, as they are after they went through Spark."""
     source = pickle.loads(pickle.dumps(source)) if source._loaded else source
     schema = spark_schema(source)
@@ -179,7 +176,7 @@ def rows_of(reader: Any, partitions: Sequence[Any]) -> Counter[tuple[Any, ...]]:
     return found
 
 
-def rows(source: PenstockDataSource, filters: Sequence[Filter] = ()) -> Counter[tuple[Any, ...]]:
+def rows(source: PenstockDataSource, filters: Sequence[Any] = ()) -> Counter[tuple[Any, ...]]:
     return rows_of(*planned(source, filters))
 
 

@@ -14,17 +14,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec.structs import replace
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    GreaterThan,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThanOrEqual,
-    Not,
-    StringStartsWith,
-)
 from pyspark.sql.types import IntegerType, LongType, StructField, StructType
 from source_world import (  # type: ignore[import-not-found]
     NAIVE,
@@ -62,6 +51,14 @@ from actors.spark.source.data_source import FilteringReader
 from actors.spark.source.options import checks_of, passing, read_options
 from actors.spark.source.planning import load
 from actors.spark.source.rows import TASKS_MAX, SuspectHashes, grouped
+from actors.spark.spark_releases import pushed_filter
+
+EqualNullSafe, EqualTo, GreaterThan, In, IsNotNull, IsNull, LessThanOrEqual, Not = map(
+    pushed_filter,
+    ("EqualNullSafe", "EqualTo", "GreaterThan", "In", "IsNotNull", "IsNull")
+    + ("LessThanOrEqual", "Not"),
+)
+StringStartsWith = pushed_filter("StringStartsWith")
 
 
 @pytest.fixture

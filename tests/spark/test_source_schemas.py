@@ -7,7 +7,6 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import GreaterThan, IsNull
 from pyspark.sql.types import StructType
 from source_world import (  # type: ignore[import-not-found]
     World,
@@ -21,6 +20,7 @@ from source_world import (  # type: ignore[import-not-found]
 from actors.errors import TypeMismatch
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.spark.source.data_source import FilteringReader, PenstockDataSource
+from actors.spark.spark_releases import pushed_filter
 
 NARROW = TableSchema((TableColumn("id", "int", False), TableColumn("x", "float")))
 WIDE = TableSchema(
@@ -73,10 +73,12 @@ def test_parts_of_older_schemas_are_read_as_the_newest(
 
 
 def test_parts_of_older_schemas_are_left_out_by_what_is_known_of_them(evolved_world: World) -> None:
-    _, partitions = planned(evolved_world.source(), [GreaterThan(("id",), 5)])
+    _, partitions = planned(evolved_world.source(), [pushed_filter("GreaterThan")(("id",), 5)])
     assert [len(partition.task.parts) for partition in partitions] == [1]
-    assert rows(evolved_world.source(), [GreaterThan(("id",), 5)]) == {(7, 0.1, "m"): 1}
-    found = rows(evolved_world.source(), [IsNull(("more",))])
+    assert rows(evolved_world.source(), [pushed_filter("GreaterThan")(("id",), 5)]) == {
+        (7, 0.1, "m"): 1
+    }
+    found = rows(evolved_world.source(), [pushed_filter("IsNull")(("more",))])
     assert found == {(2, 1.5, None): 1}
 
 

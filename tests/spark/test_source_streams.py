@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from source_world import (  # type: ignore[import-not-found]
     S,
     World,
@@ -26,6 +25,7 @@ from actors.errors import (
 from actors.persist.handed import consumer_hold
 from actors.progress import EMPTY
 from actors.spark.source.reading import ShardPartition
+from actors.spark.spark_releases import stream_limits
 
 
 @pytest.fixture
@@ -84,6 +84,42 @@ def test_a_stream_is_the_snapshot_and_then_every_change_once(busy_world: World) 
     assert [name for name in world.state().leases if "stream" in name] == []
 
 
+class OlderStream(Stream):
+    """What Spark before 4.2 does: it names no offset and no limit."""
+
+    def batch(self, end: dict[str, Any] | None = None) -> dict[tuple[Any, ...], int]:
+        end = self.reader.latestOffset() if end is None else end
+        return {} if end == self.offset else super().batch(end)
+
+
+def test_an_older_spark_gets_the_snapshot_and_then_every_change_once(busy_world: World) -> None:
+    world = busy_world
+    world.since(4)
+    stream = OlderStream(world)
+    assert stream.batch() == {(1, "a", 4): 1, (2, "b", 5): 1, (1, "a", 12): -1}
+    assert stream.batch() == {}
+    world.append(30, [(3, "c", 25, 1)])
+    assert stream.batch() == {(3, "c", 25): 1}
+    stream.commit()
+    world.append(40, [(4, "d", 35, 1)])
+    # Begun anew from the checkpoint, whose offset only the batch itself is told.
+    again = OlderStream(world, stream.offset)
+    assert again.batch() == {(4, "d", 35): 1}
+    assert again.batch() == {}
+    world.append(50, [(5, "e", 45, 1)])
+    assert again.batch() == {(5, "e", 45): 1}
+
+
+def test_an_older_spark_keeps_the_snapshot_while_nothing_comes(busy_world: World) -> None:
+    """An offset without it would make a batch of nothing, and the snapshot would be lost."""
+    busy_world.since(20)
+    stream = OlderStream(busy_world)
+    assert stream.offset == {"time": 20, "shard": S, "snapshot": True}
+    assert stream.reader.latestOffset() == stream.offset
+    busy_world.append(30, [(3, "c", 25, 1)])
+    assert stream.batch() == {(2, "b", 20): 1, (3, "c", 25): 1}
+
+
 @pytest.mark.parametrize(
     ("start", "wanted"),
     [("12", {(1, "a", 12): -1}), ("newest", {}), ("5", {(2, "b", 5): 1, (1, "a", 12): -1})],
@@ -96,11 +132,11 @@ def test_a_stream_may_begin_anywhere(
 
 def test_batches_are_limited_and_end_where_appends_do(busy_world: World) -> None:
     stream = Stream(busy_world, maxRowsPerBatch=1)
-    assert isinstance(stream.limit, ReadMaxRows)
+    assert isinstance(stream.limit, stream_limits().ReadMaxRows)
     assert stream.batch() == {(1, "a", 3): 1, (2, "b", 5): 1}
     assert stream.offset == {"time": 10, "shard": S}
     assert stream.batch() == {(1, "a", 12): -1}
-    assert isinstance(Stream(busy_world).limit, ReadAllAvailable)
+    assert isinstance(Stream(busy_world).limit, stream_limits().ReadAllAvailable)
 
 
 def test_available_now_ends_where_it_began(busy_world: World) -> None:

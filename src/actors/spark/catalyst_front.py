@@ -25,7 +25,7 @@ from actors.plan.relational_text import render
 from actors.plan.schema import TableSchema
 from actors.spark.failures import is_gone, short_text
 from actors.spark.java import java_object
-from actors.spark.spark_releases import adapt_source, installed_version
+from actors.spark.spark_releases import adapt_source, installed_version, newest_names
 
 if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
@@ -100,6 +100,7 @@ class CatalystFront:
             if is_gone(error):
                 raise
             raise NotTranslated(f"its plan cannot be read: {short_text(str(error))}") from None
+        dumped = newest_names(dumped, installed_version())
         tree = parse_tree(dumped, nodes_max=nodes_max, depth_max=nodes_max)
         ansi = self._bridge.session.conf.get("spark.sql.ansi.enabled") == "true"
         columns = {number: schema.names for number, (_, schema) in tables.items()}

@@ -42,7 +42,13 @@ DIFFERENCES: Final = (
     SourceDifference((4, 2), "new InlineCTE(true, false, false)", "new InlineCTE(true, false)"),
     SourceDifference((4, 2), "InlineCTE(true,false,false)", "InlineCTE(true,false)"),
 )
-"""Every difference, in the order in which they are applied."""
+"""Every difference of a text of ours, in the order in which they are applied."""
+_CLASS: Final = '{"class":"org.apache.spark.sql.catalyst.expressions.'
+FORMER_CLASSES: Final = (
+    # Renamed when TIME got an addition of its own.
+    SourceDifference((4, 0), f'{_CLASS}TimestampAddInterval"', f'{_CLASS}TimeAdd"'),
+)
+"""Expressions of Catalyst that had another name and the same fields, as a dumped plan has them."""
 
 
 def release_of(version: str) -> tuple[int, int]:
@@ -125,6 +131,22 @@ def adapt_source(text: str, version: str) -> str:
     return text
 
 
+def newest_names(dumped: str, version: str) -> str:
+    """Return the dump of a plan with the names that the newest release has for its expressions.
+
+    >>> newest_names(f'[{_CLASS}TimeAdd","num-children":2}}]', "4.0.5") == (
+    ...     f'[{_CLASS}TimestampAddInterval","num-children":2}}]'
+    ... )
+    True
+    """
+    release = release_of(version)
+    for each in FORMER_CLASSES:
+        # Quotes of a literal are escaped in a dump: what is found is no text of the query.
+        if release <= each.until:
+            dumped = dumped.replace(each.theirs, each.ours)
+    return dumped
+
+
 # -- PySpark: what an older one lacks, or calls otherwise ------------------------------------------
 
 
@@ -194,11 +216,8 @@ def another_session(session: Any) -> Any:
     """Return a new session of a Connect session's server, with settings of its own."""
     if hasattr(session, "newSession"):
         return session.newSession()
-    # Before 4.1 a session has no way to open another one: the address is asked for it.
-    from pyspark.sql.connect.client import DefaultChannelBuilder
-
-    builder = session.client._builder
-    return type(session)(DefaultChannelBuilder(builder.url.geturl()))
+    # Before 4.3 a session opens no other one; its address opens as many as one likes.
+    return type(session)(session.client._builder, session.client._user_id)
 
 
 def send_rows_ahead(session: Any, rows: Any, chunk_rows: int, chunk_bytes: int) -> Any:
