@@ -42,11 +42,17 @@ class Machine:
         return 0, f"NOTE: Picked up JDK_JAVA_OPTIONS: -XX:TieredStopAtLevel=1\n{told}"
 
     def find(
-        self, packaged: Path | None = None, **environment: str
+        self, packaged: Path | None = None, spark: str = "4.3.0", **environment: str
     ) -> JavaHome | EngineUnavailable:
         environment.setdefault("PATH", "/nowhere")
         java = None if packaged is None else packaged / "bin" / "java"
-        return find_java(self.root / "cache", environment, probe=self.probe, packaged=lambda: java)
+        return find_java(
+            self.root / "cache",
+            environment,
+            probe=self.probe,
+            packaged=lambda: java,
+            spark=spark,
+        )
 
 
 @pytest.fixture
@@ -64,6 +70,21 @@ def test_an_old_java_home_is_passed_over_for_path(machine: Machine) -> None:
     old, other = machine.add("old", "1.8.0_392"), machine.add("other", "17.0.15")
     found = machine.find(JAVA_HOME=str(old), PATH=str(other / "bin"))
     assert found == JavaHome(other, 17, "PATH", build=build("17.0.15"))
+
+
+def test_a_java_that_is_too_new_for_an_older_spark_is_passed_over(machine: Machine) -> None:
+    new, other = machine.add("new", "25.0.2"), machine.add("other", "17.0.15")
+    places = {"JAVA_HOME": str(new), "PATH": str(other / "bin")}
+    assert machine.find(spark="4.0.5", **places) == JavaHome(
+        other, 17, "PATH", build=build("17.0.15")
+    )
+    assert machine.find(spark="4.1.4", **places) == JavaHome(
+        new, 25, "JAVA_HOME", build=build("25.0.2")
+    )
+    none = machine.find(spark="4.0.5", JAVA_HOME=str(new))
+    assert isinstance(none, EngineUnavailable)
+    assert "Spark 4.0.5 needs Java 17 to 23 and none was found" in str(none)
+    assert "25, which is too new for it" in str(none)
 
 
 def test_java_on_path_is_followed_to_its_home(machine: Machine, tmp_path: Path) -> None:

@@ -53,11 +53,11 @@ from actors.spark.source.planning import load
 from actors.spark.source.rows import TASKS_MAX, SuspectHashes, grouped
 from actors.spark.spark_releases import pushed_filter
 
-EqualNullSafe, EqualTo, GreaterThan, In, IsNotNull, IsNull, LessThanOrEqual, Not = map(
-    pushed_filter,
-    ("EqualNullSafe", "EqualTo", "GreaterThan", "In", "IsNotNull", "IsNull")
-    + ("LessThanOrEqual", "Not"),
+EqualNullSafe, EqualTo, GreaterThan = map(
+    pushed_filter, ("EqualNullSafe", "EqualTo", "GreaterThan")
 )
+In, IsNotNull, IsNull, Not = map(pushed_filter, ("In", "IsNotNull", "IsNull", "Not"))
+LessThanOrEqual = pushed_filter("LessThanOrEqual")
 StringStartsWith = pushed_filter("StringStartsWith")
 
 

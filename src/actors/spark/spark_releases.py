@@ -26,6 +26,10 @@ NEWEST: Final = RELEASES[-1]
 _VERSION: Final = re.compile(r"(\d+)\.(\d+)")
 
 
+_JAVA_MAX: Final = (((4, 0), 23),)
+"""The last Java that releases up to one run on: Java 24 lost what Hadoop asked for the user."""
+
+
 class SourceDifference(msgspec.Struct, frozen=True):
     """A text of ours that means the same in other words to older releases."""
 
@@ -92,6 +96,16 @@ to 4.3: pip install 'pyspark==4.3.*'
         )
 
 
+def java_version_max(version: str) -> int | None:
+    """Return the last Java that a version of Spark runs on; None: any that is known.
+
+    >>> java_version_max("4.0.5"), java_version_max("4.1.4")
+    (23, None)
+    """
+    release = release_of(version)
+    return next((java for until, java in _JAVA_MAX if release <= until), None)
+
+
 def check_server(place: str, server: str, installed: str) -> None:
     """Refuse a Spark Connect server of another release than the PySpark that reads its plans.
 
@@ -145,6 +159,23 @@ def newest_names(dumped: str, version: str) -> str:
         if release <= each.until:
             dumped = dumped.replace(each.theirs, each.ours)
     return dumped
+
+
+# -- methods in the JVM, which py4j finds by the number of their arguments --------------------------
+
+
+def tree_text(plan: Any, version: str) -> str:
+    """Return a physical plan as a text, a node a line, each with its number."""
+    # Whether the columns are shown, since 4.1.
+    more = () if release_of(version) <= (4, 0) else (False,)
+    return str(plan.treeString(False, False, 0, True, *more))
+
+
+def arrow_schema(kinds: Any, columns: Any, zone: str, version: str) -> Any:
+    """Return Spark's columns as a schema of Arrow for Java. `kinds`: the object `ArrowUtils`."""
+    # Whether texts may be larger than 2 GB, without a default before 4.2.
+    more = (False,) if release_of(version) <= (4, 1) else ()
+    return kinds.toArrowSchema(columns, zone, False, *more)
 
 
 # -- PySpark: what an older one lacks, or calls otherwise ------------------------------------------
