@@ -161,7 +161,7 @@ def newest_names(dumped: str, version: str) -> str:
     return dumped
 
 
-# -- methods in the JVM, which py4j finds by the number of their arguments --------------------------
+# -- Methods in the JVM, which py4j finds by the number of their arguments -------------------------
 
 
 def tree_text(plan: Any, version: str) -> str:
@@ -183,6 +183,14 @@ def arrow_schema(kinds: Any, columns: Any, zone: str, version: str) -> Any:
 
 class _NoLimit:
     """Stands for a class of PySpark's that a release lacks: nothing is an instance of it."""
+
+
+def read_served(stream: Any) -> list[Any]:
+    """Return what a JVM serves on a socket, to its end. `stream`: as PySpark opens it."""
+    if not hasattr(stream, "__enter__"):
+        return list(stream)  # before 4.2; the socket is closed when nobody knows it any more
+    with stream as items:
+        return list(items)
 
 
 def stream_limits() -> Any:
