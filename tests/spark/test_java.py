@@ -74,11 +74,11 @@ def test_an_old_java_home_is_passed_over_for_path(machine: Machine) -> None:
 
 def test_a_java_that_is_too_new_for_an_older_spark_is_passed_over(machine: Machine) -> None:
     new, other = machine.add("new", "25.0.2"), machine.add("other", "17.0.15")
-    places = {"JAVA_HOME": str(new), "PATH": str(other / "bin")}
-    assert machine.find(spark="4.0.5", **places) == JavaHome(
+    path = str(other / "bin")
+    assert machine.find(spark="4.0.5", JAVA_HOME=str(new), PATH=path) == JavaHome(
         other, 17, "PATH", build=build("17.0.15")
     )
-    assert machine.find(spark="4.1.4", **places) == JavaHome(
+    assert machine.find(spark="4.1.4", JAVA_HOME=str(new), PATH=path) == JavaHome(
         new, 25, "JAVA_HOME", build=build("25.0.2")
     )
     none = machine.find(spark="4.0.5", JAVA_HOME=str(new))
