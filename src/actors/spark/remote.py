@@ -207,9 +207,12 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
 
 def _words(error: Exception) -> str:
     """Return the words of an error, without gRPC's frame around them."""
-    text = str(error)
-    found = _DETAILS.search(text)
-    return found.group(1) if found else short_text(text) or type(error).__name__
+    # An older client says that it has tried too often, and has the reason as its cause.
+    for each in (error, error.__cause__):
+        found = _DETAILS.search(str(each))
+        if found is not None:
+            return found.group(1)
+    return short_text(str(error)) or type(error).__name__
 
 
 def _tag(group: str) -> str:
