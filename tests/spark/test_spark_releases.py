@@ -17,6 +17,7 @@ from actors.kernel import SystemClock
 from actors.settings import Settings
 from actors.spark import launch as launching
 from actors.spark import spark_releases
+from actors.spark.failures import is_gone
 from actors.spark.spark_releases import (
     DIFFERENCES,
     NEWEST,
@@ -115,3 +116,11 @@ def test_what_pyspark_has_is_asked_of_it() -> None:
     assert (pipeline_messages() is not None) == (release >= (4, 1))
     pushed = pushed_filter("EqualTo").__module__ == "pyspark.sql.datasource"
     assert pushed == (release >= (4, 1))
+
+
+def test_a_client_that_tried_too_often_is_no_answer() -> None:
+    """Its job is run again, as after any silence; before 4.3 the client raises this mark."""
+    from pyspark.sql.connect.client.retries import RetryException
+
+    assert is_gone(RetryException())
+    assert not is_gone(ValueError())

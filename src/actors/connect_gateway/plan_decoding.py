@@ -9,6 +9,7 @@ from pyspark.sql.connect.proto import base_pb2
 
 from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.plan_rewriting import ProtoMessage, walk_messages
+from actors.spark.spark_releases import is_given
 
 NESTING_MAX: Final = 1024
 """Messages within messages, as Spark's own server bounds them."""
@@ -26,7 +27,7 @@ def decode_request(kind: Any, data: bytes, bytes_max: int) -> ProtoMessage:
         found
         for found in walk_messages(request)
         if found.DESCRIPTOR.full_name == "spark.connect.Plan"
-        and found.HasField("compressed_operation")
+        and is_given(found, "compressed_operation")
     ]:
         _decompress(plan, bytes_max)
     return request

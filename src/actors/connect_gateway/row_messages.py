@@ -12,6 +12,7 @@ from pyspark.sql.connect.proto import base_pb2, relations_pb2, types_pb2
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableSchema
+from actors.spark.spark_releases import chunks_of_batch
 
 BATCH_BYTES: Final = 2 * 1024 * 1024
 """Size of the rows of one answer, about; a row is never cut."""
@@ -235,7 +236,7 @@ class RowGatherer:
             return
         self._chunks.append(answer.arrow_batch.data)
         self.bytes += len(answer.arrow_batch.data)
-        if len(self._chunks) >= max(1, answer.arrow_batch.num_chunks_in_batch):
+        if len(self._chunks) >= chunks_of_batch(answer.arrow_batch):
             self._batches += read_batches(self._chunks)
             self._chunks.clear()
 

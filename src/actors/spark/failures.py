@@ -22,6 +22,7 @@ from pyspark.errors import AnalysisException, PySparkException
 from actors.errors import PenstockError, to_wire
 from actors.plan.jobs import JobFailed
 from actors.spark.bucket_reading import UNREADABLE
+from actors.spark.spark_releases import gave_up
 
 DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
@@ -130,6 +131,8 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 def is_gone(error: BaseException) -> bool:
     """Return whether an error says that Spark does not answer, or that another server does."""
+    if gave_up(error):
+        return True
     if isinstance(error, PySparkException):
         status = getattr(getattr(error, "_grpc_status_code", None), "name", "")
         condition = condition_of(error)

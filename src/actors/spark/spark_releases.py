@@ -229,6 +229,16 @@ def pipeline_messages() -> Any:
     return pipelines_pb2
 
 
+def is_given(message: Any, field: str) -> bool:
+    """Return whether a message of Spark Connect has a field that older releases do not know."""
+    return field in message.DESCRIPTOR.fields_by_name and bool(message.HasField(field))
+
+
+def chunks_of_batch(batch: Any) -> int:
+    """Return in how many answers a batch of rows comes: in one before 4.1."""
+    return max(1, getattr(batch, "num_chunks_in_batch", 1))
+
+
 def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
     """Bound the time of a Connect client's calls that are no jobs."""
     try:
@@ -249,6 +259,14 @@ def limit_calls(client: Any, seconds: float, release_seconds: float) -> None:
     client._rpc_deadlines = RpcDeadlines(
         config=seconds, interrupt=seconds, release_session=release_seconds
     )
+
+
+def gave_up(error: BaseException) -> bool:
+    """Return whether a Connect client has tried a call too often, and does not say why.
+
+    Before 4.3 it may raise a mark of its own; later ones raise what the last try met.
+    """
+    return type(error).__name__ in ("RetriesExceeded", "RetryException")
 
 
 def another_session(session: Any) -> Any:
