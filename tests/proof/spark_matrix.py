@@ -1,11 +1,12 @@
 """The service on each release of Spark that it runs on.
 
-    python tests/proof/spark_matrix.py [--releases 4.0,4.3] [--environments .venv/spark] [--write]
+    python tests/proof/spark_matrix.py [--releases 4.0,4.3] [--trials "views,view scripts"]
+        [--every 8] [--environments .venv/spark] [--write]
 
 Each release is tried in an environment of its own (`make matrix` makes them): the plans of the
-public queries, the tests that need Spark or read its plans, and all view scripts. Prints a line a
-trial, with its log's name when it fails; exit status 1 if one does. ``--write`` puts what was seen
-into docs/spark-releases.md; releases that were not tried stay as the page has them.
+public queries, the tests that need Spark, and all view scripts. Prints a line a trial, with its
+log's name when it fails; exit status 1 if one does. ``--write`` puts what was seen into
+docs/spark-releases.md; what was not tried stays as the page has it.
 """
 
 from __future__ import annotations
@@ -28,22 +29,22 @@ PAGE: Final = ROOT / "docs" / "spark-releases.md"
 BEGIN: Final = "<!-- what `make matrix` saw -->\n"
 END: Final = "<!-- end of what it saw -->\n"
 TRIAL_SECONDS_MAX: Final = 3 * 3600
-PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rs")
+PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rsf", "-m", "spark")
 PENSTOCK: Final = ("-c", "import sys; from actors.commands.cli import main; sys.exit(main())")
+SCRIPTS: Final = "tests/scripts/*.view"
 TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
-    "plans of the 149 public queries": ("tests/proof/conformance.py", "--modes"),
-    "analysis, plans and rules": (
-        *PYTEST,
-        "--whole",
-        "tests/catalyst",
-        "tests/views",
-        "tests/plan",
-    ),
-    "engine, prepared steps, Connect, buckets, clusters": (*PYTEST, "tests/spark"),
+    "plans of the public queries": ("tests/proof/conformance.py", "--modes"),
+    "prepared steps": (*PYTEST, "tests/spark/test_prepared.py"),
+    "delta nodes": (*PYTEST, "tests/spark/test_delta_nodes.py"),
+    "Spark Connect": (*PYTEST, "tests/spark/test_connect.py"),
+    "shards in Spark": (*PYTEST, "tests/spark/test_source_on_spark.py"),
     "Connect gateway": (*PYTEST, "tests/connect_gateway"),
-    "view scripts": (*PENSTOCK, "check-views", "tests/scripts"),
+    "views": (*PYTEST, "tests/views"),
+    "engine, all": (*PYTEST, "tests/spark"),
+    "view scripts": (*PENSTOCK, "check-views", SCRIPTS),
 }
 """Arguments of Python, by what is tried."""
+NOT_TRIED: Final = "–"
 _SUMMARY: Final = re.compile(
     r"^\d+ (?:queries|views): .*$|^(?:\d+ \w+(?:, )?)+(?: in [\d.]+s.*)?$", re.MULTILINE
 )
@@ -76,7 +77,16 @@ def version_of(python: Path) -> str:
     return done.stdout.strip()
 
 
-def run_trial(python: Path, arguments: tuple[str, ...], log: Path) -> TrialResult:
+def with_scripts(arguments: tuple[str, ...], every: int) -> list[str]:
+    """Return arguments with one view script in so many."""
+    made: list[str] = []
+    for each in arguments:
+        found = sorted(ROOT.glob(SCRIPTS))[::every] if each == SCRIPTS else [each]
+        made += map(str, found)
+    return made
+
+
+def run_trial(python: Path, arguments: list[str], log: Path) -> TrialResult:
     """Run one trial; its output goes to `log`."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
     with log.open("w") as out:
@@ -108,23 +118,20 @@ def summary_of(text: str) -> str:
     return re.sub(r", \d+ (?:deselected|warnings?)\b", "", line).strip()
 
 
-def try_releases(
-    releases: list[tuple[int, int]], environments: Path
-) -> Iterator[tuple[str, dict[str, TrialResult]]]:
-    """Run all trials by each release; yield its version with what was seen."""
-    logs = Path(tempfile.mkdtemp(prefix="penstock-matrix-"))
-    for release in releases:
-        python = python_of(release, environments)
-        version = version_of(python)
-        seen = {}
-        for number, (name, arguments) in enumerate(TRIALS.items()):
-            log = logs / f"{version}-{number}.log"
-            started = time.monotonic()
-            seen[name] = found = run_trial(python, arguments, log)
-            seconds = time.monotonic() - started
-            where = "" if found.ok else f"  FAILED: {log}"
-            print(f"Spark {version}, {name}: {found.told} ({seconds:.0f} s){where}", flush=True)
-        yield version, seen
+def try_release(
+    release: tuple[int, int], trials: list[str], given: argparse.Namespace, logs: Path
+) -> Iterator[tuple[str, str, TrialResult]]:
+    """Run trials by one release; yield its version, the trial and what was seen."""
+    python = python_of(release, given.environments)
+    version = version_of(python)
+    for number, name in enumerate(trials):
+        log = logs / f"{version}-{number}.log"
+        started = time.monotonic()
+        found = run_trial(python, with_scripts(TRIALS[name], given.every), log)
+        seconds = time.monotonic() - started
+        where = "" if found.ok else f"  FAILED: {log}"
+        print(f"Spark {version}, {name}: {found.told} ({seconds:.0f} s){where}", flush=True)
+        yield version, name, found
 
 
 def table_of(seen: Mapping[str, Mapping[str, TrialResult]]) -> str:
@@ -141,7 +148,7 @@ def table_of(seen: Mapping[str, Mapping[str, TrialResult]]) -> str:
         "|---" * (len(versions) + 1) + "|",
     ]
     for name in dict.fromkeys(name for version in versions for name in seen[version]):
-        cells = [seen[version].get(name, TrialResult(True, "–")) for version in versions]
+        cells = [seen[version].get(name, TrialResult(True, NOT_TRIED)) for version in versions]
         shown = [each.told if each.ok else f"**{each.told}**" for each in cells]
         lines.append(f"| {name} | {' | '.join(shown)} |")
     return "\n".join(lines) + "\n"
@@ -165,18 +172,25 @@ def read_table(text: str) -> dict[str, dict[str, TrialResult]]:
         found[version] = {
             row[0]: TrialResult(not row[place].startswith("**"), row[place].strip("*"))
             for row in rows[1:]
-            if row[place] != "–"
+            if row[place] != NOT_TRIED
         }
     return found
 
 
-def write_page(seen: Mapping[str, Mapping[str, TrialResult]]) -> None:
-    """Write what was seen into the page; of a release the version that was seen last."""
+def write_page(version: str, name: str, found: TrialResult) -> None:
+    """Write what was seen into the page; of a release only the version that was seen last."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     old, _, after = rest.partition(END)
-    tried = {version.rpartition(".")[0] for version in seen}
-    kept = {v: each for v, each in read_table(old).items() if v.rpartition(".")[0] not in tried}
-    PAGE.write_text(f"{before}{BEGIN}\n{table_of({**kept, **seen})}\n{END}{after}")
+    release = version.rpartition(".")[0]
+    seen = {
+        each: cells
+        for each, cells in read_table(old).items()
+        if each == version or each.rpartition(".")[0] != release
+    }
+    cells = seen.setdefault(version, {})
+    cells[name] = found
+    seen = {each: {n: got[n] for n in TRIALS if n in got} for each, got in seen.items()}
+    PAGE.write_text(f"{before}{BEGIN}\n{table_of(seen)}\n{END}{after}")
 
 
 def main() -> int:
@@ -184,17 +198,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     every = ",".join(map(text_of, RELEASES))
     parser.add_argument("--releases", default=every, help=f"with commas between them: {every}")
+    parser.add_argument("--trials", default=",".join(TRIALS), help="names, with commas")
+    parser.add_argument("--every", type=int, default=1, help="take one view script in so many")
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv" / "spark")
     parser.add_argument("--write", action="store_true", help="write docs/spark-releases.md")
     given = parser.parse_args()
     chosen = [each for each in RELEASES if text_of(each) in given.releases.split(",")]
     if len(chosen) != len(given.releases.split(",")):
         parser.error(f"--releases {given.releases}: there are {every}")
+    # A name may have a comma of its own.
+    trials = [name for name in TRIALS if name in given.trials]
+    if not trials:
+        parser.error(f"--trials {given.trials}: there are {', '.join(TRIALS)}")
+    logs = Path(tempfile.mkdtemp(prefix="penstock-matrix-"))
     all_well = True
-    for version, seen in try_releases(chosen, given.environments):
-        all_well = all_well and all(found.ok for found in seen.values())
-        if given.write:
-            write_page({version: seen})
+    for release in chosen:
+        for version, name, found in try_release(release, trials, given, logs):
+            all_well = all_well and found.ok
+            if given.write:
+                write_page(version, name, found)
     return 0 if all_well else 1
 
 
