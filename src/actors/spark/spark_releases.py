@@ -185,14 +185,6 @@ class _NoLimit:
     """Stands for a class of PySpark's that a release lacks: nothing is an instance of it."""
 
 
-def read_served(stream: Any) -> list[Any]:
-    """Return what a JVM serves on a socket, to its end. `stream`: as PySpark opens it."""
-    if not hasattr(stream, "__enter__"):
-        return list(stream)  # before 4.2; the socket is closed when nobody knows it any more
-    with stream as items:
-        return list(items)
-
-
 def stream_limits() -> Any:
     """Return the classes by which Spark bounds a batch of a stream (since 4.2): `ReadAllAvailable`,
     `ReadMaxRows` and `SupportsTriggerAvailableNow`. `known`: whether this PySpark has them."""
