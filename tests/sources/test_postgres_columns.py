@@ -272,6 +272,9 @@ async def test_what_cannot_be_added_is_said(db: House) -> None:
     reader = db.source(user="reader")
     with pytest.raises(InvalidUsage, match=r"may not read y of public\.t: GRANT SELECT"):
         await reader.describe_added(export, [TableColumn("y", "string")])
+    await db.run("ALTER TABLE t ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(InvalidUsage, match=r"row security hides rows of public\.t from the user"):
+        await reader.describe_added(export, [TableColumn("x", "int")])
     await db.run("DROP OWNED BY reader; DROP ROLE reader; DROP TABLE t")
     with pytest.raises(InvalidUsage, match=r"there is no table public\.t any more"):
         await added(TableColumn("x", "int"))

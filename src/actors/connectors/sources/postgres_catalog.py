@@ -428,10 +428,7 @@ def export_of(
         raise InvalidUsage(f"{table.name} has no columns {', '.join(absent)} to leave out")
     if not table.permanent:
         raise InvalidUsage(f"{table.name} is unlogged: ALTER TABLE {name} SET LOGGED")
-    if table.row_security:
-        raise InvalidUsage(
-            f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
-        )
+    check_row_security(table)
     # Logical replication does not send generated columns.
     columns = [
         column for column in table.columns if column.name not in leave_out and not column.generated
@@ -465,6 +462,14 @@ def export_of(
             raise InvalidUsage(f"{table.name}: {wrong}")
     key = () if unfit else tuple(held[name].name for name in kept)
     return SourceExport(table.name, TableSchema(tuple(held.values()), key), table=table.table)
+
+
+def check_row_security(table: PostgresTable) -> None:
+    """Raise `InvalidUsage` where policies may hide rows from the user."""
+    if table.row_security:
+        raise InvalidUsage(
+            f"row security hides rows of {table.name} from the user: ALTER ROLE … BYPASSRLS"
+        )
 
 
 def added_column(

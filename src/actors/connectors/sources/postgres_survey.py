@@ -22,6 +22,7 @@ from actors.connectors.sources.postgres_catalog import (
     added_column,
     bound_columns,
     check_published,
+    check_row_security,
     export_of,
     listed_numbers,
     lsn_text,
@@ -122,6 +123,7 @@ async def describe_added(
     table = (await catalog.tables(wire, [export.name])).get(export.name)
     if table is None:
         raise InvalidUsage(f"there is no table {export.name} any more in {config.database}")
+    check_row_security(table)
     types = await types_of(wire, [table])
     taken = {each.number for each in bound_columns(table, export) if each is not None}
     added = []
