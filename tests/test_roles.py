@@ -204,6 +204,35 @@ async def test_where_a_replica_is_reached(tmp_path: Path) -> None:
             assert await counted(client) == {1: 1}
 
 
+async def test_a_successor_moves_sources_and_the_former_replica_drops_them(tmp_path: Path) -> None:
+    """The first of two replicas by name runs them, when nobody has chosen before."""
+
+    async def running_at(client: Client) -> set[str]:
+        rows = (await client.peek("penstock.dataflows")).to_pylist()
+        return {row["replica"] for row in rows if row["name"] == "n"}
+
+    a, b = f"unix:{tmp_path}/a.sock", f"unix:{tmp_path}/b.sock"
+    async with (
+        roles(tmp_path) as house,
+        house.replica("b", cluster_listen=b),
+        house.controller("c1") as first,
+        await Client.connect(first.address) as client,
+    ):
+        await client.create_source("n", {"kind": "counter", "rate": 1_000})
+        async with house.replica("a", cluster_listen=a) as other:
+            await ready(other)
+            assert await running_at(client) == {b}, "it stays where it is"
+            async with (
+                house.controller("c2") as second,
+                await Client.connect(second.address) as client,
+            ):
+                while await running_at(client) != {a}:
+                    await anyio.sleep(0.01)
+                found = (await client.peek("n")).to_pylist()
+                numbers = sorted(row["counter"] for row in found)
+                assert numbers == list(range(1, len(numbers) + 1))
+
+
 class Turmoil:
     """Controllers that take over from one another, and replicas that come and go, while one writes
     and reads."""

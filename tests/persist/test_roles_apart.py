@@ -88,7 +88,7 @@ class Processes:
 async def processes(tmp_path: Path, urls: dict[str, str]) -> AsyncIterator[Processes]:
     house = Processes(tmp_path, urls)
     try:
-        with anyio.fail_after(120):
+        with anyio.fail_after(220):
             yield house
     finally:
         house.kill_all()
