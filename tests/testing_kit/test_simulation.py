@@ -56,7 +56,7 @@ FOUND = {
     "no_nonce_check": 7024,
     "nonce_used_again": 7033,
     "past_a_failed_fetch": 7032,
-    "peeks_not_forgotten": 7186,
+    "peeks_not_forgotten": 30110,
     "stash_forgotten": 7074,
     "winner_not_read": 30579,
 }
