@@ -22,8 +22,11 @@ from pyspark.sql.types import StructType
 from actors.spark import bucket_reading, bucket_writing
 from actors.spark.bucket_reading import read_task
 from actors.spark.bucket_writing import WRITTEN, write_task
+from actors.spark.spark_releases import shape_options
 
 FORMAT: Final = "penstock_parts"
+# A value, which executors are sent with the classes below: they need not have this package.
+_SHAPE: Final = shape_options()
 STORE_OPTION: Final = "store"
 TASKS_OPTION: Final = "tasks"
 SCAN_OPTION: Final = "scan"
@@ -42,7 +45,7 @@ class BucketPartsReader(DataSourceReader):  # type: ignore[misc]
 
     def __init__(self, store: str, tasks: str, schema: StructType) -> None:
         self._store, self._tasks = store, tasks
-        self._shape = to_arrow_schema(schema, timezone="UTC")
+        self._shape = to_arrow_schema(schema, **_SHAPE)
 
     def partitions(self) -> list[InputPartition]:
         """Return one partition for each task."""

@@ -10,6 +10,7 @@ The service reads this file too, and starts no Spark: PySpark is imported in fun
 from __future__ import annotations
 
 import importlib.metadata
+import inspect
 import re
 from functools import partial
 from types import SimpleNamespace
@@ -183,6 +184,15 @@ def arrow_schema(kinds: Any, columns: Any, zone: str, version: str) -> Any:
 
 class _NoLimit:
     """Stands for a class of PySpark's that a release lacks: nothing is an instance of it."""
+
+
+def shape_options() -> dict[str, str]:
+    """Return the options with which `to_arrow_schema` gives the columns that Spark accepts of a
+    data source: timestamps in UTC, which is the default before 4.2."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    known = inspect.signature(to_arrow_schema).parameters
+    return {"timezone": "UTC"} if "timezone" in known else {}
 
 
 def stream_limits() -> Any:

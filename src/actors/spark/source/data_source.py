@@ -45,7 +45,7 @@ from actors.spark.source.planning import (
 )
 from actors.spark.source.reading import ShardPartition, read
 from actors.spark.source.rows import ReadWindow
-from actors.spark.spark_releases import installed_version, stream_limits
+from actors.spark.spark_releases import installed_version, shape_options, stream_limits
 
 # -- Changes as a stream: ``spark.readStream.format("penstock").option("changes", "true")`` --------
 # An offset is a frontier: ``{"time": t}`` says that all changes below `t` were read. A batch from
@@ -60,6 +60,7 @@ from actors.spark.spark_releases import installed_version, stream_limits
 # out silently.
 
 
+_SHAPE: Final = shape_options()
 _LIMITS: Final[Any] = stream_limits()
 _AvailableNow: Any = _LIMITS.SupportsTriggerAvailableNow
 
@@ -339,7 +340,7 @@ def ddl(schema: TableSchema) -> str:
 
 def shape_of(schema: StructType) -> pa.Schema:
     """Return the schema of the batches that Spark accepts."""
-    return to_arrow_schema(schema, timezone="UTC")
+    return to_arrow_schema(schema, **_SHAPE)
 
 
 def check_shape(loaded: LoadedFrame, schema: StructType) -> None:
