@@ -37,7 +37,7 @@ TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "prepared steps": (*PYTEST, "tests/spark/test_prepared.py"),
     "delta nodes": (*PYTEST, "tests/spark/test_delta_nodes.py"),
     "Spark Connect": (*PYTEST, "tests/spark/test_connect.py"),
-    "shards in Spark": (*PYTEST, "tests/spark/test_source_on_spark.py"),
+    "shards in Spark": (*PYTEST, "--whole", "tests/spark/test_source_on_spark.py"),
     "parts in buckets": (*PYTEST, "tests/spark/test_bucket_parts.py"),
     "Connect gateway": (*PYTEST, "tests/connect_gateway"),
     "views": (*PYTEST, "tests/views"),
