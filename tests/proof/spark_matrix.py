@@ -38,6 +38,11 @@ TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "delta nodes": (*PYTEST, "tests/spark/test_delta_nodes.py"),
     "Spark Connect": (*PYTEST, "tests/spark/test_connect.py"),
     "shards in Spark": (*PYTEST, "--whole", "tests/spark/test_source_on_spark.py"),
+    "streams of changes": (
+        *PYTEST,
+        "--whole",
+        "tests/connect_gateway/test_streams_on_spark.py",
+    ),
     "parts in buckets": (*PYTEST, "tests/spark/test_bucket_parts.py"),
     "Connect gateway": (*PYTEST, "tests/connect_gateway"),
     "views": (*PYTEST, "tests/views"),
