@@ -51,7 +51,7 @@ compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the 
 	@$(BIN)/python tests/clients/compatibility_page.py
 
 matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and view scripts by each release of Spark; writes docs/spark-releases.md (an hour or two)
-	@$(BIN)/python tests/proof/spark_matrix.py --write $(ARGS)
+	@$(BIN)/python tests/proof/spark_matrix.py --environments $(SPARKS) --write $(ARGS)
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
