@@ -58,7 +58,11 @@ def _relation(
     return SystemRelation(f"{PREFIX}{name}", kept_by, text, made)
 
 
-_REPLICA: Final = ("replica", "string", "which of the replicas: r1 where there is one alone")
+_REPLICA: Final = (
+    "replica",
+    "string",
+    "which of the replicas: r1, or the address of another process",
+)
 _WORKER: Final = ("worker", "int", "which of the workers")
 _ID: Final = ("id", "string", "of the dataflow; an object's first dataflow has the object's id")
 _NAME: Final = ("name", "string", "of the object that it maintains")
