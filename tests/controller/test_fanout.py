@@ -286,6 +286,32 @@ def test_three_that_meet_at_once_go_over_to_the_oldest() -> None:
     assert list(house.replica.flows) == [oldest.member.id]
 
 
+def test_who_knows_other_columns_shares_no_dataflow() -> None:
+    """A table was given a column between two subscribes, which stand at the same frontier then."""
+    house = House()
+    wider = ShardImport("s1", TableSchema((*SCHEMA.columns, TableColumn("more", "bigint"))))
+    first = house.come(5, snapshot=True)
+    second = FanoutMember(
+        id=house.fresh(),
+        name="v",
+        imported=wider,
+        as_of=5,
+        snapshot=True,
+        delivered=5,
+        hold=5,
+    )
+    house.replica.take(house.fanout.join(second))
+    assert second.stream is not first.member.stream
+    for which in (0, 1):
+        told, commands = house.fanout.batch(
+            [first.member.id, second.id][which], SubscribeBatch(5, 9, ipc(row_at(6)))
+        )
+        assert [each.member for each in told] == [[first.member, second][which]]
+        assert commands == []
+    assert second.stream is not first.member.stream
+    house.fanout.validate([first.member, second])
+
+
 def test_a_far_subscriber_does_not_hold_the_others_back() -> None:
     house = House()
     far = house.come(1, snapshot=False)

@@ -152,7 +152,7 @@ class FanoutStream(msgspec.Struct, eq=False, kw_only=True):
     """One transient dataflow."""
 
     id: ObjectId
-    shard: ShardId
+    imported: ShardImport
     as_of: Time
     snapshot: bool
     """True until the snapshot was sent."""
@@ -182,8 +182,9 @@ class SubscribeFanout:
     def __init__(self, fresh_id: Callable[[], ObjectId]) -> None:
         self._fresh_id = fresh_id
         self._streams: dict[ObjectId, FanoutStream] = {}
-        self._by_shard: dict[ShardId, list[FanoutStream]] = {}
-        """Streams of each shard, oldest first."""
+        self._by_import: dict[ShardImport, list[FanoutStream]] = {}
+        """Streams of each shard and the columns that are read of it, oldest first: a table may be
+        given further ones."""
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -198,7 +199,7 @@ class SubscribeFanout:
     def join(self, member: FanoutMember) -> list[Command]:
         """Add a member, which begins or resumes, to a stream."""
         assert member.stream is None, member
-        for stream in self._by_shard.get(member.shard, ()):
+        for stream in self._by_import.get(member.imported, ()):
             alike = stream.snapshot == member.snapshot and stream.upper == member.delivered
             # The member's hold must protect the time from which the stream would start over
             # (`_enter`).
@@ -215,7 +216,7 @@ class SubscribeFanout:
             member.as_of = member.delivered - 1
         stream = FanoutStream(
             id=id_,
-            shard=member.shard,
+            imported=member.imported,
             as_of=member.as_of,
             snapshot=member.snapshot,
             upper=member.delivered,
@@ -223,7 +224,7 @@ class SubscribeFanout:
             since=member.as_of,
         )
         self._streams[id_] = stream
-        self._by_shard.setdefault(member.shard, []).append(stream)
+        self._by_import.setdefault(member.imported, []).append(stream)
         description = DataflowDescription(
             id_,
             f"subscribe to {member.name}",
@@ -253,10 +254,10 @@ class SubscribeFanout:
 
     def _drop(self, stream: FanoutStream) -> list[Command]:
         del self._streams[stream.id]
-        alike = self._by_shard[stream.shard]
+        alike = self._by_import[stream.imported]
         alike.remove(stream)
         if not alike:
-            del self._by_shard[stream.shard]
+            del self._by_import[stream.imported]
         return [AllowCompaction(stream.id, EMPTY)]
 
     # -- batches -------------------------------------------------------------------------------
@@ -290,7 +291,7 @@ class SubscribeFanout:
     def _merge(self, moved: FanoutStream) -> list[Command]:
         """Move the members of younger streams to older ones."""
         commands: list[Command] = []
-        alike = self._by_shard[moved.shard]
+        alike = self._by_import[moved.imported]
         place = alike.index(moved)
         pairs = [(moved, older) for older in alike[:place]]
         pairs += [(younger, moved) for younger in alike[place + 1 :]]
@@ -334,8 +335,8 @@ class SubscribeFanout:
                 assert member.snapshot == stream.snapshot
         for stream in self._streams.values():
             assert stream.members, "a stream without members goes on"
-            assert stream in self._by_shard[stream.shard]
-        assert sum(map(len, self._by_shard.values())) == len(self._streams)
+            assert stream in self._by_import[stream.imported]
+        assert sum(map(len, self._by_import.values())) == len(self._streams)
 
 
 def _touch(younger: FanoutStream, older: FanoutStream) -> bool:
