@@ -7,6 +7,7 @@ from pathlib import Path
 import anyio
 import msgspec
 import pytest
+from msgspec.structs import replace
 from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[import-not-found]
 
 from actors.errors import CorruptData, StorageError, WriterFenced
@@ -14,7 +15,10 @@ from actors.kernel import SystemClock
 from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient, ShardAppend
 from actors.persist.fence import EPOCH_KEY, VERSION, FencedConsensus, FenceEpoch, acquire_epoch
 from actors.persist.memory_stores import MemoryBlob
+from actors.persist.places import take_stores
 from actors.settings import Settings
+
+SOON = {"standby": True, "heartbeat_ms": 1, "takeover_ms": 5}
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
@@ -69,6 +73,23 @@ async def test_of_many_that_start_at_once_one_writes() -> None:
         except WriterFenced:
             continue
     assert wrote == [5]
+
+
+async def test_one_that_stands_by_tries_again_what_it_cannot_take_over() -> None:
+    documents, settings = FlakyConsensus(), replace(TINY, **SOON)
+    await taken(documents, "a")
+    documents.fail, documents.then = "determinate", "determinate"
+    newer = await take_stores(documents, settings, Clock(), "b")
+    assert isinstance(newer, FencedConsensus)
+    assert (newer.own.epoch, newer.former, newer.took_over, documents.sets) == (2, "a", True, 4)
+
+
+async def test_one_that_stands_by_takes_over_nothing_of_a_newer_release() -> None:
+    documents, settings = FlakyConsensus(), replace(TINY, **SOON)
+    newer = msgspec.msgpack.encode(FenceEpoch(VERSION + 1, 7, "p", "host", 1, 0))
+    await documents.compare_and_set([CompareAndSet(EPOCH_KEY, None, newer)])
+    with pytest.raises(StorageError, match="use the newer version"):
+        await take_stores(documents, settings, Clock(), "b")
 
 
 async def test_stores_of_a_newer_version_are_refused() -> None:

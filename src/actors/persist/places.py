@@ -35,7 +35,7 @@ from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_bucket import BucketConsensus
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
-from actors.persist.fence import FencedConsensus, acquire_epoch
+from actors.persist.fence import FencedConsensus, acquire_epoch, read_epoch
 from actors.persist.location import BlobStore, ConsensusStore, several_at_once
 from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.replica_fence import ReplicaFence
@@ -258,21 +258,41 @@ async def _opened(
                 " time, and a service writes several tables at once: give sqlite:PATH or"
                 " postgresql://user@host/database (blobs may lie in a bucket: blob_url)"
             )
-        fenced = await _fenced(consensus, settings, clock, process)
+        fenced = await take_stores(consensus, settings, clock, process)
     except BaseException:
         await consensus.close()
         raise
     return OpenStores(blob, fenced, place, process, exclusive=False)
 
 
-async def _fenced(
+async def take_stores(
     consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
 ) -> FencedConsensus | ReplicaFence:
     """Take the stores over, or stand behind whoever owns them. Raises as `open_stores`."""
     if settings.role == "replica":
         return ReplicaFence(consensus, settings.store_request_timeout_ms)
-    seen = await wait_for_stores(consensus, settings, clock) if settings.standby else None
-    owned = await acquire_epoch(consensus, process, clock, settings)
-    owned.took_over = seen is not None and seen.epoch is not None and not seen.stopped
+    if settings.standby:
+        owned = await _taken_over(consensus, settings, clock, process)
+    else:
+        owned = await acquire_epoch(consensus, process, clock, settings)
     log.info("the stores are ours: %s", owned.own)
     return owned
+
+
+async def _taken_over(
+    consensus: ConsensusStore, settings: Settings, clock: ActorClock, process: str
+) -> FencedConsensus:
+    """Stand by until the stores are ours. Raises `StorageError` for what this release does not
+    read."""
+    while True:
+        seen = await wait_for_stores(consensus, settings, clock)
+        # Waiting would not help if a newer release wrote it.
+        await read_epoch(consensus)
+        try:
+            owned = await acquire_epoch(consensus, process, clock, settings)
+        except StorageError as error:
+            # A process that was stopped while it wrote may keep SQLite from all others.
+            log.warning("standing by: the stores were not taken over: %s", error)
+            continue
+        owned.took_over = seen.epoch is not None and not seen.stopped
+        return owned
