@@ -96,6 +96,7 @@ class Service:
         return table.slice(1) if (name, as_of) == self.wrong else table
 
 
+@pytest.mark.long
 @pytest.mark.spark
 async def test_plain_spark_answers_and_a_wrong_view_is_found(
     log: ChangeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

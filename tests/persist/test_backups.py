@@ -448,6 +448,7 @@ def run(arguments: list[str]) -> Any:
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 async def test_kill_9_leaves_a_whole_backup_or_none(tmp_path: Path) -> None:
     dice = random.Random(7)
     state, target = str(tmp_path / "state"), str(tmp_path / "kept")

@@ -151,6 +151,7 @@ def connected(*names: str) -> Callable[[dict[str, str]], bool]:
     return lambda states: states == dict.fromkeys(names, "connected")
 
 
+@pytest.mark.long
 async def test_replicas_are_lost_added_and_dropped_at_will(
     tmp_path: Path, urls: dict[str, str]
 ) -> None:
@@ -197,6 +198,7 @@ async def test_replicas_are_lost_added_and_dropped_at_will(
                 await client.replicas(add="more")
 
 
+@pytest.mark.long
 async def test_a_standby_controller_takes_over_the_replicas_that_are_there(
     tmp_path: Path, urls: dict[str, str]
 ) -> None:

@@ -123,6 +123,7 @@ async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[
 STANDBY: dict[str, Any] = {"standby": True, "heartbeat_ms": 100, "takeover_ms": 8_000}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("urls", ["postgres and files"], indirect=True)
 async def test_one_that_stands_by_starts_when_the_owner_is_killed(
     tmp_path: Path, urls: dict[str, str]

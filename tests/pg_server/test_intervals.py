@@ -50,6 +50,7 @@ async def raw(db: psycopg.AsyncConnection[Any], query: str, *, binary: bool) -> 
     return [result.get_value(0, at) for at in range(result.nfields)]
 
 
+@pytest.mark.long
 async def test_every_kind_of_interval(tmp_path: Path) -> None:
     async with pg_service(tmp_path, on_spark=True) as service, await connected(service) as db:
         found = await raw(db, QUERY, binary=False)

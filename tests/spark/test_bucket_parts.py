@@ -254,6 +254,7 @@ def test_columns_that_a_query_does_not_read_are_not_fetched(
         assert plain(found) == plain(wanted)
 
 
+@pytest.mark.long
 def test_executors_write_a_large_answer_as_objects(
     engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path
 ) -> None:
@@ -313,6 +314,7 @@ def test_no_secret_is_in_the_event_log_or_in_a_log(engine: ChildProcess, events:
         assert s3_server.KEY_ID not in text
 
 
+@pytest.mark.long
 def test_behind_spark_connect_the_server_reads_and_writes_the_bucket(
     tmp_path: Path, java: JavaHome, s3: s3_server.S3, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -344,6 +346,7 @@ def test_behind_spark_connect_the_server_reads_and_writes_the_bucket(
             engine.close()
 
 
+@pytest.mark.long
 def test_a_python_that_lacks_what_is_needed_is_named(
     tmp_path: Path, java: JavaHome, s3: s3_server.S3, bucket: str
 ) -> None:

@@ -35,6 +35,7 @@ async def wait_for_rows(client: Client, view: str, wanted: list[tuple[Any, ...]]
     raise AssertionError(f"{view} ended with {held}")
 
 
+@pytest.mark.long
 @pytest.mark.anyio
 async def test_rows_come_and_go_while_nobody_writes(tmp_path: Path) -> None:
     settings = Settings(state_dir=str(tmp_path / "state"), clock_tick_ms=100)

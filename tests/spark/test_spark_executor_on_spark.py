@@ -113,6 +113,7 @@ class Canceler:
             await reply.wait()
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(600)
 async def test_the_engine_runs_cancels_and_survives(
