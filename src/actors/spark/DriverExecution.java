@@ -6,7 +6,12 @@ import java.lang.invoke.MethodType;
 import java.lang.reflect.Constructor;
 import java.util.Map;
 import java.util.Properties;
+import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.ThreadFactory;
 import java.util.concurrent.atomic.AtomicLong;
 import org.apache.spark.SparkEnv;
 import org.apache.spark.TaskContext$;
@@ -16,7 +21,7 @@ import org.apache.spark.memory.TaskMemoryManager;
 import org.apache.spark.rdd.RDD;
 
 /**
- * Executes plans of one partition in the driver, in the thread that asks.
+ * Executes plans of one partition in the driver.
  *
  * A job of Spark's serializes its plan, schedules a task, reads the plan again in it and announces
  * all of that: two thirds of the work of a small step. And its task may run where the driver's
@@ -28,6 +33,8 @@ public class DriverExecution {
 
   /** The tasks of a driver that runs some itself have numbers from 0 up: these go down. */
   private final AtomicLong attempts = new AtomicLong(0L);
+
+  private final ExecutorService threads = Executors.newCachedThreadPool(new DaemonThreads());
 
   /**
    * Executes a plan afresh and writes its rows, byte strings, to a file, one behind the other.
@@ -41,37 +48,97 @@ public class DriverExecution {
     if (plan.getNumPartitions() != 1) {
       throw new IllegalStateException("the plan has " + plan.getNumPartitions() + " partitions");
     }
-    long attempt = attempts.decrementAndGet();
-    TaskMemoryManager memory = new TaskMemoryManager(memoryManager(), attempt);
-    TaskContextImpl context = contextOf(memory, attempt, properties);
+    OneExecution made =
+        new OneExecution(plan, attempts.decrementAndGet(), properties, path, bytesMax);
+    running.put(group, made);
+    threads.execute(made);
+    try {
+      made.ended.get();
+    } catch (ExecutionException error) {
+      throw error.getCause();
+    } finally {
+      running.remove(group);
+    }
+  }
+
+  /** Makes the execution of a group, if there is one, fail at once. */
+  public void cancel(String group) {
+    OneExecution found = (OneExecution) running.get(group);
+    if (found != null) {
+      found.cancel();
+    }
+  }
+}
+
+/** Makes threads that keep no JVM alive. */
+class DaemonThreads implements ThreadFactory {
+  public Thread newThread(Runnable work) {
+    Thread made = new Thread(work, "driver execution");
+    made.setDaemon(true);
+    return made;
+  }
+}
+
+/** One execution, in a thread of its own: as a task's, it may go on for a while when it was
+ *  cancelled, since not all operators look whether they were. */
+class OneExecution implements Runnable {
+  final CompletableFuture ended = new CompletableFuture();
+
+  private final RDD plan;
+  private final TaskMemoryManager memory;
+  private final TaskContextImpl context;
+  private final String path;
+  private final long bytesMax;
+  private Thread thread;
+
+  OneExecution(RDD plan, long attempt, Properties properties, String path, long bytesMax)
+      throws Throwable {
+    this.plan = plan;
+    this.path = path;
+    this.bytesMax = bytesMax;
+    memory = new TaskMemoryManager(memoryManager(), attempt);
+    context = contextOf(memory, attempt, properties);
+  }
+
+  void cancel() {
+    context.markInterrupted("canceled");
+    synchronized (this) {
+      if (thread != null) {
+        thread.interrupt();
+      }
+    }
+    ended.completeExceptionally(new IllegalStateException("the execution was canceled"));
+  }
+
+  private synchronized void runsIn(Thread given) {
+    thread = given;
+  }
+
+  public void run() {
     Throwable failure = null;
-    running.put(group, context);
     TaskContext$.MODULE$.setTaskContext(context);
+    runsIn(Thread.currentThread());
     try {
       write(plan.iterator(plan.partitions()[0], context), path, bytesMax);
     } catch (Throwable error) {
       failure = error;
-      throw error;
-    } finally {
-      running.remove(group);
-      try {
-        if (failure != null) {
-          context.markTaskFailed(failure);
-        }
-        // Readers close their files here, and sorts let go of their memory.
-        context.markTaskCompleted(scala.Option.apply(failure));
-      } finally {
-        memory.cleanUpAllAllocatedMemory();
-        TaskContext$.MODULE$.unset();
-      }
+      context.markTaskFailed(error);
     }
-  }
-
-  /** Makes the execution of a group fail at its next look, if there is one. */
-  public void cancel(String group) {
-    TaskContextImpl context = (TaskContextImpl) running.get(group);
-    if (context != null) {
-      context.markInterrupted("canceled");
+    // From here on nobody interrupts this thread, which others will use.
+    runsIn(null);
+    Thread.interrupted();
+    try {
+      // Readers close their files here, and sorts let go of their memory.
+      context.markTaskCompleted(scala.Option.apply(failure));
+    } catch (Throwable error) {
+      failure = failure == null ? error : failure;
+    }
+    memory.cleanUpAllAllocatedMemory();
+    TaskContext$.MODULE$.unset();
+    if (failure == null) {
+      ended.complete(null);
+    } else {
+      ended.completeExceptionally(failure);
     }
   }
 
