@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -223,6 +224,10 @@ def main() -> int:
             all_well = all_well and found.ok
             if given.write:
                 write_page(version, name, found)
+    if all_well:
+        shutil.rmtree(logs)
+    else:
+        print(f"what failed is told in {logs}", flush=True)
     return 0 if all_well else 1
 
 

@@ -23,9 +23,15 @@ JOINED = (
 class ServedRole:
     """One process of a service, as a user starts it."""
 
-    def __init__(self, process: anyio.abc.Process) -> None:
+    def __init__(self, process: anyio.abc.Process, log: Path) -> None:
         self.process = process
+        self.log = log
         self.address = ""
+
+    async def until_logged(self, text: str) -> None:
+        """Wait until its log has this text."""
+        while text not in self.log.read_text():
+            await anyio.sleep(0.05)
 
     async def until_ready(self) -> str:
         """Wait until it serves, and return its address."""
@@ -53,9 +59,11 @@ async def serve(tmp_path: Path, name: str, *options: str) -> AsyncIterator[Serve
     }
     settings = [word for key, value in given.items() for word in ("--set", f"{key}={value}")]
     command = [sys.executable, "-m", "actors.commands.cli", "serve", *settings, *options]
-    process = await anyio.open_process(command, stderr=None)
+    log = tmp_path / f"{name}.log"
+    with log.open("wb") as logged:
+        process = await anyio.open_process(command, stderr=logged)
     try:
-        yield ServedRole(process)
+        yield ServedRole(process, log)
     finally:
         if process.returncode is None:
             process.terminate()
@@ -101,7 +109,7 @@ async def test_views_go_on_at_a_replica_whose_controller_is_killed(tmp_path: Pat
             assert await joined(client) == {f"n{k}": (10, 135 + 10 * k) for k in range(3)}
             # A query runs on the controller's own Spark.
             assert await greatest(client) == [{"m": 28}]
-            await anyio.sleep(2)  # the standby has looked
+            await standby.until_logged("standing by")
             controller.process.kill()
             killed = time.monotonic()
             with suppress(PenstockError):
