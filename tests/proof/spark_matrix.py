@@ -44,7 +44,7 @@ TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
         "--whole",
         "tests/connect_gateway/test_streams_on_spark.py",
     ),
-    "parts in buckets": (*PYTEST, "tests/spark/test_bucket_parts.py"),
+    "parts in buckets": (*PYTEST, "--whole", "tests/spark/test_bucket_parts.py"),
     "Connect gateway": (*PYTEST, "tests/connect_gateway"),
     "views": (*PYTEST, "tests/views"),
     "engine, all": (*PYTEST, "tests/spark"),
