@@ -46,6 +46,8 @@ def computed(text: str, column: str, **values: Any) -> Any:
         ("d - 1.25", "d", {"d": Decimal("1.00")}, Decimal("-0.25")),
         ("d + i", "d", {"d": Decimal("1.00"), "i": 2}, Decimal("3.00")),
         ("i + (-3)", "t", {"i": 2}, -1),
+        ("f * 2 - 0.1", "f", {"f": 0.25}, 0.4),
+        ("1 + x.f", "f", {}, None),
     ],
 )
 def test_what_is_computed_here(text: str, column: str, values: dict[str, Any], wanted: Any) -> None:
@@ -63,7 +65,11 @@ def test_what_is_computed_here(text: str, column: str, values: dict[str, Any], w
         ("d + 1", "i", {"d": Decimal("1.00")}),  # would be cut off
         ("w + d", "w", {"w": Decimal(1), "d": Decimal(1)}),  # more than 38 digits
         ("d * 2", "d", {"d": Decimal("1.00")}),
-        ("f + 1", "f", {"f": 1.0}),
+        ("f + d", "f", {"f": 1.0, "d": Decimal("1.00")}),  # Arrow's double of a decimal may differ
+        ("f + l", "f", {"f": 1.0, "l": 2**53 + 1}),  # no double is that number
+        ("f + 1", "l", {"f": 1.0}),  # would be cut off
+        ("l + 1", "f", {"l": 1}),
+        ("f / 2", "f", {"f": 1.0}),
         ("l / 2", "l", {"l": 4}),
         ("l + '1'", "l", {"l": 4}),
         ("y.l + 1", "l", {"l": 4}),

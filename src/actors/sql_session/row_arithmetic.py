@@ -2,8 +2,9 @@
 
 ``UPDATE accounts SET balance = balance - 5 WHERE id = 1`` reads one row by its key; a Spark job for
 one subtraction would take a hundred times as long. Integers and decimals are computed exactly, by
-Arrow: sums, differences and, of integers, products. Whatever else is written, and every value that
-does not fit the type that Spark gives it, is left to Spark, which says so in its own words. Pure.
+Arrow: sums, differences and, of integers, products; doubles as IEEE 754 has it, which Java keeps,
+too. Whatever else is written, and every value that does not fit the type that Spark gives it, is
+left to Spark, which says so in its own words. Pure.
 
 The types of results are those of Spark's ANSI mode (`DecimalType`, "Decimal type coercion").
 """
@@ -86,7 +87,9 @@ class _ArithmeticReader:
         found = self._product()
         while (sign := self._takes("+", "-")) is not None:
             other = self._product()
-            if pa.types.is_integer(found.type) and pa.types.is_integer(other.type):
+            if pa.types.is_float64(found.type) or pa.types.is_float64(other.type):
+                found = _double(pc.add if sign == "+" else pc.subtract, found, other)
+            elif pa.types.is_integer(found.type) and pa.types.is_integer(other.type):
                 found = _whole(pc.add_checked if sign == "+" else pc.subtract_checked, found, other)
             else:
                 found = _decimal(pc.add if sign == "+" else pc.subtract, found, other)
@@ -96,6 +99,9 @@ class _ArithmeticReader:
         found = self._operand()
         while self._takes("*") is not None:
             other = self._operand()
+            if pa.types.is_float64(found.type) or pa.types.is_float64(other.type):
+                found = _double(pc.multiply, found, other)
+                continue
             # A product of decimals has places to round.
             if not (pa.types.is_integer(found.type) and pa.types.is_integer(other.type)):
                 raise NotLocal
@@ -125,7 +131,10 @@ class _ArithmeticReader:
         if name is None:
             raise NotLocal
         values = self._rows[name]
-        if not (pa.types.is_integer(values.type) or pa.types.is_decimal(values.type)):
+        kind = values.type
+        if not (
+            pa.types.is_integer(kind) or pa.types.is_decimal(kind) or pa.types.is_float64(kind)
+        ):
             raise NotLocal
         return values
 
@@ -184,10 +193,30 @@ def _decimal(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
     return apply(*sides)
 
 
+def _double(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    """Apply an operation to doubles. Raises `NotLocal` and `ArrowInvalid` for an operand that may
+    not be the same number as a double."""
+    return apply(_as_double(left), _as_double(right))
+
+
+def _as_double(side: Any) -> Any:
+    if not pa.types.is_decimal(side.type):
+        return side.cast(pa.float64())
+    # Python and Java both take the nearest double; Arrow multiplies, which may miss it.
+    if not isinstance(side, pa.Scalar):
+        raise NotLocal
+    return pa.scalar(float(side.as_py()))
+
+
 def _fitted(found: Any, kind: pa.DataType, count: int) -> pa.ChunkedArray:
     """Return values in a column's type. Raises `NotLocal` where Spark's cast might round, and
     `ArrowInvalid` for a value that does not fit."""
-    if pa.types.is_decimal(kind):
+    if pa.types.is_float64(kind):
+        if not pa.types.is_float64(found.type):
+            raise NotLocal
+    elif pa.types.is_decimal(kind):
+        if pa.types.is_float64(found.type):
+            raise NotLocal
         if pa.types.is_integer(found.type):
             found = found.cast(_ANY_INTEGER)
         if found.type.scale > kind.scale:

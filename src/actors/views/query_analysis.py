@@ -13,7 +13,7 @@ from typing import Final, Protocol, TypeAlias
 from actors.errors import UnknownObject
 from actors.plan.jobs import QueryAnalyzed
 from actors.plan.schema import TableSchema
-from actors.protocol.relations import refuse_relation
+from actors.protocol.relations import is_relation, refuse_relation, relation_of
 
 Conf: TypeAlias = tuple[tuple[str, str], ...]
 Tables: TypeAlias = tuple[tuple[str, TableSchema], ...]
@@ -90,7 +90,11 @@ def _only_part(name: str) -> str:
     parts: list[str] = [quoted.replace("``", "`") or plain for quoted, plain in _PART.findall(name)]
     if len(parts) == 1:
         return parts[0]
-    refuse_relation(".".join(parts), "a query over")
+    name = ".".join(parts)
+    if is_relation(name):
+        # Of one that there is not, that is the error.
+        relation_of(name)
+    refuse_relation(name, "a query over")
     raise UnknownObject(
         f"{'.'.join(parts)}: names are not qualified here; write {parts[-1] if parts else name}"
     )
