@@ -179,6 +179,19 @@ def test_steps_of_one_size_say_nothing_of_much_larger_ones() -> None:
     assert chooser.choose(100_000, 1_000_000, 1).full, "several sizes tell a slope"
 
 
+def test_small_steps_of_several_sizes_say_nothing_of_much_larger_ones() -> None:
+    """A line through them, a thousand rows long, once had a hundred thousand rows recomputed for
+    good: no step of that size was ever measured."""
+    chooser = StepChooser(AUTO)
+    chooser.recomputed(10_000_000, 4_000)
+    for rows, ms in ((200, 30), (600, 100), (1_500, 130), (200, 31)):
+        chooser.stepped(rows, ms)
+    assert not chooser.choose(100_000, 10_000_000, 1).full
+    chooser.stepped(100_000, 600)
+    assert not chooser.choose(100_000, 10_000_000, 1).full
+    assert chooser.choose(5_000_000, 10_000_000, 1).full, "sizes so far apart tell a slope"
+
+
 def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> None:
     for ms, rows in ((400, 8_000), (50, 200_000)):
         chooser = StepChooser(AUTO)

@@ -217,6 +217,8 @@ class ConnectSessions(ThreadSessions):
         self._base = base
         self._cores = cores
         self._reader = reader
+        self._own: ThreadSessions | None = None
+        """Sessions of our own JVM, for prepared steps."""
         self._tag = ""
         self._current: ConnectBridge | None = None
         self._over = False
@@ -224,7 +226,13 @@ class ConnectSessions(ThreadSessions):
     def get(
         self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
     ) -> SessionBridge:
-        """See `ThreadSessions.get`."""
+        """See `ThreadSessions.get`. Plans over slot files are those of our own JVM: the server's
+        cannot be looked at, nor executed without a job. Raises `EngineUnavailable` for these where
+        there is no Java here."""
+        if slots:
+            if self._own is None:
+                self._own = self._reader.step_sessions()
+            return self._own.get(conf, small=small, slots=True)
         made = super().get(conf, small=small, slots=slots)
         assert isinstance(made, ConnectBridge)
         self._current = made

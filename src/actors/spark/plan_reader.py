@@ -1,9 +1,11 @@
-"""A JVM of our own beside a Spark Connect server: it analyses queries, and runs none.
+"""A JVM of our own beside a Spark Connect server: it reads plans and executes prepared steps.
 
 A server shows no plans. Our own Spark, with the same settings and empty tables of the same types,
 reads a text as the server does; a text that uses what only the server knows (a function of its own)
-has no plan here. The first query that needs the JVM starts it. A child whose JVM has ended is
-replaced as a whole, as that of any other engine.
+has no plan here. A small step of a view that was read here is prepared here, too
+(`actors.spark.prepared`): at the server it would be planned anew each time. The first query that
+needs the JVM starts it. A child whose JVM has ended is replaced as a whole, as that of any other
+engine.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import subprocess
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import msgspec
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from actors.errors import EngineUnavailable, QueryRejected
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
@@ -23,6 +26,7 @@ from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.bridge import ClassicBridge
 from actors.spark.failures import is_gone, short_text
+from actors.spark.java import java_object
 from actors.spark.session import ThreadSessions, open_session, spark_conf
 
 READ_SETTINGS: Final = "spark.sql."
@@ -35,7 +39,8 @@ _BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
 
 
 class PlanReader:
-    """Reads plans for all worker threads of a child, one query at a time."""
+    """Reads plans for all worker threads of a child, one query at a time, and has sessions for
+    their prepared steps."""
 
     def __init__(
         self,
@@ -48,14 +53,15 @@ class PlanReader:
         """Keep what a start needs. `base`: the settings of the server's sessions. `no_java`: the
         reason why there is no Java here; empty if there is one."""
         own = {key: value for key, value in base.items() if key.startswith(READ_SETTINGS)}
-        # One core is enough: no query is run here.
+        self._user = frozenset(settings.spark_conf)
+        # One core is enough: nothing that is executed here is a job.
         self._settings = msgspec.structs.replace(settings, spark_master="local[1]", spark_conf=own)
         self._scratch = scratch
         self._archive = class_archive
         self._no_java = no_java
         self._lock = threading.Lock()
         self._sessions: ThreadSessions | None = None
-        self._process: Any = None
+        self._root: SparkSession | None = None
 
     def read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
         """Return what `analyze` says of a query that the server accepts, or the reason why there is
@@ -79,33 +85,54 @@ class PlanReader:
                 return f"only the server can read it: {short_text(str(error))}"
         return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
 
+    def step_sessions(self) -> ThreadSessions:
+        """Return new sessions for the prepared steps of one thread. Raises `EngineUnavailable`
+        where there is no Java here."""
+        with self._lock:
+            if self._no_java:
+                raise EngineUnavailable(self._no_java)
+            return self._opened()
+
+    def cancel(self, group: str) -> None:
+        """Cancel the execution of a group's prepared step, if there is one."""
+        if self._root is not None:
+            java_object(self._root.sparkContext._gateway, "DriverExecution").cancel(group)
+
     def ended(self) -> bool:
         """Return whether the JVM was started and has ended; asked when a call has failed."""
-        if self._process is None:
+        process = self._process()
+        if process is None:
             return False
         try:
             # A JVM that was killed closes its sockets some time before it has ended.
-            self._process.wait(ENDING_SECONDS)
+            process.wait(ENDING_SECONDS)
         except subprocess.TimeoutExpired:
             return False
         return True
 
     def end(self) -> None:
         """Kill the JVM, if there is one."""
-        if self._process is not None:
-            self._process.kill()
+        process = self._process()
+        if process is not None:
+            process.kill()
+
+    def _process(self) -> Any:
+        return None if self._root is None else cast(Any, self._root.sparkContext._gateway).proc
 
     def _opened(self) -> ThreadSessions:
-        """Start the JVM and return its sessions. Raises `EngineUnavailable` when no start
-        succeeds."""
+        """Return sessions of one thread. The first call starts the JVM. Raises `EngineUnavailable`
+        when no start succeeds."""
+        if self._root is None:
+            self._root = self._started()
+        return ThreadSessions(self._root, self._user, self._scratch)
+
+    def _started(self) -> SparkSession:
         conf = spark_conf(self._settings, self._scratch, self._archive)
         for start in range(1, STARTS_MAX + 1):
             try:
-                session = open_session(conf, self._scratch)
-                break
+                return open_session(conf, self._scratch)
             except Exception as error:  # noqa: BLE001 - whatever it was, views can do without
                 if start == STARTS_MAX:
                     text = f"it does not start, tried {start} times ({short_text(str(error))})"
                     raise EngineUnavailable(text) from None
-        self._process = session.sparkContext._gateway.proc
-        return ThreadSessions(session, frozenset(self._settings.spark_conf), self._scratch)
+        raise AssertionError("a start returns or raises")

@@ -12,8 +12,9 @@ uses a *wider* one, of more changed inputs or of several times, whose further in
 Where steps have done so often, the answer says that a rehearsal pays. Variants are bounded, for
 each dataflow and in all; the least recently used go first.
 
-Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, steps with
-large inputs, and steps over Spark Connect, whose plans cannot be looked at.
+Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, and steps
+with large inputs. Beside a Spark Connect server, whose plans can be neither looked at nor executed
+without a job, a JVM of our own prepares and executes them (`actors.spark.plan_reader`).
 """
 
 from __future__ import annotations
@@ -496,8 +497,7 @@ class PreparedSteps:
         slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
         try:
             bridge = request.open()
-            if not isinstance(bridge, ClassicBridge):
-                raise PlanRefused("its plan is made where it cannot be looked at")
+            assert isinstance(bridge, ClassicBridge)
             frames = {
                 f"__{name}": bridge.slot(
                     slots.path(name), kinds[name], request.schemas[name].arrow_updates().names

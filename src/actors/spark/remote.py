@@ -1,9 +1,9 @@
-"""The engine whose Spark is a Spark Connect server: our own Spark only reads plans.
+"""The engine whose Spark is a Spark Connect server: our own Spark reads plans, and executes
+prepared steps (`actors.spark.plan_reader`).
 
 The server is shared and not ours: nothing is started there, only session settings are set, and
 sessions are released at the end. Worker threads have sessions of their own. Rows travel both ways
-as Arrow over the wire; parts too large for that are read by the server, by their path. Steps are
-never prepared: the general path is the only one.
+as Arrow over the wire; parts too large for that are read by the server, by their path.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actors.plan.jobs import Answer, EngineReady, JobFailed
 from actors.settings import Settings
 from actors.spark.failures import is_forgotten, short_text
 from actors.spark.jobs import JobTicket, SparkEngine, run_job
-from actors.spark.plan_reader import PlanReader
+from actors.spark.plan_reader import READ_SETTINGS, PlanReader
 from actors.spark.remote_address import redact_secrets, strip_parameters
 from actors.spark.session import CONNECT_SETTINGS, ThreadSessions, far_partitions_max
 from actors.spark.spark_releases import another_session, check_server, limit_calls
@@ -97,6 +97,7 @@ class RemoteEngine(SparkEngine):
 
     def interrupt(self, group: str) -> None:
         """Interrupt what a job runs, if it runs anything just now."""
+        self._reader.cancel(group)
         sessions = self._running.get(group)
         if sessions is not None:
             sessions.interrupt(_tag(group))
@@ -194,7 +195,7 @@ def open_remote(
         text = redact_secrets(_words(error), settings.spark_master)
         raise EngineUnavailable(f"the Spark Connect server at {place}: {text}") from None
     check_server(place, version, pyspark.__version__)
-    reader = PlanReader(settings, scratch, base, class_archive, no_java)
+    reader = PlanReader(settings, scratch, _chosen(root) | base, class_archive, no_java)
     return RemoteEngine(root, settings, scratch, base, reader)
 
 
@@ -203,6 +204,17 @@ def _opened(session: Any, conf: Mapping[str, str], tries_again: int = TRIES_AGAI
     set_retries(session, tries_again)
     set_settings(session, conf)
     return session
+
+
+def _chosen(session: SparkSession) -> dict[str, str]:
+    """Return the settings of SQL that the server was started with, as far as a session can have
+    other ones: by those a text may mean something else than by Spark's defaults."""
+    found = session.conf.getAll
+    return {
+        name: value
+        for name, value in found.items()
+        if name.startswith(READ_SETTINGS) and session.conf.isModifiable(name)
+    }
 
 
 def _words(error: Exception) -> str:
