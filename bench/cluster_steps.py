@@ -45,26 +45,23 @@ SQL = QUERIES["join_aggregate"]
 class SteppedService:
     """One service with its Spark, and how many rows it has been given."""
 
-    def __init__(self, folder: Path, master: str) -> None:
-        conf = {} if master.startswith("sc://") else {"spark.executor.memory": "512m"}
-        self.bench = Bench(
-            Settings(
-                state_dir=str(folder),
-                listen="127.0.0.1:0",
-                spark_master=master,
-                spark_conf=conf,
-            )
-        )
+    def __init__(self, settings: Settings) -> None:
+        self.bench = Bench(settings)
         self.client: Client
         self.rows = 0
+        self.view = VIEW
 
-    async def load(self, count: int) -> None:
-        """Fill the tables and make the view."""
+    async def fill(self, count: int) -> None:
+        """Make and fill the tables."""
         for name, columns in TABLES.items():
             await self.client.create_table(name, columns)
         await self.client.insert("products", products())
         while self.rows < count:
             await self.insert(min(CHUNK, count - self.rows))
+
+    async def load(self, count: int) -> None:
+        """Fill the tables and make the view."""
+        await self.fill(count)
         await self.client.create_materialized_view(VIEW, SQL)
         await self.step(CHANGES)
 
@@ -78,13 +75,21 @@ class SteppedService:
         """Milliseconds from a write of so many rows until the view has them."""
         began = time.perf_counter()
         written = await self.insert(count)
-        await self.client.wait_for(VIEW, written, deadline_ms=DEADLINE_MS)
+        await self.client.wait_for(self.view, written, deadline_ms=DEADLINE_MS)
         return (time.perf_counter() - began) * 1000
 
 
-async def opened(stack: AsyncExitStack, folder: Path, master: str) -> SteppedService:
+def stepped(folder: Path, master: str) -> Settings:
+    """The settings of a service whose executors have what the cluster's workers give."""
+    conf = {} if master.startswith("sc://") else {"spark.executor.memory": "512m"}
+    return Settings(
+        state_dir=str(folder), listen="127.0.0.1:0", spark_master=master, spark_conf=conf
+    )
+
+
+async def opened(stack: AsyncExitStack, settings: Settings) -> SteppedService:
     """A service that runs."""
-    made = SteppedService(folder, master)
+    made = SteppedService(settings)
     service = await stack.enter_async_context(made.bench.service)
     made.client = await stack.enter_async_context(await Client.in_process(service))
     return made
@@ -115,11 +120,11 @@ async def run(report: Report, java: JavaHome) -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         async with AsyncExitStack() as stack:
-            peer = await opened(stack, folder / "local", "local[2]")
+            peer = await opened(stack, stepped(folder / "local", "local[2]"))
             await peer.load(count)
             with running_cluster(folder / "cluster", java) as cluster:
                 async with AsyncExitStack() as inner:
-                    ours = await opened(inner, folder / "far", cluster.url)
+                    ours = await opened(inner, stepped(folder / "far", cluster.url))
                     await ours.load(count)
                     await small(report, "small_step_cluster", ours, peer)
                     files = written(folder, count)
@@ -132,7 +137,7 @@ async def run(report: Report, java: JavaHome) -> None:
                     report.add(found)
             with running_server(folder / "connect", java) as server:
                 async with AsyncExitStack() as inner:
-                    ours = await opened(inner, folder / "connected", server.url)
+                    ours = await opened(inner, stepped(folder / "connected", server.url))
                     await ours.load(count)
                     await small(report, "small_step_connect", ours, peer)
 

@@ -18,6 +18,7 @@ import re
 import threading
 import urllib.request
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeAlias
@@ -58,6 +59,8 @@ class S3:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.rule: Rule = lambda _: None
+        self.moved: Counter[str] = Counter()
+        """Bytes of bodies, either way, by the key id that asked."""
         self.put_at_once = 0
         """Most pieces that were on their way at a time."""
         self._putting = 0
@@ -118,6 +121,9 @@ class S3:
             with self._one if conditional else nullcontext():
                 body = list(self._app(environ, lambda *given: begun.append(given)))
             if fate is None:
+                given = int(environ.get("CONTENT_LENGTH") or 0)
+                with self._lock:
+                    self.moved[_key_id(environ)] += given + sum(map(len, body))
                 start(*begun[0])
                 return body
         else:
@@ -157,6 +163,12 @@ class S3:
 
     def get(self, bucket: str, key: str) -> bytes:
         return self.ask("GET", f"/{bucket}/{key}")
+
+
+def _key_id(environ: dict[str, Any]) -> str:
+    """The key id that a request is signed with; empty if it is not."""
+    found = re.search(r"Credential=([^/,]+)/", environ.get("HTTP_AUTHORIZATION", ""))
+    return found[1] if found else ""
 
 
 def check_installed() -> None:

@@ -33,6 +33,7 @@ class ConnectServer:
             "spark.driver.maxResultSize": "32m",
             "spark.local.dir": str(folder),
             "spark.sql.catalogImplementation": "in-memory",
+            "spark.sql.mapKeyDedupPolicy": "LAST_WIN",  # a step that is prepared here must know
             "spark.sql.session.timeZone": "Asia/Tokyo",  # ours must not depend on it
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),

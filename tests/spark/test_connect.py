@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -284,7 +285,44 @@ def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
 
 @pytest.mark.long
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
-    check_maintained(engine, prepared=False)
+    """Its small steps by plans of the JVM beside the server."""
+    check_maintained(engine, prepared=True)
+
+
+@pytest.mark.long
+def test_it_is_maintained_without_a_java_here(blind: ChildProcess) -> None:
+    check_maintained(blind, prepared=False)
+
+
+def test_a_prepared_step_has_the_servers_settings(engine: ChildProcess) -> None:
+    """The server lets the last of two equal keys win, where Spark's default is an error."""
+    twice = "element_at(map_from_arrays(array(s, s), array('first', 'last')), s)"
+    (stratum,) = COPY.strata
+    named = (NamedExpression("v", "v"), NamedExpression("s", twice))
+    node = ConsolidateRows(SelectColumns(NamedInput("d0", LEFT.names), named))
+    plan = msgspec.structs.replace(COPY, strata=(msgspec.structs.replace(stratum, node=node),))
+    assert isinstance(engine.ask(PreparePlan(job_id(), "map", plan)), PlanPrepared)
+    for lo in (0, 3, 5):
+        given = {"d0": rows_of(LEFT, [(1, 7, "key", lo, 1)])}
+        answer = engine.ask(RunStep(job_id(), "map", 0, 0, given, lo, lo + 1))
+        assert isinstance(answer, RowsDone), answer
+        assert answer.prepared == (lo > 0)
+        assert table_of(answer).to_pylist() == [{"v": 7, "s": "last", TIME: lo, DIFF: 1}]
+
+
+def test_a_prepared_step_is_canceled(engine: ChildProcess) -> None:
+    (stratum,) = COPY.strata
+    endless = "aggregate(sequence(1, 2000000000), 0, (a, x) -> (a + x) % 7)"
+    named = (NamedExpression("v", endless), NamedExpression("s", "s"))
+    node = ConsolidateRows(SelectColumns(NamedInput("d0", LEFT.names), named))
+    plan = msgspec.structs.replace(COPY, strata=(msgspec.structs.replace(stratum, node=node),))
+    assert isinstance(engine.ask(PreparePlan(job_id(), "endless", plan)), PlanPrepared)
+    step = RunStep(job_id(), "endless", 0, 0, {"d0": rows_of(LEFT, [(1, 7, "key", 3, 1)])}, 3, 4)
+    engine.send(step)
+    engine.send(CancelChildJob(step.job_id))
+    answer = engine.receive()
+    assert isinstance(answer, JobFailed)
+    assert answer.code == "OperationCanceled"
 
 
 def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: Path) -> None:
@@ -625,7 +663,7 @@ async def test_a_service_whose_spark_is_behind_a_server(
             # The commit is readable before the step's status has come.
             while "last step" not in (told := await client.explain("late")):
                 pass
-            assert "last step: planned anew" in told
+            assert "last step: prepared" in told
             assert "opaque" not in told
             await query(client, first, last)
 

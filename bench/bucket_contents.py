@@ -1,0 +1,211 @@
+"""Views over a table of 20M rows in a bucket, by a cluster of two workers of one core each.
+
+``first_contents``: from the creation of an aggregate until the view has all rows; the peer is plain
+Spark on the same cluster, reading the same rows as Parquet from the workers' own disk, since this
+Spark has no connector to buckets: a lower bound of what it would take from the bucket.
+``first_contents_bytes``: what the service and its driver read and wrote meanwhile (the bucket by
+their credentials, which are not the executors'; and all that the kernel counts as read or written
+by their processes), beside the size of the table in the bucket. ``step_1_percent``: from a write of
+1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
+the same beside a service whose Spark may take one core.
+
+The environment's ROWS gives another number of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import anyio
+import msgspec
+
+from actors import Settings
+from actors.errors import EngineUnavailable
+from actors.spark.java import JavaHome, find_java
+from cluster_steps import DEADLINE_MS, SteppedService, opened, stepped, written
+from hydrate import QUERIES
+from measure import Measure, Report, median, sizes
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from standalone_cluster import Cluster, running_cluster  # type: ignore[import-not-found]
+
+import s3_server  # type: ignore[import-not-found]
+
+ROWS = 20_000_000
+CONTENTS_TARGET = 1.3
+BYTES_TARGET = 0.01
+ANEW_TARGET = 1 / 3
+WORKERS_TARGET = 1 / 1.6
+VIEW = "by_region"
+SQL = QUERIES["aggregate"]
+OF_EXECUTORS = "AKIDOFEXECUTORS"
+MB = 1_000_000
+
+
+def serve(pipe: Connection) -> None:
+    """Serve a bucket until the pipe is closed: tell where, and how many bytes each key moved."""
+    with s3_server.serving() as served:
+        pipe.send((served.new_bucket(), s3_server.variables(served)))
+        with contextlib.suppress(EOFError):
+            while True:
+                bucket = pipe.recv()
+                stored = sum(len(served.get(bucket, key)) for key in served.keys(bucket))
+                pipe.send((stored, dict(served.moved)))
+
+
+class BucketProcess:
+    """A bucket that a process of its own serves, and the variables of its environment."""
+
+    def __init__(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
+        self._process.start()
+        self.bucket, self.variables = self._pipe.recv()
+        self.own = self.variables["AWS_ACCESS_KEY_ID"]
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def told(self) -> tuple[int, dict[str, int]]:
+        """Bytes that are stored, and bytes that each key id has moved."""
+        self._pipe.send(self.bucket)
+        stored, moved = self._pipe.recv()
+        return int(stored), moved
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.join()
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[BucketProcess]:
+    """A bucket, where this process may write."""
+    made = BucketProcess()
+    try:
+        os.environ.update(made.variables)
+        yield made
+    finally:
+        made.end()
+
+
+def moved_by(pid: int, others: set[int]) -> int:
+    """Bytes that a process and its children have read and written, but for `others`."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text()
+                children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(
+                    int(entry.name)
+                )
+    total, waiting = 0, [pid]
+    while waiting:
+        each = waiting.pop()
+        if each in others:
+            continue
+        with contextlib.suppress(OSError):
+            lines = dict(
+                line.split(": ") for line in Path(f"/proc/{each}/io").read_text().splitlines()
+            )
+            total += int(lines["rchar"]) + int(lines["wchar"])
+        waiting += children.get(each, [])
+    return total
+
+
+def settings(folder: Path, cluster: Cluster, bucket: BucketProcess, cores: int) -> Settings:
+    """The settings of a service over the bucket whose Spark takes so many cores."""
+    made = stepped(folder, cluster.url)
+    conf = {**made.spark_conf, "spark.cores.max": str(cores)}
+    return msgspec.structs.replace(made, blob_url=f"s3://{bucket.bucket}/x", spark_conf=conf)
+
+
+async def first_contents(
+    report: Report,
+    ours: SteppedService,
+    files: dict[str, Path],
+    bucket: BucketProcess,
+    pids: set[int],
+) -> None:
+    """The view made and dropped, then the query run plainly, in turns; the last view stays."""
+    warm, turns = (1, 1) if report.quick else (2, 5)
+    took, plain, through = [], [], []
+    for turn in range(warm + turns):
+        if turn:
+            await ours.client.drop(VIEW)
+        at = await ours.client.write({})
+        before, key = moved_by(os.getpid(), pids), bucket.told()[1].get(bucket.own, 0)
+        began = time.perf_counter()
+        await ours.client.create_materialized_view(VIEW, SQL)
+        await ours.client.wait_for(VIEW, at, deadline_ms=DEADLINE_MS)
+        took.append((time.perf_counter() - began) * 1000)
+        moved = moved_by(os.getpid(), pids) - before
+        through.append(moved + bucket.told()[1].get(bucket.own, 0) - key)
+        plain.append(await ours.bench.query(SQL, files))
+    report.add(
+        Measure("first_contents", median(took[warm:]), median(plain[warm:]), target=CONTENTS_TARGET)
+    )
+    size = sum(path.stat().st_size for path in files.values())
+    report.add(
+        Measure(
+            "first_contents_bytes",
+            median(through[warm:]) / MB,
+            size / MB,
+            unit="MB",
+            target=BYTES_TARGET,
+        )
+    )
+
+
+async def steps(report: Report, ours: SteppedService, count: int) -> list[float]:
+    """Steps of 1 %."""
+    warm, turns = (1, 1) if report.quick else (3, 5)
+    return [await ours.step(count // 100) for _ in range(warm + turns)][warm:]
+
+
+async def run(report: Report, java: JavaHome) -> None:
+    """One service, and then another one with the same stores that has one core."""
+    (count,) = sizes([200_000 if report.quick else ROWS])
+    with tempfile.TemporaryDirectory() as place, serving() as bucket:
+        folder = Path(place)
+        theirs = bucket.variables | {"AWS_ACCESS_KEY_ID": OF_EXECUTORS}
+        with running_cluster(folder / "cluster", java, theirs) as cluster:
+            daemons = {each.process.pid for each in (cluster.master, *cluster.workers)}
+            pids = daemons | {bucket.pid}
+            files = written(folder, count)
+            del files["products"]
+            async with AsyncExitStack() as stack:
+                ours = await opened(stack, settings(folder / "state", cluster, bucket, 2))
+                ours.view = VIEW
+                await ours.fill(count)
+                await first_contents(report, ours, files, bucket, pids)
+                two = await steps(report, ours, count)
+                anew = [await ours.bench.query(SQL, files) for _ in range(3)]
+                report.add(Measure("step_1_percent", median(two), median(anew), target=ANEW_TARGET))
+                rows = ours.rows
+            async with AsyncExitStack() as stack:
+                ours = await opened(stack, settings(folder / "state", cluster, bucket, 1))
+                ours.view, ours.rows = VIEW, rows
+                one = await steps(report, ours, count)
+                report.add(
+                    Measure("step_two_workers", median(two), median(one), target=WORKERS_TARGET)
+                )
+
+
+if __name__ == "__main__":
+    made = Report("Views over a table in a bucket, beside plain Spark.")
+    found = find_java(Path(tempfile.gettempdir()))
+    if isinstance(found, EngineUnavailable):
+        raise SystemExit(str(found))
+    anyio.run(run, made, found, backend_options={"use_uvloop": True})
+    made.close()
