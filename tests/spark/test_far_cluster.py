@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -134,7 +133,7 @@ async def test_a_view_over_a_far_bucket_is_right_and_survives_executors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     s3_server.point_to(monkeypatch, s3)
-    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)  # as a user who names none
     bucket = s3.new_bucket()
     async with far_service(cluster, java, bucket, hidden / "state") as client:
         await client.create_table("t", {"id": "bigint", "g": "bigint", "v": "bigint"})

@@ -42,7 +42,8 @@ from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.child import EXIT_SPARK_GONE
 from actors.spark.java import JavaHome
-from actors.spark.session import on_loopback, spark_conf
+from actors.spark.remote_address import on_loopback
+from actors.spark.session import spark_conf
 from actors.spark_executor import SparkExecutor
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]

@@ -61,8 +61,9 @@ from actors.spark.fragments import spark_struct
 from actors.spark.java import java_object
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
+from actors.spark.remote_address import on_loopback
 from actors.spark.rows import done
-from actors.spark.session import ThreadSessions, far_partitions_max, name_call_site, on_loopback
+from actors.spark.session import ThreadSessions, far_partitions_max, name_call_site
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.spark.steps import ThreadSlot, rehearse, run_step
 from actors.spark.translate import quote

@@ -26,7 +26,7 @@ from actors.settings import Settings
 from actors.spark.class_archive import exclude_archive, find_archive
 from actors.spark.cores import cores
 from actors.spark.java import JavaHome, find_java
-from actors.spark.remote_address import is_remote, strip_parameters
+from actors.spark.remote_address import is_remote, on_loopback, strip_parameters
 from actors.spark.spark_defaults import read_defaults
 from actors.spark.spark_releases import check_release, installed_version
 from actors.spark.start import CHILD_FOLDER, OUT_FOLDER, ChildMessage, EngineStart
@@ -191,15 +191,16 @@ def make_clean_folder(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
-def engine_environment(java: JavaHome | None, *, local: bool = False) -> dict[str, str]:
+def engine_environment(java: JavaHome | None, *, here: bool = False) -> dict[str, str]:
     """Return the environment of an engine's process: our Java, and nothing of other installations.
-    `local`: all of Spark is this process, and its Python ours."""
+    `here`: all of Spark is on this machine, and its Python ours."""
     source = str(Path(__file__).parents[2])
     path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
     home = {} if java is None else {"JAVA_HOME": str(java.home)}
     kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
-    # By default Spark takes whatever `python3` is on the path for clients' functions.
-    python = {"PYSPARK_PYTHON": sys.executable} if local else {}
+    # By default Spark takes whatever `python3` is on the path, for clients' functions and for our
+    # data source, which it may lack the packages of.
+    python = {"PYSPARK_PYTHON": sys.executable} if here else {}
     return python | kept | home | {"PYTHONPATH": path}
 
 
@@ -242,7 +243,7 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=engine_environment(java, local=settings.spark_master.startswith("local")),
+            env=engine_environment(java, here=on_loopback(settings.spark_master)),
             # A process group of its own: to kill it ends the JVM, too, even when neither reads its
             # pipe.
             start_new_session=True,

@@ -1,4 +1,5 @@
-"""A Spark Connect server's address, ``sc://HOST:PORT/;NAME=VALUE;…``, and its secrets.
+"""Where Spark is, and the address of a Spark Connect server,
+``sc://HOST:PORT/;NAME=VALUE;…``, and its secrets.
 
 Spark defines its parameters: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token (which
 implies TLS for every host but ``localhost``), ``user_id=…``; any other one is sent as a header.
@@ -8,12 +9,14 @@ Values can be secret, so an address is never shown: `strip_parameters` is for lo
 
 from __future__ import annotations
 
+import re
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from actors.errors import BadSettings
 
 SCHEME: Final = "sc://"
+_LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 PORT_DEFAULT: Final = 15002
 _HARMLESS: Final = frozenset({"use_ssl", "user_id", "user_agent"})
 """Parameters whose values may be shown, besides those of gRPC's keepalive."""
@@ -24,6 +27,15 @@ _REMOVED: Final = "***"
 def is_remote(master: str) -> bool:
     """Return whether Spark is reached over Spark Connect."""
     return master.startswith(SCHEME)
+
+
+def on_loopback(master: str) -> bool:
+    """Return whether all of Spark is on this machine: local, or a cluster named by a loopback
+    address."""
+    if master.startswith("local"):
+        return True
+    hosts = [place.rpartition(":")[0] for place in master.removeprefix("spark://").split(",")]
+    return master.startswith("spark://") and all(map(_LOOPBACK.fullmatch, hosts))
 
 
 def strip_parameters(master: str) -> str:

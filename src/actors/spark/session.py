@@ -30,6 +30,7 @@ from actors.spark.bridge import (
 )
 from actors.spark.class_archive import archive_options
 from actors.spark.failures import is_gone
+from actors.spark.remote_address import on_loopback
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
@@ -40,7 +41,6 @@ COMPILE_LATE: Final = (
     "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
 )
 """Options with which the JVM's second compiler waits six times as long."""
-_LOOPBACK: Final = re.compile(r"localhost|127(?:\.\d{1,3}){3}")
 _MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
 RESULT_SHARE: Final = 2
 """Divisor of the driver's heap: a collected answer may take one such part."""
@@ -254,15 +254,6 @@ def name_call_site(context: Any) -> None:
     # Otherwise Spark would search the stack for it, for each RDD.
     for name in CALL_SITE:
         context.setLocalProperty(name, "penstock")
-
-
-def on_loopback(master: str) -> bool:
-    """Return whether all of Spark is on this machine: local, or a cluster named by a loopback
-    address."""
-    if master.startswith("local"):
-        return True
-    hosts = [place.rpartition(":")[0] for place in master.removeprefix("spark://").split(",")]
-    return master.startswith("spark://") and all(map(_LOOPBACK.fullmatch, hosts))
 
 
 def local_cores(master: str) -> int:
