@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 from py4j.java_gateway import is_instance_of
-from py4j.protocol import Py4JError, Py4JJavaError
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 
 from actors.catalyst.relations import TABLE_METADATA
@@ -57,8 +57,6 @@ _SLOT_OPTIONS: Final = {
 class SessionBridge(ABC):
     """A Spark session, used by one thread."""
 
-    reads_buckets = False
-    """True if the data source for parts of buckets is registered with the session."""
     partitions = ""
     """Partitions of an exchange that were set for the session; empty if none were."""
 
@@ -69,9 +67,9 @@ class SessionBridge(ABC):
         """Return how many tasks Spark runs at a time, as far as it says so; else 1."""
         return 1
 
-    def columns_read(self, found: DataFrame, option: str) -> dict[str, frozenset[str]]:
-        """Return the columns that the optimised plan reads of each of its sources that has the
-        option, by the option's value; none where the plan cannot be seen."""
+    def columns_read(self, found: DataFrame) -> dict[str, frozenset[str]]:
+        """Return the columns that the optimised plan reads of what each function over Arrow batches
+        makes, by the function's name; none where the plan cannot be seen."""
         return {}
 
     def has_class(self, name: str) -> bool:
@@ -129,20 +127,13 @@ class SessionBridge(ABC):
         case."""
 
 
+_FUNCTION: Final = "MapInArrow"
 _NARROWING: Final = ("Project", "Aggregate")
 """Operators whose output has only what they name."""
 
 
 def _names(attributes: Any) -> list[str]:
     return [str(attributes.apply(n).name()) for n in range(attributes.size())]
-
-
-def _option_of(leaf: Any, option: str) -> str:
-    """Return the value of an option of a source in an optimised plan; empty if it has none."""
-    try:
-        return str(leaf.relation().options().get(option) or "")
-    except (Py4JError, TypeError):
-        return ""  # a source of another kind
 
 
 class ClassicBridge(SessionBridge):
@@ -166,7 +157,7 @@ class ClassicBridge(SessionBridge):
         """See `SessionBridge.cores`."""
         return int(self.session.sparkContext.defaultParallelism)
 
-    def columns_read(self, found: DataFrame, option: str) -> dict[str, frozenset[str]]:
+    def columns_read(self, found: DataFrame) -> dict[str, frozenset[str]]:
         """See `SessionBridge.columns_read`."""
         read: dict[str, frozenset[str]] = {}
 
@@ -178,11 +169,10 @@ class ClassicBridge(SessionBridge):
             inner = node.subqueries()
             for number in range(inner.size()):
                 visit(inner.apply(number), None)
-            if not children.size() and hasattr(node, "relation"):
-                value = _option_of(node, option)
-                if value:
-                    names = frozenset(_names(node.output())) if above is None else above
-                    read[value] = read.get(value, frozenset()) | names
+            if name == _FUNCTION:
+                function = str(node.productElement(0).name())
+                names = frozenset(_names(node.output())) if above is None else above
+                read[function] = read.get(function, frozenset()) | names
                 return
             own = frozenset(_names(node.references().toSeq()))
             if name in _NARROWING:

@@ -1,13 +1,13 @@
 """Parts in a bucket as frames that Spark reads itself, without a copy on the service's disk.
 
 Where Spark has a connector of its own (S3A) and it can read a part, it reads Parquet by that; else
-it reads by our data source (`bucket_source`). Footers are read here: they tell how large the rows
-are, how to cut them into tasks, and whether any of them retracts.
+it reads by tasks of ours (`bucket_tasks`). Footers are read here: they tell how large the rows are,
+how to cut them into tasks, and whether any of them retracts. What they tell to be one and the same
+value in all rows is not fetched.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import uuid
@@ -18,21 +18,20 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 import pyarrow as pa
 from pyspark.sql import DataFrame
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from actors.errors import StorageError
-from actors.plan.jobs import BucketFolder, BucketObject, ObjectDone
+from actors.plan.jobs import NO_UPPER, BucketFolder, BucketObject, ObjectDone
 from actors.plan.schema import DIFF, TIME
 from actors.settings import Settings
-from actors.spark.bucket_reading import BucketUnreadable, bucket_spec, plan_tasks, read_footers
-from actors.spark.bucket_source import (
-    FORMAT,
-    SCAN_OPTION,
-    STORE_OPTION,
-    TASKS_OPTION,
-    register,
-    write_objects,
+from actors.spark.bucket_reading import (
+    BucketUnreadable,
+    TimeWindow,
+    bucket_spec,
+    plan_tasks,
+    read_footers,
 )
+from actors.spark.bucket_tasks import read_pieces, write_objects
 from actors.spark.failures import is_gone, short_text
 from actors.spark.fragments import quote
 
@@ -61,42 +60,72 @@ class BucketPartScan(msgspec.Struct, frozen=True):
         return max(1, sum(sum(footer["groups"]) for footer in self.footers))
 
     @property
+    def rows(self) -> int:
+        """Return how many rows are stored."""
+        return sum(footer["rows"] for footer in self.footers)
+
+    @property
     def bounds(self) -> tuple[int, int] | None:
         """Return the least and the greatest diff; None if a footer does not tell. No rows at all
         have the diff 1."""
-        filled = [footer for footer in self.footers if footer["rows"]]
-        if any(footer["low"] is None for footer in filled):
+        return self.bounds_of(DIFF) if self.rows else (1, 1)
+
+    def bounds_of(self, column: str) -> tuple[int, int] | None:
+        """Return the least and the greatest time or diff of all rows; None if it is not known."""
+        filled = [footer["bounds"][column] for footer in self.footers if footer["rows"]]
+        if not filled or None in filled:
             return None
-        lows, highs = (tuple(each[name] for each in filled) for name in ("low", "high"))
-        return min(lows, default=1), max(highs, default=1)
+        lows, highs = zip(*filled, strict=True)
+        return min(lows), max(highs)
 
     def retracting(self) -> BucketPartScan | None:
         """Return the parts that hold a negative diff, or may; None if there are none."""
         pairs = [
             pair
             for pair in zip(self.objects, self.footers, strict=True)
-            if pair[1]["rows"] and (pair[1]["low"] is None or pair[1]["low"] < 0)
+            if pair[1]["rows"] and (pair[1]["bounds"][DIFF] or (-1,))[0] < 0
         ]
         if not pairs:
             return None
         objects, footers = zip(*pairs, strict=True)
         return msgspec.structs.replace(self, objects=objects, footers=footers)
 
-    def frame(self, bridge: SessionBridge, struct: StructType) -> DataFrame:
-        """Return the rows as they are stored, with these columns by name."""
-        if self.columns is None:
-            return self.parts.frame(bridge, struct, self)
-        kept = [field for field in struct.fields if field.name in self.columns]
-        found = self.parts.frame(bridge, StructType(kept or struct.fields[-1:]), self)
-        names = set(found.columns)
+    def frame(self, bridge: SessionBridge, struct: StructType, window: TimeWindow) -> DataFrame:
+        """Return the rows that the window wants, with these columns by name."""
+        fixed = self._fixed(window)
+        fetched = [
+            field
+            for field in struct.fields
+            if field.name not in fixed and (self.columns is None or field.name in self.columns)
+        ]
+        if not fetched:  # some column must tell how many rows there are
+            del fixed[DIFF]
+            fetched = [field for field in struct.fields if field.name == DIFF]
+        found = self.parts.frame(bridge, StructType(fetched), self, window)
+        names = {field.name for field in fetched}
         return found.selectExpr(
             *(
                 quote(field.name)
                 if field.name in names
-                else f"CAST(NULL AS {field.dataType.simpleString()}) AS {quote(field.name)}"
+                else f"{fixed.get(field.name) or _null_of(field)} AS {quote(field.name)}"
                 for field in struct.fields
             )
         )
+
+    def _fixed(self, window: TimeWindow) -> dict[str, str]:
+        """Return what is the same in all rows that the window wants, as literals by column."""
+        fixed = {}
+        if self.bounds == (1, 1):
+            fixed[DIFF] = "1L"
+        times = self.bounds_of(TIME)
+        moved = window.advance_to
+        if moved is not None and times is not None and min(times[1], window.upper - 1) <= moved:
+            fixed[TIME] = f"{moved}L"
+        return fixed
+
+
+def _null_of(field: StructField) -> str:
+    return f"CAST(NULL AS {field.dataType.simpleString()})"
 
 
 class BucketParts:
@@ -121,7 +150,7 @@ class BucketParts:
         for bucket, some in missing.items():
             pairs = [(each.key, each.bytes) for each in some]
             try:
-                read = read_footers(self._spec(bucket), pairs, DIFF)
+                read = read_footers(self._spec(bucket), pairs, (TIME, DIFF))
             except BucketUnreadable as error:
                 raise StorageError(str(error), determinate=True) from None
             for each, footer in zip(some, read, strict=True):
@@ -129,29 +158,36 @@ class BucketParts:
         while len(self._footers) > _FOOTERS_MAX:
             self._footers.popitem(last=False)
         footers = tuple(found[each.key] for each in objects)
-        return BucketPartScan(self, tuple(objects), footers, uuid.uuid4().hex)
+        name = f"penstock_parts_{uuid.uuid4().hex}"
+        return BucketPartScan(self, tuple(objects), footers, name)
 
-    def frame(self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan) -> DataFrame:
-        """Return the rows of parts as they are stored, with these columns by name."""
+    def frame(
+        self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan, window: TimeWindow
+    ) -> DataFrame:
+        """Return the rows of parts that the window wants, with these columns by name."""
         first = scan.objects[0]
         if first.kind == "s3" and self._uses_connector(bridge, struct, first):
-            reader = bridge.session.read.schema(struct).options(**_s3a_options())
-            return reader.parquet(*map(_s3a_url, scan.objects))
-        if not bridge.reads_buckets:
-            register(bridge.session)
-            bridge.reads_buckets = True
+            stored = struct if TIME in struct.names else StructType(struct.fields).add(TIME, "long")
+            reader = bridge.session.read.schema(stored).options(**_s3a_options())
+            found = reader.parquet(*map(_s3a_url, scan.objects))
+            return wanted_rows(found, window, struct.names)
         tasks = plan_tasks(
             [(each.key, each.bytes) for each in scan.objects],
             [footer["groups"] for footer in scan.footers],
             self._settings.engine_scan_task_bytes,
             bridge.cores(),
         )
-        options = {
-            STORE_OPTION: self._spec(first.bucket),
-            TASKS_OPTION: json.dumps(tasks),
-            SCAN_OPTION: scan.name,
-        }
-        return bridge.session.read.format(FORMAT).schema(struct).options(**options).load()
+        low, high = scan.bounds_of(TIME) or (None, None)
+        moves = window.advance_to is not None and TIME in struct.names
+        return read_pieces(
+            bridge.session,
+            self._spec(first.bucket),
+            tasks,
+            struct,
+            (scan.rows, scan.bytes),
+            window if moves or not window.holds(low, high) else None,
+            scan.name,
+        )
 
     def write(
         self, found: DataFrame, folder: BucketFolder, time: int, shape: pa.Schema
@@ -184,6 +220,20 @@ class BucketParts:
         if self._connects is None:
             self._connects = bridge.has_class(S3A_CLASS) and _reads(bridge, struct, part)
         return self._connects
+
+
+def wanted_rows(found: DataFrame, window: TimeWindow, names: Sequence[str]) -> DataFrame:
+    """Return those of the stored rows that a window wants, at the times that they count at, with
+    the columns `names`."""
+    # Tests that every row passes are left out: a text without numbers of its own is compiled once.
+    if window.lower > 0:
+        found = found.where(f"{TIME} >= {window.lower}L")
+    if window.upper < NO_UPPER:
+        found = found.where(f"{TIME} < {window.upper}L")
+    if window.advance_to is None:
+        return found.select(*map(quote, names))
+    raised = f"greatest({TIME}, {window.advance_to}L) AS {TIME}"
+    return found.selectExpr(*(raised if name == TIME else quote(name) for name in names))
 
 
 def _reads(bridge: SessionBridge, struct: StructType, part: BucketObject) -> bool:

@@ -1,7 +1,7 @@
 """Reads Parquet parts of a bucket: their rows in Spark's executors, and their footers where a read
 is planned.
 
-Executors need not have this package. This module is sent to them by value (`bucket_source`), so it
+Executors need not have this package. This module is sent to them by value (`bucket_tasks`), so it
 imports nothing of `actors`, and imports obstore only where it is called. Credentials are those of
 the environment of the process that reads.
 """
@@ -15,10 +15,11 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 UNREADABLE: Final = "PENSTOCK_BUCKET"
@@ -56,6 +57,8 @@ TASK_BYTES_MIN: Final = 4 << 20
 _STATUS: Final = re.compile(r"status code(?:\x1b\[\d+m|\D)*?(\d{3})\b")
 _CODE: Final = re.compile(r"<Code>([A-Za-z0-9]{1,64})</Code>")
 _VALUE_BYTES_MIN: Final = 4
+_FOREVER: Final = 1 << 62
+"""`actors.plan.jobs.NO_UPPER`."""
 
 
 class BucketUnreadable(Exception):
@@ -189,8 +192,38 @@ def open_part(store: Any, key: str, size: int) -> pq.ParquetFile:
         raise failed(f"read the footer of {key}", str(error)) from None
 
 
-def read_task(spec: str, pieces: Iterable[Any], shape: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of pieces, each (key, size, numbers of row groups or None for all).
+class TimeWindow(NamedTuple):
+    """Times that are wanted of stored rows: those from `lower` up to below `upper`; all earlier
+    ones than `advance_to`, unless it is None, count as that one."""
+
+    column: str
+    lower: int
+    upper: int
+    advance_to: int | None
+
+    def holds(self, low: int | None, high: int | None) -> bool:
+        """Return whether all rows with times from `low` to `high` (None: not known) are wanted."""
+        return (self.lower <= 0 or (low is not None and self.lower <= low)) and (
+            self.upper >= _FOREVER or (high is not None and high < self.upper)
+        )
+
+    def applied(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows that are wanted, at the times that they count at."""
+        times = batch.column(batch.schema.get_field_index(self.column))
+        wanted = pc.and_(pc.greater_equal(times, self.lower), pc.less(times, self.upper))
+        kept = batch.filter(wanted)
+        if self.advance_to is None:
+            return kept
+        number = kept.schema.get_field_index(self.column)
+        moved = pc.max_element_wise(kept.column(number), pa.scalar(self.advance_to, pa.int64()))
+        return kept.set_column(number, kept.schema.field(number), moved)
+
+
+def read_task(
+    spec: str, pieces: Iterable[Any], shape: pa.Schema, window: TimeWindow | None = None
+) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of pieces, each (key, size, numbers of row groups or None for all), that a
+    window wants (None: all, as they are stored).
 
     Columns are those of `shape`, found by name; one that a part lacks is NULL. Raises
     `BucketUnreadable`.
@@ -200,11 +233,13 @@ def read_task(spec: str, pieces: Iterable[Any], shape: pa.Schema) -> Iterator[pa
         with open_part(store, key, size) as file:
             known = set(file.schema_arrow.names)
             here = [name for name in shape.names if name in known]
+            if window is not None and window.column not in here:
+                here.append(window.column)
             try:
                 for batch in file.iter_batches(
                     BATCH_ROWS_MAX, row_groups=groups, columns=here, use_threads=False
                 ):
-                    yield shaped(batch, shape)
+                    yield shaped(batch if window is None else window.applied(batch), shape)
             except (pa.ArrowException, OSError) as error:
                 raise failed(f"read {key}", str(error)) from None
 
@@ -223,44 +258,46 @@ def shaped(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
 
 
 def read_footers(
-    spec: str, objects: Sequence[tuple[str, int]], column: str
+    spec: str, objects: Sequence[tuple[str, int]], columns: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Return what the footers of objects (key, size) say, several at a time: `rows`; `groups`, the
-    decoded bytes of each row group, about; `low` and `high`, the bounds of `column` in all rows,
-    None if a row group has none. Raises `BucketUnreadable`."""
+    decoded bytes of each row group, about; `bounds`, the least and the greatest value of each of
+    `columns` in all rows, None if a row group has none. Raises `BucketUnreadable`."""
     store = open_bucket(spec)
 
     def read(each: tuple[str, int]) -> dict[str, Any]:
         with open_part(store, *each) as file:
-            return footer_of(file.metadata, column)
+            return footer_of(file.metadata, columns)
 
     with ThreadPoolExecutor(FOOTERS_AT_ONCE) as threads:
         return list(threads.map(read, objects))
 
 
-def footer_of(footer: pq.FileMetaData, column: str) -> dict[str, Any]:
+def footer_of(footer: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]:
     """Return what `read_footers` tells of one footer."""
-    groups, lows, highs = [], [], []
-    known = True
+    groups: list[int] = []
+    told: dict[str, list[Any]] = {name: [] for name in columns}
     for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         # The footer counts a repeated value once.
         least = group.num_rows * group.num_columns * _VALUE_BYTES_MIN
         groups.append(max(group.total_byte_size, least))
         for chunk in map(group.column, range(group.num_columns)):
-            if chunk.path_in_schema == column:
-                told = chunk.statistics
-                if told is None or not told.has_min_max:
-                    known = False
-                else:
-                    lows.append(told.min)
-                    highs.append(told.max)
+            if chunk.path_in_schema in told:
+                told[chunk.path_in_schema].append(chunk.statistics)
     return {
         "rows": footer.num_rows,
         "groups": groups,
-        "low": min(lows, default=None) if known else None,
-        "high": max(highs, default=None) if known else None,
+        "bounds": {name: _bounds_of(each, len(groups)) for name, each in told.items()},
     }
+
+
+def _bounds_of(statistics: Sequence[Any], count: int) -> tuple[Any, Any] | None:
+    """Return the bounds that all of `count` row groups tell together; None if one does not."""
+    known = [each for each in statistics if each is not None and each.has_min_max]
+    if not known or len(known) < count:
+        return None
+    return min(each.min for each in known), max(each.max for each in known)
 
 
 def plan_tasks(

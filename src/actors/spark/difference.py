@@ -33,7 +33,6 @@ from actors.plan.updates import consolidate, negate
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
 from actors.spark.bucket_parts import BucketPartScan
-from actors.spark.bucket_source import SCAN_OPTION
 from actors.spark.failures import describe
 from actors.spark.fragments import CHAR_LENGTH
 from actors.spark.groups import exact_keys, types_of
@@ -109,7 +108,7 @@ class OpenedSession(NamedTuple):
         it reads all of them, or that is not known."""
         if not self.scans:
             return {}
-        read = self.bridge.columns_read(found, SCAN_OPTION)
+        read = self.bridge.columns_read(found)
         return {name: read[scan.name] for name, scan in self.scans.items() if scan.name in read}
 
 
@@ -134,8 +133,8 @@ def open_query(
         if not read:
             yield opened, found
             return
-    # Spark prunes no columns of a source in Python: the query is analysed once more over frames
-    # that have NULL in place of the others.
+    # Spark prunes no columns of what a function in Python makes: the query is analysed once more
+    # over frames that have NULL in place of the others.
     with open_contents(slot, tables, conf, old, apart=apart, read=read) as opened:
         yield opened, opened.bridge.query(sql)
 
@@ -157,7 +156,7 @@ def open_contents(
     for name, columns in read.items():
         scan = loaded[name].scan
         if scan is not None:
-            narrow = replace(scan, columns=columns | {TIME, DIFF})
+            narrow = replace(scan, columns=columns | {DIFF})
             loaded[name] = replace(loaded[name], scan=narrow)
     all_rows = [*loaded.values(), *([] if old is None else [old])]
     size = sum(rows.bytes for rows in all_rows)

@@ -23,12 +23,12 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, StorageError
-from actors.plan.jobs import NO_UPPER, JobRows, RowsDone
+from actors.plan.jobs import JobRows, RowsDone
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.spark.bucket_parts import BucketParts, BucketPartScan
+from actors.spark.bucket_parts import BucketParts, BucketPartScan, wanted_rows
+from actors.spark.bucket_reading import TimeWindow
 from actors.spark.fragments import spark_struct
-from actors.spark.translate import quote
 from actors.threshold_probes import ENGINE_ANSWER, LOCAL_FILES
 
 if TYPE_CHECKING:
@@ -250,30 +250,18 @@ def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame
     """Return the rows as a frame: user columns, time, diff. `uses`: how often a plan reads it."""
     if loaded.frame is not None:
         return loaded.frame
-    struct = StructType(list(spark_struct(loaded.rows.schema.arrow_updates()).fields))
+    rows = loaded.rows
+    struct = StructType(list(spark_struct(rows.schema.arrow_updates()).fields))
+    window = TimeWindow(TIME, rows.lower, rows.upper, rows.advance_to)
     made = []
     if loaded.files:
         scanned = bridge.session.read.schema(struct).parquet(*loaded.files)
-        made.append(_wanted(scanned, loaded.rows))
+        made.append(wanted_rows(scanned, window, struct.names))
     if loaded.scan is not None:
-        made.append(_wanted(loaded.scan.frame(bridge, struct), loaded.rows))
+        made.append(loaded.scan.frame(bridge, struct, window))
     if loaded.table.num_rows or not made:
         made.append(bridge.table(loaded.table, uses))
     return reduce(DataFrame.unionByName, made)
-
-
-def _wanted(found: DataFrame, rows: JobRows) -> DataFrame:
-    """Return those of the stored rows that are wanted, at the times that are wanted."""
-    # Tests that every row passes are left out: a text without numbers of its own is compiled once.
-    if rows.lower > 0:
-        found = found.where(f"{TIME} >= {rows.lower}L")
-    if rows.upper < NO_UPPER:
-        found = found.where(f"{TIME} < {rows.upper}L")
-    if rows.advance_to is None:
-        return found
-    raised = f"greatest({TIME}, {rows.advance_to}L) AS {TIME}"
-    names = rows.schema.arrow_updates().names
-    return found.selectExpr(*(raised if name == TIME else quote(name) for name in names))
 
 
 def done(
