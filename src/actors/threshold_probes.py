@@ -506,6 +506,16 @@ SMALL_JOB: Final = KernelLimit(
     "a job runs in one partition",
     "it runs in as many as Spark likes",
 )  # fmt: skip
+PREPARED_JOB: Final = KernelLimit(
+    "engine_prepared_bytes", 64 * 1024 * 1024,
+    "a step of more rows than a small one may run from a prepared plan",
+    "it is a job, which Spark divides",
+)  # fmt: skip
+INTERPRETED_ROWS: Final = KernelLimit(
+    "prepared_few_rows", 8_192,
+    "the operators of a prepared step are interpreted",
+    "they are compiled",
+)  # fmt: skip
 TABLE_BATCH: Final = KernelLimit(
     "engine_batch_rows", 65_536,
     "rows go to the JVM as one batch",

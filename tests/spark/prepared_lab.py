@@ -42,7 +42,7 @@ from actors.spark.child import _stages
 from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedSteps, SlotSet, check_keeps_nothing, positional
-from actors.spark.session import ThreadSessions, open_session, spark_conf
+from actors.spark.session import SlotRows, ThreadSessions, open_session, spark_conf
 from actors.testing.check_views import for_short_lives
 
 STEPS = 8
@@ -66,10 +66,10 @@ class Exchanging(ThreadSessions):
     """Sessions whose plans fear for the size of a join's inputs, as Spark's own do."""
 
     def get(
-        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None = None
     ) -> SessionBridge:
         bridge = super().get(conf, small=small, slots=slots)
-        if slots:
+        if slots is not None:
             bridge.session.conf.set("spark.sql.maxSinglePartitionBytes", "1")
             bridge.session.conf.set("spark.sql.sources.fileCompressionFactor", "1.0")
         return bridge

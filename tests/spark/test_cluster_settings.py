@@ -15,6 +15,7 @@ from actors.spark.session import (
     JAVA_OPTIONS,
     NEEDED,
     PARTITIONS,
+    SlotRows,
     ThreadSessions,
     far_partitions_max,
     spark_conf,
@@ -102,6 +103,9 @@ class FakeBridge:
         return self.session.cores_now[0]
 
 
+COMPILES = "spark.sql.codegen.factoryMode"
+
+
 class FakeSessions(ThreadSessions):
     """Sessions of no Spark."""
 
@@ -114,8 +118,8 @@ def test_large_jobs_on_a_cluster_adapt_and_follow_its_cores(tmp_path: Path) -> N
     root: Any = FakeSession(cores)
     sessions = FakeSessions(root, frozenset(), tmp_path, 10)
 
-    def values(**how: bool) -> dict[str, str]:
-        made: Any = sessions.get((), small=False, **how)
+    def values(slots: SlotRows | None = None) -> dict[str, str]:
+        made: Any = sessions.get((), small=False, slots=slots)
         return dict(made.session.values)
 
     assert (values()[ADAPTIVE], values()[PARTITIONS]) == ("true", "2")
@@ -123,6 +127,10 @@ def test_large_jobs_on_a_cluster_adapt_and_follow_its_cores(tmp_path: Path) -> N
     assert values()[PARTITIONS] == "8"
     cores[0] = 80
     assert values()[PARTITIONS] == "10"
+    for rows in SlotRows:
+        assert values(rows)[ADAPTIVE] == "false"
+    assert values(SlotRows.FEW)[COMPILES] == "NO_CODEGEN"
+    assert COMPILES not in values(SlotRows.MANY)
     small: Any = sessions.get((), small=True)
     assert (small.session.values.get(ADAPTIVE), small.session.values[PARTITIONS]) == (None, "1")
     view: Any = sessions.get(((PARTITIONS, "7"), (ADAPTIVE, "false")), small=False)

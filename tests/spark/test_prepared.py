@@ -9,7 +9,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -256,11 +256,29 @@ def rows_of(schema: TableSchema, rows: list[Any]) -> JobRows:
     return JobRows(schema, arrow=ipc(schema, rows))
 
 
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
+    """A child to which two rows are many, and most steps too large to be small."""
+    limits = {"prepared_few_rows": 2, "engine_small_bytes": 300}
+    settings = Settings(spark_master="local[1]", engine_jobs_in_flight_max=1, kernel_limits=limits)
+    made = ChildProcess(tmp_path_factory.mktemp("compiling"), for_short_lives(settings), java)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["child", "compiling"])
+def engine(request: pytest.FixtureRequest) -> ChildProcess:
+    """Each kind of plan: with operators that are interpreted, and that are compiled."""
+    found: ChildProcess = request.getfixturevalue(request.param)
+    return found
+
+
 # -- never stale --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", PLANS)
-def test_a_plan_executed_again_has_the_new_rows(child: ChildProcess, kind: str) -> None:
+def test_a_plan_executed_again_has_the_new_rows(engine: ChildProcess, kind: str) -> None:
+    child = engine
     nodes = PLANS[kind]
     group = HIDDEN
     if kind == "aggregate":
@@ -295,8 +313,12 @@ OTHERS: dict[str, Node] = MATCHES | {
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_every_kind_of_node_is_prepared_and_right(child: ChildProcess, kind: str) -> None:
-    name = prepare(child, plan_of(ConsolidateRows(OTHERS[kind])))
+def test_every_kind_of_node_is_prepared_and_right(
+    engine: ChildProcess, child: ChildProcess, kind: str
+) -> None:
+    name, small = (
+        prepare(each, plan_of(ConsolidateRows(OTHERS[kind]))) for each in (engine, child)
+    )
     random_ = random.Random(kind)
     schemas = SCHEMAS | {"h0": HIDDEN}
     for _ in range(8):
@@ -305,7 +327,7 @@ def test_every_kind_of_node_is_prepared_and_right(child: ChildProcess, kind: str
             inputs[state] = [(*row[:-1], abs(row[-1])) for row in inputs[state]]
         inputs["d0"] = [(*row[:-1], 1) for row in inputs["d0"]]
         given = {n: rows_of(schemas[n], rows) for n, rows in inputs.items()}
-        again, anew = step(child, name, 0, given), step(child, name, 0, given, lo=0)
+        again, anew = step(engine, name, 0, given), step(child, small, 0, given, lo=0)
         assert (again.prepared, anew.prepared) == (True, False)
         found = consolidated(from_table(table_of(again)))
         assert found == consolidated(from_table(table_of(anew)))

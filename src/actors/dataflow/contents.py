@@ -76,15 +76,19 @@ async def contents(
         objects: list[BucketObject] = []
         tables: list[pa.Table] = []
         errors: list[pa.Table] = []
-        upper, held_bytes, most = NO_UPPER, 0, engine.settings.engine_inline_bytes_max
+        upper = NO_UPPER
+        plain_parts = {part.key for part in parts if _is_plain(part, state, schema)}
+        far = [part for part in parts if part.key in plain_parts and persist.path(part) is None]
+        # All of them or none: Spark reads many parts anyway, and a few more cost it less than they
+        # would cost on the way through this process.
+        fetched = sum(part.bytes for part in far) <= engine.settings.engine_inline_bytes_max
         for part in parts:
-            plain = _is_plain(part, state, schema)
+            plain = part.key in plain_parts
             path = persist.path(part) if plain else None
             place = None
-            if plain and path is None and held_bytes + part.bytes > most:
+            if plain and path is None and not fetched:
                 place = None if engine.settings.engine_part_copies else persist.place(part)
-                # Neither a file nor in a bucket that Spark may read. A copy on disk bounds memory
-                # to `engine_inline_bytes_max` and one part.
+                # Neither a file nor in a bucket that Spark may read: copies on disk bound memory.
                 if place is None:
                     copies.append(engine.new_path("parquet"))
                     await persist.save(part, copies[-1])
@@ -100,7 +104,6 @@ async def contents(
                 continue
             kept, held = split_errors(between(await persist.fetch(part, schema), 0, as_of + 1))
             tables.append(kept)
-            held_bytes += kept.nbytes
             if held is not None:
                 errors.append(held)
         table = await engine.clock.run_blocking(lambda: _together(tables, schema, as_of))

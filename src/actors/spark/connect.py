@@ -28,7 +28,7 @@ from actors.spark.failures import condition_of
 from actors.spark.fragments import bare_name, declared_json, struct_json, view_name
 from actors.spark.plan_reader import PlanReader
 from actors.spark.remote_analysis import analyze_remotely
-from actors.spark.session import ThreadSessions
+from actors.spark.session import SlotRows, ThreadSessions
 from actors.spark.spark_releases import another_session, send_rows_ahead
 
 SENT_AHEAD_BYTES: Final = 1024 * 1024
@@ -224,15 +224,15 @@ class ConnectSessions(ThreadSessions):
         self._over = False
 
     def get(
-        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None = None
     ) -> SessionBridge:
         """See `ThreadSessions.get`. Plans over slot files are those of our own JVM: the server's
         cannot be looked at, nor executed without a job. Raises `EngineUnavailable` for these where
         there is no Java here."""
-        if slots:
+        if slots is not None:
             if self._own is None:
                 self._own = self._reader.step_sessions()
-            return self._own.get(conf, small=small, slots=True)
+            return self._own.get(conf, small=small, slots=slots)
         made = super().get(conf, small=small, slots=slots)
         assert isinstance(made, ConnectBridge)
         self._current = made

@@ -7,7 +7,8 @@ on a cluster no executor needs to see the files. The plan is built for the first
 or before, in a *rehearsal*.
 
 A plan (a *variant*) is good for the same strata and the same changed inputs (deltas and outputs of
-earlier strata that have rows), at one time or at several. A step without a plan of its own first
+earlier strata that have rows), at one time or at several, for few rows or for many: the operators
+of the first are interpreted, those of the second compiled. A step without a plan of its own first
 uses a *wider* one, of more changed inputs or of several times, whose further inputs are empty then.
 Where steps have done so often, the answer says that a rehearsal pays. Variants are bounded, for
 each dataflow and in all; the least recently used go first.
@@ -43,10 +44,16 @@ from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.spark.bridge import ClassicBridge, SessionBridge
 from actors.spark.failures import describe
-from actors.spark.session import result_bytes_max
+from actors.spark.session import SlotRows, result_bytes_max
 from actors.spark.spark_releases import installed_version, tree_text
 from actors.spark.translate import SessionRelation
-from actors.threshold_probes import PREPARED_EACH, PREPARED_PLANS, SLOT_BYTES, WIDER_USES
+from actors.threshold_probes import (
+    INTERPRETED_ROWS,
+    PREPARED_EACH,
+    PREPARED_PLANS,
+    SLOT_BYTES,
+    WIDER_USES,
+)
 
 # -- Slot files: Arrow files whose paths never change, rewritten for every step --------------------
 # Spark keeps a scan's file listing for as long as a plan lives. A plan can be executed again on
@@ -245,8 +252,8 @@ class PreparedRequest(msgspec.Struct, frozen=True):
     wanted: Callable[[], pa.Schema]
     group: str
     """Name by which its execution is canceled."""
-    open: Callable[[], SessionBridge]
-    """Returns this thread's session for plans over slots."""
+    open: Callable[[SlotRows], SessionBridge]
+    """Returns this thread's session for plans over slots of few or of many rows."""
     check: Callable[[], None]
     """Raises `OperationCanceled` if the job was canceled."""
     waited: Callable[[float], None] = lambda _: None
@@ -257,6 +264,12 @@ class PreparedRequest(msgspec.Struct, frozen=True):
         """Return the inputs that hold changes, as against state, and have rows."""
         return frozenset(name for name in self.tables if InputName.parse(name).holds_changes)
 
+    @property
+    def key(self) -> VariantKey:
+        """Return what identifies the step's own plan."""
+        many = INTERPRETED_ROWS.exceeded_by(sum(table.num_rows for table in self.tables.values()))
+        return VariantKey(self.owner, self.strata, self.changed, self.one_time, many)
+
 
 class VariantKey(NamedTuple):
     """Identifies a variant."""
@@ -265,6 +278,7 @@ class VariantKey(NamedTuple):
     strata: tuple[int, ...]
     changed: frozenset[str]
     one_time: bool
+    many: bool
 
 
 class RunnablePlan:
@@ -379,7 +393,7 @@ class PreparedSteps:
 
         Raises `OperationCanceled`, or Spark's own error of the data.
         """
-        key = _key(request)
+        key = request.key
         with self._lock:
             going = [done for other, done in self._rehearsed.items() if _is_wider(other, key)]
         if going and self._find(key) is None and self._wider(key, request) is None:
@@ -392,9 +406,10 @@ class PreparedSteps:
     def is_frequent(self, request: PreparedRequest) -> bool:
         """Return whether steps like this one have used a wider plan so often that their own would
         pay. The count then begins anew."""
-        key = _key(request)
+        key = request.key
         with self._lock:
-            frequent = WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
+            # A plan for many rows is made when there are as many: it pays at once.
+            frequent = not key.many and WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
             if frequent:
                 del self._wide_uses[key]
             return frequent
@@ -404,7 +419,7 @@ class PreparedSteps:
 
         Raises as `run` does. A step that wants the plan meanwhile waits for it.
         """
-        key = _key(request)
+        key = request.key
         with self._lock:
             mine = sum(other.owner == key.owner for other in self._variants)
             room = len(self._variants) < self._max and mine < self._max_each
@@ -496,7 +511,7 @@ class PreparedSteps:
         kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
         slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
         try:
-            bridge = request.open()
+            bridge = request.open(SlotRows.MANY if key.many else SlotRows.FEW)
             assert isinstance(bridge, ClassicBridge)
             frames = {
                 f"__{name}": bridge.slot(
@@ -581,6 +596,7 @@ def _is_wider(other: VariantKey, key: VariantKey) -> bool:
         and other.changed >= key.changed
         # A plan for several times serves a step at a single one, and not the other way round.
         and (other.one_time == key.one_time or not other.one_time)
+        and other.many == key.many
     )
 
 
@@ -590,10 +606,6 @@ def _has_room(variant: PlanVariant, tables: Mapping[str, pa.Table]) -> bool:
         name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
         for name, table in tables.items()
     )
-
-
-def _key(request: PreparedRequest) -> VariantKey:
-    return VariantKey(request.owner, request.strata, request.changed, request.one_time)
 
 
 def _in_order(

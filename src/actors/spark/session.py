@@ -12,6 +12,7 @@ import os
 import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any, Final
 
@@ -55,14 +56,26 @@ SMALL_STEPS: Final = {
     "spark.sql.maxSinglePartitionBytes": "1t",
 }
 """Settings for small inputs: one partition, and no exchange because of a size estimate."""
-SLOT_STEPS: Final = {
-    "spark.sql.adaptive.enabled": "false",
-    # These plans run on few rows, and each step begins anew: an operator that generates its
-    # projections, or looks for expressions in common, does so in every task, and classes of a
-    # plan's own stay cold. Interpreted operators are the same classes for all plans.
+
+
+class SlotRows(Enum):
+    """How many rows a plan over slot files is for."""
+
+    FEW = auto()
+    MANY = auto()
+
+
+FEW_ROWS_STEPS: Final = {
+    # On few rows each step begins anew: an operator that generates its projections, or looks for
+    # expressions in common, does so in every task, and classes of a plan's own stay cold.
+    # Interpreted operators are the same classes for all plans.
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.subexpressionElimination.enabled": "false",
+}
+"""Settings for plans over slot files of few rows, on top of `SLOT_STEPS`."""
+SLOT_STEPS: Final = {
+    "spark.sql.adaptive.enabled": "false",
     # A slot's length when it is planned says nothing of its rows. Estimates that multiply such
     # lengths soon exceed any limit, and exchanges come back: the factor makes them next to nothing.
     "spark.sql.sources.fileCompressionFactor": "1e-12",
@@ -303,7 +316,7 @@ class ThreadSessions:
         self._sessions: OrderedDict[tuple[Any, ...], SessionBridge] = OrderedDict()
 
     def get(
-        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool = False
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None = None
     ) -> SessionBridge:
         """Return a session with `conf`, made the active one of this thread.
 
@@ -344,7 +357,9 @@ class ThreadSessions:
     def _new_session(self) -> SparkSession:
         return self._root.newSession()
 
-    def _open(self, conf: Sequence[tuple[str, str]], *, small: bool, slots: bool) -> SparkSession:
+    def _open(
+        self, conf: Sequence[tuple[str, str]], *, small: bool, slots: SlotRows | None
+    ) -> SparkSession:
         session = self._new_session()
         if small:
             for name, value in SMALL_STEPS.items():
@@ -363,8 +378,9 @@ class ThreadSessions:
                 text = str(error).splitlines()[0]
                 raise QueryRejected(f"setting {name} = {value!r}: {text}") from None
         # After the user's settings, which must not replace these.
-        if slots:
-            for name, value in SLOT_STEPS.items():
+        if slots is not None:
+            few = FEW_ROWS_STEPS if slots is SlotRows.FEW else {}
+            for name, value in (SLOT_STEPS | few).items():
                 session.conf.set(name, value)
         session.conf.set(*WHOLE_ROW_GROUPS)
         return session

@@ -4,8 +4,9 @@
 would be too large (`actors.plan.plan_splitting`), gives Spark the rows as views, and collects the
 answer; a large one that is wanted as files goes into files (`actors.spark.files`).
 
-Small steps (no file left to Spark, `SMALL_JOB` bytes of rows at most) run in one partition, from a
-plan built once wherever that can be (`actors.spark.prepared`).
+Steps without a file left to Spark, of `PREPARED_JOB` bytes of rows at most, run from a plan built
+once wherever that can be (`actors.spark.prepared`); else those of `SMALL_JOB` bytes at most run in
+one partition.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ from actors.spark.prepared import PreparedRequest, PreparedSteps
 from actors.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
 from actors.spark.translate import PlanTranslator, SessionRelation, leaves
-from actors.threshold_probes import COLLECTED, PLAN_NODES, SMALL_JOB
+from actors.threshold_probes import COLLECTED, PLAN_NODES, PREPARED_JOB, SMALL_JOB
 
 # Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
 # whose diffs are not summed up yet. The price: filters run behind joins and groupings.
@@ -203,14 +204,18 @@ def _run_strata(
         loaded[InputKind.RESULT.text(piece[-1])] = rows
         again &= known
     root = prepared.strata[last]
+    work = _work(slot, prepared, job, chosen, loaded, _peel(root))
+    # A plan that is there beats a job even for rows that a job would divide.
+    made = _run_ahead(slot, work) if not small and not earlier else None
     # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
     # as the statement of a large step does.
-    peeled = small and isinstance(root, ConsolidateRows)
-    # Files are not consolidated: their readers do that, a part at a time.
-    bare = peeled or job.into_files or job.into_bucket is not None
-    work = _work(slot, prepared, job, chosen, loaded, _peel(root) if bare else None)
-    made, known = _run(slot, work, small=small)
-    again &= known
+    peeled = (small or made is not None) and isinstance(root, ConsolidateRows)
+    if made is None:
+        # Files are not consolidated: their readers do that, a part at a time.
+        if not (peeled or job.into_files or job.into_bucket is not None):
+            work = msgspec.structs.replace(work, root=None)
+        made, known = _run(slot, work, small=small)
+        again &= known
     elapsed = (time.perf_counter() - started) * 1000
     if isinstance(made, WrittenObjects):
         count = sum(each.rows for each in made.objects)
@@ -237,12 +242,27 @@ def _run_strata(
 
 def is_small(inputs: Iterable[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
+    size = _bytes_here(inputs)
+    return size is not None and not SMALL_JOB.exceeded_by(size)
+
+
+def _bytes_here(inputs: Iterable[LoadedRows]) -> int | None:
+    """Return the bytes of all rows; None if Spark is to read some of them."""
     size = 0
     for rows in inputs:
-        if rows.left:
-            return False
+        if rows.left or rows.frame is not None:
+            return None
         size += rows.bytes
-    return not SMALL_JOB.exceeded_by(size)
+    return size
+
+
+def _run_ahead(slot: ThreadSlot, work: _Work) -> pa.Table | None:
+    """Execute a step of more rows than a small one by a prepared plan; return None where it has
+    none, or Spark is to read some of them."""
+    size = _bytes_here(work.loaded.values())
+    if work.job.lo == 0 or work.job.at_once or size is None or PREPARED_JOB.exceeded_by(size):
+        return None
+    return _run_prepared(slot, work)
 
 
 def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str, LoadedRows]:
@@ -460,7 +480,7 @@ def _request(slot: ThreadSlot, bridge: SessionBridge, work: _Work) -> PreparedRe
         ],
         wanted=lambda: work.wanted(bridge),
         group=slot.group,
-        open=lambda: slot.sessions.get(prepared.plan.conf, small=True, slots=True),
+        open=lambda rows: slot.sessions.get(prepared.plan.conf, small=True, slots=rows),
         check=slot.check,
         waited=slot.waited,
     )
