@@ -93,6 +93,26 @@ def with_scripts(arguments: tuple[str, ...], every: int) -> list[str]:
     return made
 
 
+def chosen_trials(text: str) -> list[str]:
+    """Return trials by their names, with commas between them; raise `ValueError` that tells a name
+    that there is not. A name may have a comma of its own.
+
+    >>> chosen_trials("views, engine, all,Spark Connect")
+    ['Spark Connect', 'views', 'engine, all']
+    >>> chosen_trials("views, engine")
+    Traceback (most recent call last):
+    ...
+    ValueError: there is no trial 'engine'
+    """
+    known = "|".join(re.escape(name) for name in TRIALS)
+    whole = re.compile(rf"(?:^|(?<=,))\s*({known})\s*(?:,|$)")
+    unknown = whole.sub("", text).strip(", ")
+    if unknown or not text.strip():
+        raise ValueError(f"there is no trial {unknown!r}")
+    found = whole.findall(text)
+    return [name for name in TRIALS if name in found]
+
+
 def run_trial(python: Path, arguments: list[str], log: Path) -> TrialResult:
     """Run one trial; its output goes to `log`."""
     environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
@@ -213,10 +233,10 @@ def main() -> int:
     chosen = [each for each in RELEASES if text_of(each) in given.releases.split(",")]
     if len(chosen) != len(given.releases.split(",")):
         parser.error(f"--releases {given.releases}: there are {every}")
-    # A name may have a comma of its own.
-    trials = [name for name in TRIALS if name in given.trials]
-    if not trials:
-        parser.error(f"--trials {given.trials}: there are {', '.join(TRIALS)}")
+    try:
+        trials = chosen_trials(given.trials)
+    except ValueError as error:
+        parser.error(f"--trials: {error}; there are: {'; '.join(TRIALS)}")
     logs = Path(tempfile.mkdtemp(prefix="penstock-matrix-"))
     all_well = True
     for release in chosen:
