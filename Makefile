@@ -70,6 +70,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/sql_kills.py
+	@$(BIN)/python tests/proof/backup_kills.py
 	@$(BIN)/python tests/proof/transfers.py
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/stalled_client.py

@@ -23,6 +23,7 @@ import os
 import random
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -59,23 +60,8 @@ class Service:
 
     async def start(self) -> None:
         """Starts the process and waits until a client can connect."""
-        command = [
-            sys.executable,
-            "-m",
-            "actors.commands.cli",
-            "serve",
-            "--state-dir",
-            str(self.state),
-        ]
-        command += [
-            "--listen",
-            self.address,
-            "--set",
-            f"retain_history_ms={self.retain_history_ms}",
-        ]
-        log = (self.state.parent / "service.log").open("ab")
-        self.process = await anyio.open_process(command, stdout=log, stderr=log, stdin=None)
-        log.close()
+        await self.launch()
+        assert self.process is not None
         with anyio.fail_after(120):
             while True:
                 try:
@@ -89,13 +75,36 @@ class Service:
                     await anyio.sleep(0.1)
         self.up.set()
 
-    async def kill(self) -> None:
-        """kill -9, then a new process."""
+    async def launch(self) -> None:
+        """Starts the process alone."""
+        command = [sys.executable, *self.program(), "serve", "--state-dir", str(self.state)]
+        command += ["--listen", self.address]
+        for name, value in self.settings().items():
+            command += ["--set", f"{name}={value}"]
+        with (self.state.parent / "service.log").open("ab") as log:
+            self.process = await anyio.open_process(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=None
+            )
+
+    def program(self) -> list[str]:
+        """What Python runs as `penstock`."""
+        return ["-m", "actors.commands.cli"]
+
+    def settings(self) -> dict[str, Any]:
+        """Settings beside its address and its state directory."""
+        return {"retain_history_ms": self.retain_history_ms}
+
+    async def end(self) -> None:
+        """kill -9, and nothing more."""
         assert self.process is not None
         self.up = anyio.Event()
         self.process.send_signal(signal.SIGKILL)
         await self.process.wait()
         self.kills += 1
+
+    async def kill(self) -> None:
+        """kill -9, then a new process."""
+        await self.end()
         await self.start()
 
     async def kill_below(self, victim: str) -> None:

@@ -19,8 +19,6 @@ anything differs.
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -34,7 +32,6 @@ from crash_campaign import Service, free_port
 from sql_model import ACCOUNTS, SUMS, ChangePlanner, ModelState, PlannedChange
 
 from actors import Client
-from actors.errors import PenstockError
 from actors.protocol.relations import is_subscribed_view
 
 SERVE_IN_MEMORY = Path(__file__).resolve().parents[1] / "docs" / "serve_in_memory.py"
@@ -51,40 +48,11 @@ class SqlService(Service):
         self.pg_port = free_port()
         self._memory = memory
 
-    async def start(self) -> None:
-        """Starts the process and waits until a client can connect."""
-        await self.launch()
-        assert self.process is not None
-        with anyio.fail_after(120):
-            while True:
-                try:
-                    async with await Client.connect(self.address):
-                        break
-                except (PenstockError, OSError):
-                    if self.process.returncode is not None:
-                        raise RuntimeError(
-                            f"the service ended with {self.process.returncode}"
-                        ) from None
-                    await anyio.sleep(0.1)
-        self.up.set()
+    def program(self) -> list[str]:
+        return [str(SERVE_IN_MEMORY)] if self._memory else super().program()
 
-    async def launch(self) -> None:
-        """Starts the process alone."""
-        program = [str(SERVE_IN_MEMORY)] if self._memory else ["-m", "actors.commands.cli"]
-        command = [sys.executable, *program, "serve", "--state-dir", str(self.state)]
-        command += ["--listen", self.address, "--set", f"pg_listen=127.0.0.1:{self.pg_port}"]
-        with (self.state.parent / "service.log").open("ab") as log:
-            self.process = await anyio.open_process(
-                command, stdout=log, stderr=subprocess.STDOUT, stdin=None
-            )
-
-    async def end(self) -> None:
-        """kill -9, and nothing more."""
-        assert self.process is not None
-        self.up = anyio.Event()
-        self.process.send_signal(signal.SIGKILL)
-        await self.process.wait()
-        self.kills += 1
+    def settings(self) -> dict[str, Any]:
+        return {"pg_listen": f"127.0.0.1:{self.pg_port}"}
 
     async def connect(self) -> psycopg.AsyncConnection[Any]:
         """A connection that commits each statement."""
