@@ -24,8 +24,8 @@ from actors.sql.dialects import without_schema
 from actors.sql.grammar import parse_statement, split_statements
 from actors.sql.statements import CreateMaterializedViewStatement, CreateViewStatement
 from actors.sql_session.context import CATALOGS, SCHEMAS, object_name
+from actors.sql_session.placed_text import quoted
 from actors.sql_session.row_values import spark_text
-from actors.sql_session.writing import quoted
 from actors.views.plain_views import find_relations
 
 DatasetKind: TypeAlias = Literal["materialized view", "view", "temporary view"]

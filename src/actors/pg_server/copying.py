@@ -13,11 +13,12 @@ from actors.pgwire.row_decoding import copy_decoder
 from actors.pgwire.row_encoding import CopyEncoder, cut_batches
 from actors.plan.schema import TableSchema
 from actors.sql import statements as sql
+from actors.sql_session.placed_text import quoted
 from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.session import SqlSession
 from actors.sql_session.subscribing import subscribe
-from actors.sql_session.writing import named_columns, put_rows, quoted
+from actors.sql_session.writing import named_columns, put_rows
 
 BATCH_BYTES = 1 << 20
 

@@ -43,10 +43,11 @@ from actors.sql.statements import (
 )
 from actors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
 from actors.sql_session.default_values import defined_default
-from actors.sql_session.reading import explain_query
+from actors.sql_session.placed_text import quoted
+from actors.sql_session.reading import explain_query, queried_rows
 from actors.sql_session.results import StatementResult, result_of
 from actors.sql_session.row_values import SqlParameter, schema_of, spark_text
-from actors.sql_session.writing import named_columns, put_rows, queried_rows, quoted
+from actors.sql_session.writing import named_columns, put_rows
 
 Parameters = Sequence[SqlParameter]
 _PROPERTIES: Final = frozenset({"retain_history_ms", "target_lag_ms"})

@@ -9,7 +9,7 @@ used other defaults than there are by then is refused by the service, and carrie
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Final, TypeVar
@@ -33,7 +33,13 @@ from actors.sql.tokens import SqlDialect, lex_sql, name_value, quote_text, text_
 from actors.sql_session.context import SessionContext
 from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.row_arithmetic import computed_array
-from actors.sql_session.row_values import NotLocal, column_array, literal_value, spark_literal
+from actors.sql_session.row_values import (
+    NotLocal,
+    SqlParameter,
+    column_array,
+    literal_value,
+    spark_literal,
+)
 from actors.sql_session.store_assignment import check_assignable
 from actors.sql_session.transaction import as_stored
 
@@ -291,3 +297,19 @@ def _is_changing(text: str) -> bool:
             case "text" if _CHANGING_TEXTS.match(text_value(token.text)):
                 return True
     return False
+
+
+def cast_or_default(
+    context: SessionContext,
+    span: TextSpan,
+    column: TableColumn,
+    parameters: Sequence[SqlParameter],
+    defaults: StatementDefaults,
+) -> PlacedText:
+    """Return an expression of the statement, cast to a column's type, or the column's default."""
+    # DEFAULT is no expression.
+    if is_default(span):
+        return placed(defaults.literal(column))
+    # Spark tells of a value that does not fit at the cast, which the user did not write.
+    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
+    return text.around(span)

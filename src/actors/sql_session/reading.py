@@ -138,3 +138,12 @@ async def explain_query(
         order = ", ".join(each.column for each in read.finishing.order_by) or "none"
         lines.append(f"  order: {order}; limit: {read.finishing.limit}")
     return lines
+
+
+async def queried_rows(
+    context: SessionContext, query: QueryStatement, parameters: Sequence[SqlParameter]
+) -> pa.Table:
+    """Return all rows of a query: at the time that it names, else at that of the open transaction,
+    with its own changes, else the latest."""
+    text, as_of = await query_text(context, query, parameters)
+    return await context.collect(text, as_of)

@@ -25,8 +25,8 @@ from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import catalog_statements as catalog
+from actors.sql_session import merging, writing
 from actors.sql_session import role_statements as roles
-from actors.sql_session import writing
 from actors.sql_session.context import SCHEMAS, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.sql_session.error_places import (
@@ -417,7 +417,7 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.InsertStatement: _with_parameters(writing.insert),
     sql.UpdateStatement: _with_parameters(writing.update),
     sql.DeleteStatement: _with_parameters(writing.delete),
-    sql.MergeStatement: _with_parameters(writing.merge),
+    sql.MergeStatement: _with_parameters(merging.merge),
     sql.CreateTableStatement: _without_parameters(catalog.create_table),
     sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
     sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),

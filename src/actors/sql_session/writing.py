@@ -1,55 +1,51 @@
-"""INSERT, UPDATE, DELETE and MERGE.
+"""INSERT, UPDATE and DELETE.
 
-Rows to change are read at one time, by a query; the write then names them whole. A row that another
-session changed meanwhile is no longer there, so the write fails as a whole, and outside of a
-transaction the statement reads and writes again. So no update is lost, without locks.
+Rows to change are read at one time, by a query; the write then names them whole (`row_changes`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 from msgspec.structs import replace
 
-from actors.client.client import TableWrite
-from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, WriteConflict
+from actors.errors import DuplicateKey, InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.protocol.relations import fold
 from actors.sql.statements import (
     ColumnAssignment,
     DeleteStatement,
     InsertStatement,
-    MergeClause,
-    MergeStatement,
     QueryStatement,
     TextSpan,
     UpdateStatement,
 )
 from actors.sql_session.conflicts import as_merge
-from actors.sql_session.context import SessionContext, object_name
+from actors.sql_session.context import SessionContext
 from actors.sql_session.default_values import (
     NO_DEFAULTS,
     StatementDefaults,
+    cast_or_default,
     columns_of_default,
     is_default,
     statement_defaults,
     with_present_defaults,
 )
-from actors.sql_session.keyed_merge import (
-    compute_keyed_merge,
-    read_keyed_merge,
-    repeated_match,
-)
-from actors.sql_session.own_changes import read_own_row
-from actors.sql_session.placed_text import PlacedText, joined, placed
+from actors.sql_session.merging import merge_rows
+from actors.sql_session.placed_text import PlacedText, joined, placed, quoted
 from actors.sql_session.reading import query_text
 from actors.sql_session.results import StatementResult
 from actors.sql_session.returning import ReturningList, returned_result
 from actors.sql_session.row_arithmetic import computed_array
+from actors.sql_session.row_changes import (
+    NEW,
+    ComputedChange,
+    carry_out,
+    change_rows,
+    read_rows,
+)
 from actors.sql_session.row_values import (
     NotLocal,
     SqlParameter,
@@ -62,31 +58,13 @@ from actors.sql_session.store_assignment import (
     needs_cast,
     rounded_decimals,
 )
-from actors.sql_session.transaction import PendingChange, as_stored, count_rows, filled, keys_in
+from actors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
 
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
 """Rows of one INSERT whose keys are looked up before COMMIT does."""
-_NEW: Final = "penstock_new_"
-"""Prefix of the columns that hold new values beside the old row."""
-_ACTION: Final = "penstock_action"
-_ROW: Final = "penstock_row"
-_IN_TARGET: Final = "penstock_in_target"
-_IN_SOURCE: Final = "penstock_in_source"
 _DEFAULT: Final = TextSpan(0, 0, "DEFAULT")
 """A value of DEFAULT VALUES."""
-
-
-class ComputedChange(msgspec.Struct, frozen=True):
-    """Rows that a statement changes; `count` is the number that the client is told."""
-
-    change: PendingChange
-    count: int
-
-
-def quoted(name: str) -> str:
-    """Return a name as Spark quotes it."""
-    return f"`{name.replace('`', '``')}`"
 
 
 # -- INSERT ----------------------------------------------------------------------------------------
@@ -126,7 +104,7 @@ async def _insert(
         await context.client.check_right("read", table)
     if statement.conflict is not None:
         upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect, defaults)
-        count, returned = await _merge(context, upsert, parameters, returning, defaults)
+        count, returned = await merge_rows(context, upsert, parameters, returning, defaults)
         return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
         rows = await _values(context, columns, statement.rows, parameters, defaults)
@@ -192,7 +170,7 @@ async def _put_rows(
 ) -> None:
     """Insert rows that have all columns of the table."""
     await _refuse_present(context, table, schema, rows)
-    await _carry_out(context, table, schema, PendingChange(None, rows), defaults)
+    await carry_out(context, table, schema, PendingChange(None, rows), defaults)
 
 
 async def _refuse_present(
@@ -292,27 +270,11 @@ def _cast_values(
     """Return a query of the rows, each value cast to its column's type."""
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        return _cast(context, span, column, parameters, defaults)
+        return cast_or_default(context, span, column, parameters, defaults)
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
     names = ", ".join(quoted(column.name) for column in columns)
     return placed("SELECT * FROM VALUES ", joined(", ", lines), f" AS given({names})")
-
-
-def _cast(
-    context: SessionContext,
-    span: TextSpan,
-    column: TableColumn,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText:
-    """Return an expression of the statement, cast to a column's type, or the column's default."""
-    # DEFAULT is no expression.
-    if is_default(span):
-        return placed(defaults.literal(column))
-    # Spark tells of a value that does not fit at the cast, which the user did not write.
-    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
-    return text.around(span)
 
 
 async def _assigned_rows(
@@ -381,7 +343,7 @@ async def _update(
         return ComputedChange(PendingChange(old, new), old.num_rows)
 
     returning = _returning_list(context, table, schema, statement, parameters)
-    count, returned = await _changed(context, table, schema, compute, returning, defaults)
+    count, returned = await change_rows(context, table, schema, compute, returning, defaults)
     return returned_result(f"UPDATE {count}", returned)
 
 
@@ -397,7 +359,7 @@ async def delete(
         return ComputedChange(PendingChange(old, None), old.num_rows)
 
     returning = _returning_list(context, table, schema, statement, parameters)
-    count, returned = await _changed(context, table, schema, compute, returning)
+    count, returned = await change_rows(context, table, schema, compute, returning)
     return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
@@ -480,7 +442,7 @@ def select_changes(
     """Return the query of old rows with the new values beside them."""
     old = [quoted(name) for name in schema.names]
     new = [
-        placed(_cast(context, span, column, parameters, defaults), f" AS {_NEW}{number}")
+        placed(cast_or_default(context, span, column, parameters, defaults), f" AS {NEW}{number}")
         for number, (column, span) in enumerate(targets)
     ]
     return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)
@@ -488,291 +450,5 @@ def select_changes(
 
 def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:
     """Return the new rows: old values, but for the changed columns."""
-    new = {column.name: rows[f"{_NEW}{number}"] for number, column in enumerate(changed)}
+    new = {column.name: rows[f"{NEW}{number}"] for number, column in enumerate(changed)}
     return pa.table([new.get(name, rows[name]) for name in schema.names], schema=schema.arrow())
-
-
-async def queried_rows(
-    context: SessionContext, query: QueryStatement, parameters: Parameters
-) -> pa.Table:
-    """Return all rows of a query, at the time that it names, or as `read_rows`."""
-    text, as_of = await query_text(context, query, parameters)
-    return await context.collect(text, as_of)
-
-
-async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
-    """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
-    its own changes, else the latest."""
-    transaction = context.transaction
-    if transaction is None:
-        return await context.collect(text)
-    own = await read_own_row(context, text.text)
-    if own is not None:
-        return own
-    overlaid = text.within(transaction.overlaid(text.text))
-    return await context.collect(overlaid, await context.transaction_time())
-
-
-async def _changed(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    compute: Callable[[], Awaitable[ComputedChange]],
-    returning: ReturningList | None = None,
-    defaults: StatementDefaults | None = None,
-) -> tuple[int, pa.Table | None]:
-    """Carry out a change of rows that were read; again if another session was faster. Return the
-    number of rows, and what the statement returns. Raises `WriteConflict` when that does not
-    end."""
-    # A transaction reads at one time: reading again would break that.
-    attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
-    for attempt in range(attempts):
-        made = await compute()
-        change, returned = made.change, None
-        if returning is not None:
-            # Rows that only go are those of a DELETE.
-            is_delete = change.insert is None and change.delete is not None
-            returned = await returning.rows(change.delete if is_delete else change.insert)
-        if not count_rows(change.delete) and not count_rows(change.insert):
-            return made.count, returned
-        try:
-            await _carry_out(context, table, schema, change, defaults)
-        except AbsentRow as error:
-            if attempt + 1 == attempts:
-                raise WriteConflict(f"other sessions change the same rows: {error}") from None
-            continue
-        return made.count, returned
-    raise AssertionError("a change ends or raises")
-
-
-async def _carry_out(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    change: PendingChange,
-    defaults: StatementDefaults | None,
-) -> None:
-    """Write a change, or note it in the open transaction. `defaults` are those that it was made
-    with; None: it needs none."""
-    digest = None if defaults is None else defaults.digest
-    if context.transaction is not None:
-        # COMMIT checks it again; the statement is where a client expects the error.
-        if table not in context.transaction.tables:
-            await context.client.check_right("write", table)
-        limit = context.settings.sql_rows_bytes_max
-        if change.insert is not None:
-            # Its own reads see the rows before whoever stores them has fitted them.
-            stored = as_stored(table, change.insert, schema)
-            change = PendingChange(change.delete, stored)
-        context.transaction.add(table, schema, change, limit, digest)
-        return
-    if count_rows(change.delete) or count_rows(change.insert):
-        write = TableWrite(insert=change.insert, delete=change.delete, defaults=digest)
-        context.variables.note_write(await context.client.write({table: write}))
-
-
-# -- MERGE -----------------------------------------------------------------------------------------
-
-
-async def merge(
-    context: SessionContext, statement: MergeStatement, parameters: Parameters
-) -> StatementResult:
-    """Change a table by the rows of another relation. Each row takes the first clause that fits.
-
-    Raises:
-        InvalidUsage: Two rows of the source would change the same row.
-    """
-
-    async def work() -> int:
-        table, schema = await context.catalog.find_table(statement.table)
-        defaults = await statement_defaults(
-            context, table, schema, lambda: _wanted_by(schema, statement.clauses)
-        )
-        count, _ = await _merge(context, statement, parameters, None, defaults)
-        return count
-
-    count = await with_present_defaults(context, work)
-    return StatementResult(f"MERGE {count}")
-
-
-async def _merge(
-    context: SessionContext,
-    statement: MergeStatement,
-    parameters: Parameters,
-    returning: ReturningList | None,
-    defaults: StatementDefaults,
-) -> tuple[int, pa.Table | None]:
-    table, schema = await context.catalog.find_table(statement.table)
-    keyed = read_keyed_merge(context, schema, table, statement, parameters, defaults.values)
-    text = placed()
-    if keyed is None:
-        text = _merge_query(context, table, schema, statement, parameters, defaults)
-
-    async def compute() -> ComputedChange:
-        if keyed is not None:
-            return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
-        return _merged(table, schema, statement.clauses, await read_rows(context, text))
-
-    return await _changed(context, table, schema, compute, returning, defaults)
-
-
-def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:
-    """Return the columns whose defaults a MERGE may take."""
-    wanted = set()
-    for clause in clauses:
-        given = {fold(each.column[-1]): each.value for each in clause.assignments}
-        inserts = clause.action == "insert"
-        if inserts:
-            named = zip(clause.columns or schema.names, clause.values, strict=False)
-            given = {fold(name): span for name, span in named}
-        for name in schema.names:
-            span = given.get(fold(name))
-            if inserts if span is None else is_default(span):
-                wanted.add(name)
-    return wanted
-
-
-def _merge_query(
-    context: SessionContext,
-    table: str,
-    schema: TableSchema,
-    statement: MergeStatement,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText:
-    """Return the query of the matches: the old row, the number of its clause, and the new row."""
-    target = quoted(statement.alias or table)
-    if statement.source_query is not None:
-        source_rows = placed(
-            "(", context.spark(statement.source_query.query, parameters).before(")")
-        )
-        source = quoted(statement.source_alias or "source")
-    else:
-        assert statement.source_name is not None
-        name = object_name(statement.source_name)
-        source_rows, source = placed(quoted(name)), quoted(statement.source_alias or name)
-    clauses = statement.clauses
-    new = [
-        placed(
-            _chosen(context, schema, clauses, column, source, target, parameters, defaults),
-            f" AS {_NEW}{number}",
-        )
-        for number, column in enumerate(schema.columns)
-    ]
-    old = [f"{target}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
-    # Numbers tell rows apart that are equal: a bag may hold two of a kind.
-    return placed(
-        f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, ",
-        _clause_number(context, clauses, parameters),
-        f" AS {_ACTION}, ",
-        joined(", ", new),
-        f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
-        f"FROM {quoted(table)}) AS {target} "
-        f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
-        source_rows,
-        f") AS {source} ",
-        placed("ON ", context.spark(statement.on, parameters).before(")")).around(statement.on),
-        f" WHERE {_ACTION} IS NOT NULL",
-    )
-
-
-def _clause_number(
-    context: SessionContext, clauses: Sequence[MergeClause], parameters: Parameters
-) -> PlacedText:
-    """Return the expression of the first clause that fits; NULL if none does."""
-    kinds = {
-        "matched": f"{_IN_TARGET} AND {_IN_SOURCE}",
-        "not matched": f"{_IN_TARGET} IS NULL",
-        "not matched by source": f"{_IN_SOURCE} IS NULL",
-    }
-    cases = []
-    for number, clause in enumerate(clauses):
-        test = placed(f"({kinds[clause.match]})")
-        if clause.condition is not None:
-            condition = context.spark(clause.condition, parameters)
-            # One that is no condition is told of at the AND.
-            test = placed(test, " AND (", condition.before(")")).around(clause.condition)
-        result = "NULL" if clause.action == "nothing" else str(number)
-        cases.append(placed("WHEN ", test, f" THEN {result}"))
-    return placed("CASE ", joined(" ", cases), " END")
-
-
-def _chosen(
-    context: SessionContext,
-    schema: TableSchema,
-    clauses: Sequence[MergeClause],
-    column: TableColumn,
-    source: str,
-    target: str,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText:
-    """Return the expression of a column's new value, by the clause that fits."""
-    number_of = _clause_number(context, clauses, parameters)
-    cases = []
-    for number, clause in enumerate(clauses):
-        value = _new_value(context, schema, clause, column, source, target, parameters, defaults)
-        if value is not None:
-            cases.append(placed(f"WHEN {number} THEN ", value))
-    if not cases:
-        return placed(f"CAST(NULL AS {column.type})")
-    return placed("CASE ", number_of, " ", joined(" ", cases), " END")
-
-
-def _new_value(
-    context: SessionContext,
-    schema: TableSchema,
-    clause: MergeClause,
-    column: TableColumn,
-    source: str,
-    target: str,
-    parameters: Parameters,
-    defaults: StatementDefaults,
-) -> PlacedText | None:
-    """Return what a clause gives a column, of its type; None if it makes no row."""
-    old = f"{target}.{quoted(column.name)}"
-
-    def cast(text: str) -> PlacedText:
-        return placed(f"CAST({text} AS {column.type})")
-
-    match clause.action:
-        case "update all" | "insert all":
-            return cast(f"{source}.{quoted(column.name)}")
-        case "update":
-            given = {fold(each.column[-1]): each.value for each in clause.assignments}
-            span = given.get(fold(column.name))
-            if span is None:
-                return cast(old)
-            return _cast(context, span, column, parameters, defaults)
-        case "insert":
-            names = [fold(name) for name in clause.columns or schema.names]
-            if len(names) != len(clause.values):
-                raise InvalidUsage(f"MERGE: {len(clause.values)} values for {len(names)} columns")
-            found = dict(zip(names, clause.values, strict=True)).get(fold(column.name))
-            if found is None:
-                return placed(defaults.literal(column))
-            return _cast(context, found, column, parameters, defaults)
-    return None
-
-
-def _merged(
-    table: str, schema: TableSchema, clauses: Sequence[MergeClause], rows: pa.Table
-) -> ComputedChange:
-    """Return the change that the matches make."""
-    actions = rows[_ACTION]
-
-    def of(*verbs: str) -> pa.Table:
-        numbers = [n for n, clause in enumerate(clauses) if clause.action in verbs]
-        return rows.filter(pc.is_in(actions, value_set=pa.array(numbers, actions.type)))
-
-    # An update is the old row's end and the new row's begin.
-    gone = of("update", "update all", "delete")
-    come = of("update", "update all", "insert", "insert all")
-    numbers = gone[_ROW]
-    if pc.count_distinct(numbers).as_py() < len(numbers):
-        raise repeated_match(table)
-    new = pa.table(
-        [come[f"{_NEW}{number}"] for number in range(len(schema.columns))], schema=schema.arrow()
-    )
-    change = PendingChange(gone.select(schema.names), new)
-    return ComputedChange(change, rows.num_rows)
