@@ -65,24 +65,44 @@ NUMBERED = SelectColumns(RIGHT, (NamedExpression("m", "`s`"),))
 BEYOND = "CAST(`s` AS int) >= 7"
 BY_NUMBER = (("CAST(`s` AS int)", "CAST(`m` AS int)"),)
 BEYOND_SQL = "select s from t where cast(s as int) >= 7"
-LARGE_BYTES = 5 * 1024 * 1024
-"""More than Spark is given as rows."""
+MANY = 8_000
+"""Rows beyond each limit of the child `reading`."""
 
 
-def padding(size: int) -> list[tuple[object, ...]]:
-    """Rows beside those of a test, so many bytes of them."""
-    return [(str(number), number + 0.25, 1, 1) for number in range(size // 17)]
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
+    """A child that leaves the smallest file to Spark; larger ones are several partitions."""
+    limits = {"engine_local_bytes": 1, "engine_small_bytes": 64 * 1024}
+    settings = Settings(
+        spark_master="local[2]", kernel_limits=limits, prepared_slot_bytes_max=64 * 1024
+    )
+    made = ChildProcess(tmp_path_factory.mktemp("reading"), for_short_lives(settings), java)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[0, MANY], ids=["few", "many"])
+def more(request: pytest.FixtureRequest) -> int:
+    """How many rows there are beside those of a test."""
+    count: int = request.param
+    return count
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, more: int) -> ChildProcess:
+    """A child that reads few rows itself, or one that lets Spark read many."""
+    found: ChildProcess = request.getfixturevalue("reading" if more else "child")
+    return found
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
 @pytest.mark.parametrize("gone", [True, False], ids=["deleted", "still there"])
 def test_a_row_that_is_gone_raises_nothing(
-    child: ChildProcess, tmp_path: Path, size: int, gone: bool
+    engine: ChildProcess, tmp_path: Path, more: int, gone: bool
 ) -> None:
-    more = padding(size)
+    padding = [(str(number), number + 0.25, 1, 1) for number in range(more)]
     parts: list[pa.Table] = [
-        updates(TEXTS, [("seven", -0.0, 1, 1), ("7", 0.5, 1, 2), *more]),
+        updates(TEXTS, [("seven", -0.0, 1, 1), ("7", 0.5, 1, 2), *padding]),
         updates(TEXTS, [("seven", -0.0, 2, -1), ("7", 0.5, 2, -1)] if gone else [("8", 1.0, 2, 2)]),
     ]
     files = []
@@ -90,15 +110,15 @@ def test_a_row_that_is_gone_raises_nothing(
         files.append(str(tmp_path / f"{number}.parquet"))
         pq.write_table(part, files[-1], compression="none", use_dictionary=False)
     name = job_id()
-    assert isinstance(child.ask(PreparePlan(job_id(), name, PLAN)), PlanPrepared)
+    assert isinstance(engine.ask(PreparePlan(job_id(), name, PLAN)), PlanPrepared)
     rows = JobRows(TEXTS, files=tuple(files), advance_to=4)
-    answer = child.ask(RunStep(job_id(), name, 0, 0, {"d0": rows}, 0, 5, at_once=True))
+    answer = engine.ask(RunStep(job_id(), name, 0, 0, {"d0": rows}, 0, 5, at_once=True))
     if not gone:
         assert isinstance(answer, JobFailed)
         assert "CAST_INVALID_INPUT" in answer.text
         return
     found = table_of(answer).to_pylist()
-    assert len(found) == len(more) + 1
+    assert len(found) == more + 1
     assert {"n": 7, "f": 0.5, "__time": 4, "__diff": 1} in found
 
 
@@ -114,17 +134,19 @@ ABOVE: dict[str, Node] = {
 
 
 @pytest.mark.parametrize("name", ABOVE)
-@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
 def test_what_stands_above_sees_no_row_that_is_gone(
-    child: ChildProcess, tmp_path: Path, name: str, size: int
+    engine: ChildProcess, tmp_path: Path, name: str, more: int
 ) -> None:
     """Spark filters before it sums up, if it may, and the filter raises for such a row."""
     given = [("seven", 1, 1), ("7", 1, 2), ("5", 1, 1)]
-    more = [(str(10 + number), 1, 1) for number in range(size // 17)]
+    padding = [(str(10 + number), 1, 1) for number in range(more)]
     deleted = [("seven", 2, -1)]
-    parts = {"d0": [given + more, deleted], "d1": [[("7", 1, 1), ("seven", 1, 1), *more], deleted]}
+    parts = {
+        "d0": [given + padding, deleted],
+        "d1": [[("7", 1, 1), ("seven", 1, 1), *padding], deleted],
+    }
     if "union" in name:
-        parts = {"d0": [given + more], "d1": [[("seven", 1, 1)]]}
+        parts = {"d0": [given + padding], "d1": [[("seven", 1, 1)]]}
     inputs: dict[str, JobRows] = {}
     for index, tables in parts.items():
         files = [str(tmp_path / f"{index}-{number}.parquet") for number in range(len(tables))]
@@ -136,21 +158,20 @@ def test_what_stands_above_sees_no_row_that_is_gone(
         (PlanStratum((), ABOVE[name], ("d0", "d1")),),
     )  # fmt: skip
     view = job_id()
-    assert isinstance(child.ask(PreparePlan(job_id(), view, plan)), PlanPrepared)
-    answer = child.ask(RunStep(job_id(), view, 0, 0, inputs, 0, 5, at_once=True))
+    assert isinstance(engine.ask(PreparePlan(job_id(), view, plan)), PlanPrepared)
+    answer = engine.ask(RunStep(job_id(), view, 0, 0, inputs, 0, 5, at_once=True))
     assert not isinstance(answer, JobFailed), answer.text
     found = table_of(answer)
-    assert set(found["s"].to_pylist()) == {"7", *(row[0] for row in more)}
-    assert sum(found["__diff"].to_pylist()) == 2 + len(more)
+    assert set(found["s"].to_pylist()) == {"7", *(row[0] for row in padding)}
+    assert sum(found["__diff"].to_pylist()) == 2 + more
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.parametrize("size", [0, LARGE_BYTES], ids=["few", "many"])
 def test_a_query_over_contents_sees_no_row_that_is_gone(
-    child: ChildProcess, tmp_path: Path, size: int
+    engine: ChildProcess, tmp_path: Path, more: int
 ) -> None:
-    more = [(str(10 + number), 1, 1) for number in range(size // 17)]
-    tables = [[("seven", 1, 1), ("7", 1, 1), *more], [("seven", 2, -1)]]
+    padding = [(str(10 + number), 1, 1) for number in range(more)]
+    tables = [[("seven", 1, 1), ("7", 1, 1), *padding], [("seven", 2, -1)]]
     files = [str(tmp_path / f"{number}.parquet") for number in range(2)]
     for path, table in zip(files, tables, strict=True):
         pq.write_table(updates(WORDS, table), path, compression="none", use_dictionary=False)
@@ -159,12 +180,12 @@ def test_a_query_over_contents_sees_no_row_that_is_gone(
         ComputeDifference(job_id(), BEYOND_SQL, given, WORDS, 5),
         SelectRows(job_id(), BEYOND_SQL, given, WORDS),
     ):
-        answer = child.ask(job)
+        answer = engine.ask(job)
         assert not isinstance(answer, JobFailed), answer.text
         found = table_of(answer)["s"].to_pylist()
-        assert Counter(found) == Counter(["7", *(row[0] for row in more)])
+        assert Counter(found) == Counter(["7", *(row[0] for row in padding)])
     wrong = "select s from t where cast(concat('x', s) as int) = 1"
-    answer = child.ask(SelectRows(job_id(), wrong, given, WORDS))
+    answer = engine.ask(SelectRows(job_id(), wrong, given, WORDS))
     assert isinstance(answer, JobFailed)
     assert "CAST_INVALID_INPUT" in answer.text
 
@@ -216,12 +237,15 @@ def drawn_history(schema: TableSchema, dice: random.Random) -> list[list[tuple[A
     return parts
 
 
-@pytest.fixture(scope="module", params=[1 << 26, 1], ids=["touched keys", "all rows"])
+@pytest.fixture(scope="module", params=[True, False], ids=["touched keys", "all rows"])
 def scanning(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, java: JavaHome
 ) -> Iterator[ChildProcess]:
     """A child that leaves the smallest file to Spark."""
-    limits = {"engine_local_bytes": 1, "retracting_bytes": request.param}
+    if request.param:
+        yield request.getfixturevalue("reading")
+        return
+    limits = {"engine_local_bytes": 1, "retracting_bytes": 1}
     settings = for_short_lives(Settings(spark_master="local[2]", kernel_limits=limits))
     made = ChildProcess(tmp_path_factory.mktemp("scanning"), settings, java)
     yield made
