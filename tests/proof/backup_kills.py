@@ -190,6 +190,7 @@ class BackupCampaign:
     async def write(self) -> None:
         """Writes until cancelled, over all lives of the service."""
         while True:
+            life = self.service.up
             try:
                 async with self.service.client() as client:
                     await self._settle(client)
@@ -199,7 +200,7 @@ class BackupCampaign:
                         await anyio.sleep(WRITE_EVERY_S)
             except (PenstockError, OSError):
                 # Nobody has killed it: without writes the rest would show nothing.
-                if self.service.up.is_set():
+                if self.service.up is life:
                     raise
 
     async def _settle(self, client: Client) -> None:
