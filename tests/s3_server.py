@@ -15,12 +15,14 @@ from __future__ import annotations
 import itertools
 import logging
 import re
+import socket
 import threading
 import urllib.request
 import warnings
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 import pytest
@@ -69,11 +71,8 @@ class S3:
         self._one = threading.Lock()
         """Moto compares and then writes: a condition holds for both only if nobody else does."""
         self._app = DomainDispatcherApplication(create_backend_app)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
+        self._accepted: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+        self._listen(0)
 
     @property
     def url(self) -> str:
@@ -84,6 +83,33 @@ class S3:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def go_away(self) -> None:
+        """Refuses connections, and cuts those that there are: what was asked may have happened."""
+        self.stop()
+        for connection in list(self._accepted):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def come_back(self) -> None:
+        """Serves again what is stored, at the same port."""
+        self._released = threading.Event()
+        self._listen(self._server.server_port)
+
+    def _listen(self, port: int) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._server = make_server("127.0.0.1", port, self._answer, threaded=True)
+        accept = self._server.get_request
+
+        def accepted() -> tuple[socket.socket, Any]:
+            connection, address = accept()
+            self._accepted.add(connection)
+            return connection, address
+
+        self._server.get_request = accepted
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def release(self) -> None:
         """What hangs goes on, and fails."""

@@ -9,7 +9,7 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
@@ -38,8 +38,8 @@ def _die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-class Daemon:
-    """A process of Spark's whose log is read as it is written.
+class LoggedProcess:
+    """A process whose output is read as it is written.
 
     It leads a process group, so that its end takes along what it started; and it ends with this
     process even when that is killed.
@@ -47,20 +47,19 @@ class Daemon:
 
     def __init__(
         self,
-        arguments: list[str],
-        environment: dict[str, str],
+        command: Sequence[str],
+        environment: Mapping[str, str],
         folder: Path | None = None,
-        hidden: Path | None = None,
+        *,
+        commanded: bool = False,
     ) -> None:
-        """Starts it. `hidden`: a folder that it sees empty, for which the tests must be root."""
-        program = str(spark_home() / "bin" / "spark-class")
-        cover = [] if hidden is None else [*HIDING, str(hidden)]
+        """Starts it in a folder. `commanded`: it reads lines (see `tell`)."""
         self._lines: list[str] = []
         self._grown = threading.Condition()
         self._ended = False
         self.process = subprocess.Popen(
-            [*cover, program, *arguments],
-            stdin=subprocess.DEVNULL,
+            command,
+            stdin=subprocess.PIPE if commanded else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -71,6 +70,12 @@ class Daemon:
         )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
+
+    @property
+    def text(self) -> str:
+        """What it has written until now."""
+        with self._grown:
+            return "".join(self._lines)
 
     def wait_for(self, pattern: str, count: int = 1) -> re.Match[str]:
         """Waits for the line number `count` that matches; fails with the log."""
@@ -84,13 +89,23 @@ class Daemon:
             assert len(matches) >= count, f"no {pattern!r} in:\n{''.join(self._lines)}"
             return matches[count - 1]
 
+    def tell(self, line: str) -> None:
+        """Writes a line that it reads."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
     def kill(self) -> None:
+        """Kills it, and all that is still of its group: SIGKILL."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(SECONDS_MAX)
         self._reader.join(SECONDS_MAX)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -105,6 +120,22 @@ class Daemon:
             else:
                 self._lines.append(line)
             self._grown.notify_all()
+
+
+class Daemon(LoggedProcess):
+    """A process of Spark's."""
+
+    def __init__(
+        self,
+        arguments: list[str],
+        environment: dict[str, str],
+        folder: Path | None = None,
+        hidden: Path | None = None,
+    ) -> None:
+        """Starts it. `hidden`: a folder that it sees empty, for which the tests must be root."""
+        program = str(spark_home() / "bin" / "spark-class")
+        cover = [] if hidden is None else [*HIDING, str(hidden)]
+        super().__init__([*cover, program, *arguments], environment, folder)
 
 
 class Cluster:

@@ -40,15 +40,14 @@ from actors.dataflow.contents import contents
 from actors.dataflow.engine import EngineClient
 from actors.errors import DefiniteError, PenstockError
 from actors.kernel import ActorAddress, SystemClock
-from actors.persist import PersistClient
 from actors.persist.blob_file import FileBlob
-from actors.persist.memory_stores import MemoryConsensus
 from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, MatchState, PairRows, columns_of
 from actors.plan.jobs import ComputeDifference, JobRows
 from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.plan.updates import negate, set_column, to_ipc
 from actors.settings import Settings
 from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
+from actors.testing.check_stores import check_stores
 from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace
 from actors.testing.engine import table_of
 from actors.testing.freedom import freedom_of, is_approximate
@@ -257,20 +256,25 @@ class BaseCheck:
         settings = msgspec.structs.replace(place.settings, **LIVE_SETTINGS)
         blob = FileBlob(self._scratch / "blob", SystemClock())
         await blob.prepare()
-        persist = PersistClient(blob, MemoryConsensus(), settings, SystemClock())
-        stage = ScriptStage(
-            place.system, place.executor, persist, self._scratch, settings, f"{self._seed}-live"
-        )
-        stage.wait_seconds = WAIT_SECONDS
         try:
-            await stage.open(checked.script.tables, self._plans)
-            await self._run_on(stage, settings)
+            async with check_stores(settings, lambda: blob) as persist:
+                stage = ScriptStage(
+                    place.system,
+                    place.executor,
+                    persist,
+                    self._scratch,
+                    settings,
+                    f"{self._seed}-live",
+                )
+                stage.wait_seconds = WAIT_SECONDS
+                try:
+                    await stage.open(checked.script.tables, self._plans)
+                    await self._run_on(stage, settings)
+                finally:
+                    await stage.stop()
         except PenstockError as error:
             for name in self._plans:
                 checked.note_wrong(name, f"over a base: {type(error).__name__}: {error}")
-        finally:
-            await stage.stop()
-            await persist.close()
 
     async def _run_on(self, stage: ScriptStage, settings: Settings) -> None:
         checked = self._checked

@@ -29,11 +29,12 @@ import msgspec
 
 from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
 from actors.kernel import ActorAddress, ActorSystem, SystemClock
-from actors.persist import PersistClient
+from actors.persist.memory_stores import MemoryBlob
 from actors.plan.delta import AUTO, DeltaPlan
 from actors.plan.jobs import ComputeDifference
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
+from actors.testing.check_stores import check_stores
 from actors.testing.drawn_settings import ENGINE_SETTINGS, draw_settings, drawn_text
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated, updates_of
 from actors.testing.nodes import Update as Row
@@ -419,24 +420,24 @@ class CheckedScript:
 
         async with limiter:
             settings = self._live_settings("stores")
-            persist = await PersistClient.in_memory(settings, SystemClock())
-            stage = ScriptStage(
-                self._place.system,
-                self._place.executor,
-                persist,
-                self._place.scratch,
-                settings,
-                f"{self._name}-live",
-            )
             try:
-                await stage.open(self.script.tables, self.plans)
-                await self._live_on(stage, kill)
+                async with check_stores(settings, lambda: MemoryBlob(SystemClock())) as persist:
+                    stage = ScriptStage(
+                        self._place.system,
+                        self._place.executor,
+                        persist,
+                        self._place.scratch,
+                        settings,
+                        f"{self._name}-live",
+                    )
+                    try:
+                        await stage.open(self.script.tables, self.plans)
+                        await self._live_on(stage, kill)
+                    finally:
+                        await stage.stop()
             except PenstockError as error:
                 for name in self.plans:
                     self.note_wrong(name, first_line(error), (LIVE, "as a dataflow"))
-            finally:
-                await stage.stop()
-                await persist.close()
 
     def _live_settings(self, moment: str) -> Settings:
         """Return settings drawn for this script: of the stores, or of a start of the dataflows."""
