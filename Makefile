@@ -71,6 +71,13 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/sql_kills.py
 	@$(BIN)/python tests/proof/backup_kills.py
+	@$(BIN)/python tests/proof/far_campaign.py --kills 24
+	@$(BIN)/python tests/proof/far_campaign.py --whole
+	@$(BIN)/python tests/proof/far_campaign.py --connect
+	@$(BIN)/python tests/proof/far_campaign.py --demo
+	@$(BIN)/python tests/proof/far_campaign.py --demo --connect
+	@$(BIN)/python tests/proof/far_campaign.py --scripts 8
+	@$(BIN)/python tests/proof/far_campaign.py --scripts 8 --connect
 	@$(BIN)/python tests/proof/transfers.py
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/stalled_client.py

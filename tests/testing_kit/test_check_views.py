@@ -15,6 +15,7 @@ import pytest
 
 from actors.errors import PenstockError
 from actors.kernel import ActorSystem
+from actors.persist.blob_file import FileBlob
 from actors.plan.delta import DeltaPlan, FilterRows
 from actors.plan.jobs import (
     Answer,
@@ -48,9 +49,15 @@ with all of them."""
 
 
 async def checked(
-    *paths: Path, splits: int = 2, live: bool = True, ends: bool = True
+    *paths: Path,
+    splits: int = 2,
+    live: bool = True,
+    ends: bool = True,
+    settings: Settings | None = None,
 ) -> CheckReport:
-    return await checked_by(InMemoryExecutor, *paths, splits=splits, live=live, ends=ends)
+    return await checked_by(
+        InMemoryExecutor, *paths, splits=splits, live=live, ends=ends, settings=settings
+    )
 
 
 async def checked_by(
@@ -60,11 +67,12 @@ async def checked_by(
     live: bool = True,
     ends: bool = True,
     show: Show | None = None,
+    settings: Settings | None = None,
 ) -> CheckReport:
     with anyio.fail_after(100), tempfile.TemporaryDirectory() as folder:
         async with ActorSystem(seed=1) as system:
             executor = system.spawn(engine, "engine")
-            place = CheckPlace(system, executor, Settings(), Path(folder))
+            place = CheckPlace(system, executor, settings or Settings(), Path(folder))
             options = CheckOptions(
                 splits, 0, ends=ends, live=live, exact_decimals=False, batched=False
             )
@@ -248,3 +256,24 @@ async def test_no_choice_of_sparks_explains_a_negative_weight(tmp_path: Path) ->
     )
     report = await checked_by(Negating, script, live=False)
     assert "negative weight of (1,)" in report.views[0].line()
+
+
+async def test_parts_of_a_script_lie_where_blob_url_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    set_blob = FileBlob.set
+
+    async def noted(blob: FileBlob, key: str, data: bytes) -> None:
+        await set_blob(blob, key, data)
+        path = blob.path(key)
+        assert path is not None
+        written.append(Path(path))
+
+    monkeypatch.setattr(FileBlob, "set", noted)
+    settings = Settings(blob_url=f"file:{tmp_path}/there", inline_part_bytes_max=1)
+    report = await checked(SCRIPTS / "aggregates.view", splits=1, ends=False, settings=settings)
+    assert report.ok, [view.line() for view in report.views]
+    assert written
+    assert all(path.is_relative_to(tmp_path / "there") for path in written)
+    assert not [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
