@@ -23,6 +23,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "spark"))
 from standalone_cluster import LoggedProcess  # type: ignore[import-not-found] # noqa: E402
 
+END_SECONDS: Final = 30
 WHOSE: Final = "whose"
 """The file in each folder that names its process."""
 APART: Final = (
@@ -106,6 +107,14 @@ class ApartProcess:
         self.log.kill()
         for pid in below:
             kill_process(pid)
+
+    def end(self) -> None:
+        """End it: one that reads lines by the end of these, any other by SIGKILL."""
+        if self._commanded and not self.has_ended:
+            self.log.end_input()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.log.process.wait(END_SECONDS)
+        self.kill()
 
     @property
     def has_ended(self) -> bool:

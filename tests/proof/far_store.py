@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Protocol
 
-from actors.testing.postgres_server import postgres_server
+from actors.testing.postgres_server import PostgresServer
 
 
 class FarStore(Protocol):
@@ -59,7 +60,10 @@ class FarDocuments:
     def __init__(self) -> None:
         """Starts it."""
         self._stack = contextlib.ExitStack()
-        self._server = self._stack.enter_context(postgres_server())
+        folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="pg"))
+        self._server = PostgresServer(Path(folder), {})
+        self._stack.enter_context(self._server.guarded())
+        self._server.start()
         self.address = f"127.0.0.1:{self._server.port}"
 
     def go_away(self) -> None:

@@ -10,6 +10,7 @@ again by whoever killed it; nothing else here starts anything anew.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -42,6 +43,7 @@ import s3_server  # type: ignore[import-not-found]
 
 WORKERS: Final = ("worker-0", "worker-1")
 CONTROLLERS: Final = ("controller-0", "controller-1")
+SPARK_CLASS: Final = str(spark_home() / "bin" / "spark-class")
 DEPLOY: Final = "org.apache.spark.deploy"
 PLACE: Final = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 START_SECONDS: Final = 240
@@ -89,49 +91,49 @@ class FarWorld:
 
     async def start_cluster(self) -> None:
         """Start the bucket, the cluster, and the Connect server if there is one."""
-        await anyio.to_thread.run_sync(self._start_cluster)
+        # Processes are started by this thread: they die with the thread that has started them.
+        bucket = self._start("s3", self._store("s3"), self._python(), commanded=True)
+        found = await self._told(bucket, r"^serving (\S+) (\S+)$")
+        self._bucket = s3_server.variables(SimpleNamespace(url=found[1]))
+        self.blob_url = f"s3://{found[2]}/x"
+        command = [SPARK_CLASS, f"{DEPLOY}.master.Master", *PLACE]
+        master = self._start("master", command, self._daemon("master"))
+        self.master = (await self._told(master, r"Starting Spark master at (spark://\S+)"))[1]
+        for name in WORKERS:
+            size = ["--cores", "4", "--memory", "2g", "--work-dir", f"{self._ground / name}/work"]
+            command = [SPARK_CLASS, f"{DEPLOY}.worker.Worker", *PLACE, *size, self.master]
+            self._start(name, command, self._daemon(name) | self._bucket | self._bare(name))
+        for name in WORKERS:
+            await self._told(self.processes[name], "Successfully registered with master")
+        self.spark_master = self.master
+        if self.connect:
+            await self._start_connect()
 
     async def start_service(self) -> None:
         """Start the service, and wait until it serves clients."""
-        await anyio.to_thread.run_sync(self._start_service)
+        if self.whole:
+            self._serve("service")
+        else:
+            await self._start_roles()
         with anyio.fail_after(START_SECONDS):
             async with self.client():
                 pass
 
-    def _start_cluster(self) -> None:
-        bucket = self._start("s3", self._store("s3"), self._python(), commanded=True)
-        found = bucket.log.wait_for(r"^serving (\S+) (\S+)$")
-        self._bucket = s3_server.variables(SimpleNamespace(url=found[1]))
-        self.blob_url = f"s3://{found[2]}/x"
-        program = str(spark_home() / "bin" / "spark-class")
-        master = self._start(
-            "master", [program, f"{DEPLOY}.master.Master", *PLACE], self._daemon("master")
-        )
-        self.master = master.log.wait_for(r"Starting Spark master at (spark://[\d.]+:\d+)")[1]
-        for name in WORKERS:
-            size = ["--cores", "4", "--memory", "2g", "--work-dir", f"{self._ground / name}/work"]
-            command = [program, f"{DEPLOY}.worker.Worker", *PLACE, *size, self.master]
-            self._start(name, command, self._daemon(name) | self._bucket | self._bare(name))
-        for name in WORKERS:
-            self.processes[name].log.wait_for("Successfully registered with master")
-        self.spark_master = self.master
-        if self.connect:
-            port = self._port()
-            folder = self._ground / "connect"
-            arguments = server_arguments(folder, self._java, port, self._spark_conf(), self.master)
-            memory = {"SPARK_DAEMON_MEMORY": "1g"}
-            environment = self._daemon("connect") | self._bucket | memory
-            environment["PYSPARK_PYTHON"] = sys.executable
-            server = self._start("connect", [program, *arguments], environment)
-            server.log.wait_for(STARTED)
-            self.spark_master = f"sc://127.0.0.1:{port}"
+    async def _start_connect(self) -> None:
+        port = self._port()
+        folder = self._ground / "connect"
+        arguments = server_arguments(folder, self._java, port, self._spark_conf(), self.master)
+        environment = self._daemon("connect") | self._bucket
+        environment |= {"SPARK_DAEMON_MEMORY": "1g", "PYSPARK_PYTHON": sys.executable}
+        server = self._start("connect", [SPARK_CLASS, *arguments], environment)
+        await self._told(server, STARTED)
+        self.spark_master = f"sc://127.0.0.1:{port}"
 
-    def _start_service(self) -> None:
-        if self.whole:
-            self._serve("service")
-            return
-        documents = self._start("documents", self._store("postgres"), self._python(), True)
-        address = documents.log.wait_for(r"^serving (\S+)$")[1]
+    async def _start_roles(self) -> None:
+        documents = self._start(
+            "documents", self._store("postgres"), self._python(), commanded=True
+        )
+        address = (await self._told(documents, r"^serving (\S+)$"))[1]
         url = f"consensus_url=postgresql://bench@{address}/postgres?schema=far"
         replica = ["--role", "replica", "--cluster-listen", f"127.0.0.1:{self._port()}"]
         self._serve("replica", "--set", url, *replica)
@@ -156,12 +158,22 @@ class FarWorld:
         self._start(name, command, self.service_environment())
 
     def _start(
-        self, name: str, command: list[str], environment: dict[str, str], commanded: bool = False
+        self,
+        name: str,
+        command: list[str],
+        environment: dict[str, str],
+        *,
+        commanded: bool = False,
     ) -> ApartProcess:
         process = ApartProcess(self._ground, name, command, environment, commanded=commanded)
         self.processes[name] = process
         process.start()
         return process
+
+    async def _told(self, process: ApartProcess, pattern: str) -> re.Match[str]:
+        """Wait for a line of a process."""
+        found: re.Match[str] = await anyio.to_thread.run_sync(process.log.wait_for, pattern)
+        return found
 
     def run_command(self, name: str, *arguments: str, **settings: str) -> ApartProcess:
         """Start a command of `penstock`, with settings in its environment."""
@@ -264,9 +276,9 @@ class FarWorld:
         return [name for name, process in self.processes.items() if process.has_ended]
 
     def stop(self) -> None:
-        """Kill all that runs."""
+        """End all that runs."""
         for process in reversed(self.processes.values()):
-            process.kill()
+            process.end()
         self._ports.close()
 
     def keep_logs(self, folder: Path) -> None:

@@ -42,7 +42,7 @@ class LoggedProcess:
     """A process whose output is read as it is written.
 
     It leads a process group, so that its end takes along what it started; and it ends with this
-    process even when that is killed.
+    process even when that is killed, or when the thread ends that has started it.
     """
 
     def __init__(
@@ -103,6 +103,10 @@ class LoggedProcess:
         self._reader.join(SECONDS_MAX)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self.end_input()
+
+    def end_input(self) -> None:
+        """Ends the lines that it reads."""
         if self.process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.process.stdin.close()
