@@ -13,7 +13,15 @@ from persist_world import SCHEMA, TINY, Clock, FlakyConsensus  # type: ignore[im
 from actors.errors import CorruptData, StorageError, WriterFenced
 from actors.kernel import SystemClock
 from actors.persist import AppendCommitted, CompareAndSet, NewShard, PersistClient, ShardAppend
-from actors.persist.fence import EPOCH_KEY, VERSION, FencedConsensus, FenceEpoch, acquire_epoch
+from actors.persist.fence import (
+    EPOCH_KEY,
+    VERSION,
+    FencedConsensus,
+    FenceEpoch,
+    acquire_epoch,
+    read_epoch,
+)
+from actors.persist.location import ConsensusStore
 from actors.persist.memory_stores import MemoryBlob
 from actors.persist.places import take_stores
 from actors.settings import Settings
@@ -82,6 +90,26 @@ async def test_one_that_stands_by_tries_again_what_it_cannot_take_over() -> None
     newer = await take_stores(documents, settings, Clock(), "b")
     assert isinstance(newer, FencedConsensus)
     assert (newer.own.epoch, newer.former, newer.took_over, documents.sets) == (2, "a", True, 4)
+
+
+async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    documents, settings = FlakyConsensus(), replace(TINY, **SOON)
+    await taken(documents, "a")
+    rivals: list[FencedConsensus] = []
+
+    async def read_late(consensus: ConsensusStore) -> tuple[FenceEpoch, int] | None:
+        if not rivals:  # ours has seen that "a" is gone
+            rivals.append(await taken(documents, "b"))
+        return await read_epoch(consensus)
+
+    monkeypatch.setattr("actors.persist.places.read_epoch", read_late)
+    newer = await take_stores(documents, settings, Clock(), "c")
+    assert "not taken over: another service has done so: epoch 2" in caplog.text
+    # Its rival never tells that it lives.
+    assert isinstance(newer, FencedConsensus)
+    assert (newer.own.epoch, newer.former) == (3, "b")
 
 
 async def test_one_that_stands_by_takes_over_nothing_of_a_newer_release() -> None:

@@ -72,7 +72,7 @@ class ApartProcess:
         self.environment = {**environment, "TMPDIR": str(self.folder)}
         self._ground, self._commanded = ground, commanded
         self._logs: list[LoggedProcess] = []
-        self.folder.mkdir()
+        self.folder.mkdir(exist_ok=True)
         self.folder.chmod(0o755)  # a PostgreSQL of root's runs as another user
         (self.folder / WHOSE).write_text(name)
 

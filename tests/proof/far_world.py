@@ -47,6 +47,8 @@ SPARK_CLASS: Final = str(spark_home() / "bin" / "spark-class")
 DEPLOY: Final = "org.apache.spark.deploy"
 PLACE: Final = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
 START_SECONDS: Final = 240
+QUICK_ENGINE: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+"""A JVM that lives for minutes: its second compiler takes more than it gives back."""
 SETTINGS: Final = {
     "retain_history_ms": 86_400_000,
     "spark_driver_memory": "512m",
@@ -205,7 +207,7 @@ class FarWorld:
 
     def service_environment(self) -> dict[str, str]:
         """The environment of a process that uses the bucket and the cluster."""
-        java = {"JAVA_HOME": str(self._java.home), "JDK_JAVA_OPTIONS": quick_java(self._java)}
+        java = {"JAVA_HOME": str(self._java.home), "JDK_JAVA_OPTIONS": QUICK_ENGINE}
         python = {"PYSPARK_PYTHON": sys.executable}
         return self._python() | self._bucket | java | python
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import anyio
 import msgspec
@@ -127,9 +127,19 @@ async def read_epoch(store: ConsensusStore) -> tuple[FenceEpoch, int] | None:
 
 
 async def acquire_epoch(
-    inner: ConsensusStore, process: str, clock: ActorClock, settings: Settings
+    inner: ConsensusStore,
+    process: str,
+    clock: ActorClock,
+    settings: Settings,
+    *,
+    over: int | Literal["anyone"] | None = "anyone",
 ) -> FencedConsensus:
-    """Make this process the owner of the stores. Raises `StorageError`, `CorruptData`."""
+    """Make this process the owner of the stores.
+
+    `over`: the seqno of the epoch's document to take over from (None: there is none), so that of
+    several that saw an owner die one takes over, and the others see a living one again. Raises
+    `StorageError` (determinate if the owner is another one), `CorruptData`.
+    """
     former, retry = "", RetryLoop(settings, failures_max=_ATTEMPTS_MAX)
     while True:
         try:
@@ -138,6 +148,8 @@ async def acquire_epoch(
             if held is not None and seqno is not None and held.process == process:
                 # An earlier attempt succeeded, and its answer was lost.
                 return FencedConsensus(inner, held, seqno, former)
+            if over not in ("anyone", seqno):
+                raise StorageError(f"another service has done so: {held}", determinate=True)
             former = "" if held is None else held.process
             own = FenceEpoch(
                 VERSION,

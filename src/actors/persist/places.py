@@ -289,8 +289,9 @@ async def _taken_over(
         # Waiting would not help if a newer release wrote it.
         await read_epoch(consensus)
         try:
-            owned = await acquire_epoch(consensus, process, clock, settings)
+            owned = await acquire_epoch(consensus, process, clock, settings, over=seen.epoch)
         except StorageError as error:
+            # Another one that stood by may have been first.
             # A process that was stopped while it wrote may keep SQLite from all others.
             log.warning("standing by: the stores were not taken over: %s", error)
             continue
