@@ -204,11 +204,15 @@ class FarCampaign:
                 await client.create_table(name, columns, primary_key=key)
         for _ in self.writer.planner.base():
             await self.writer.write_last()
+        print(f"rows are written after {anyio.current_time() - began:.1f} s", flush=True)
         for view in VIEWS:
             await self.make_view(view)
+        print(f"views are made after {anyio.current_time() - began:.1f} s", flush=True)
         await self.views_have(self.writer.times[len(self.writer.planner.writes) - 1])
         await self.compare(len(self.writer.planner.writes) - 1)
-        print(f"views over the rows are up after {anyio.current_time() - began:.1f} s", flush=True)
+        print(
+            f"they are filled and compared after {anyio.current_time() - began:.1f} s", flush=True
+        )
 
     async def make_view(self, view: FarView) -> None:
         """Make a view, which may be there already by a call whose outcome was unknown."""

@@ -57,10 +57,10 @@ class StrikeChoice:
         return name
 
     async def _worker(self) -> str:
-        return await self._restarted(self._rng.choice(WORKERS))
+        return await self._restarted(self._rng.choice(list(WORKERS)))
 
     async def _executor(self) -> str:
-        found = await self._world.process_below(WORKERS, EXECUTOR)
+        found = await self._world.process_below(tuple(WORKERS), EXECUTOR)
         pid = self._rng.choice(sorted(found))
         kill_process(pid)
         return f"process {pid}, of {len(found)} executors"

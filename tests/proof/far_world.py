@@ -41,11 +41,12 @@ from standalone_cluster import (  # type: ignore[import-not-found]
 
 import s3_server  # type: ignore[import-not-found]
 
-WORKERS: Final = ("worker-0", "worker-1")
+WORKERS: Final = {"worker-0": "127.0.0.2", "worker-1": "127.0.0.3"}
+"""Hosts of their own: executors of one host read one another's files."""
 CONTROLLERS: Final = ("controller-0", "controller-1")
 SPARK_CLASS: Final = str(spark_home() / "bin" / "spark-class")
 DEPLOY: Final = "org.apache.spark.deploy"
-PLACE: Final = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
+PORTS: Final = ("--port", "0", "--webui-port", "0")
 START_SECONDS: Final = 240
 QUICK_ENGINE: Final = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """A JVM that lives for minutes: its second compiler takes more than it gives back."""
@@ -98,13 +99,15 @@ class FarWorld:
         found = await self._told(bucket, r"^serving (\S+) (\S+)$")
         self._bucket = s3_server.variables(SimpleNamespace(url=found[1]))
         self.blob_url = f"s3://{found[2]}/x"
-        command = [SPARK_CLASS, f"{DEPLOY}.master.Master", *PLACE]
+        command = [SPARK_CLASS, f"{DEPLOY}.master.Master", "--host", "127.0.0.1", *PORTS]
         master = self._start("master", command, self._daemon("master"))
         self.master = (await self._told(master, r"Starting Spark master at (spark://\S+)"))[1]
-        for name in WORKERS:
+        for name, host in WORKERS.items():
             size = ["--cores", "4", "--memory", "2g", "--work-dir", f"{self._ground / name}/work"]
-            command = [SPARK_CLASS, f"{DEPLOY}.worker.Worker", *PLACE, *size, self.master]
-            self._start(name, command, self._daemon(name) | self._bucket | self._bare(name))
+            place = ["--host", host, *PORTS, *size, self.master]
+            environment = self._daemon(name) | self._bucket | self._bare(name)
+            environment["SPARK_LOCAL_IP"] = host
+            self._start(name, [SPARK_CLASS, f"{DEPLOY}.worker.Worker", *place], environment)
         for name in WORKERS:
             await self._told(self.processes[name], "Successfully registered with master")
         self.spark_master = self.master
