@@ -469,7 +469,7 @@ def main() -> int:
     parser.add_argument("--whole", action="store_true", help="the service is one process")
     parser.add_argument("--connect", action="store_true", help="over a Spark Connect server")
     parser.add_argument("--every", type=float, default=6.0, help="seconds until a kill, at most")
-    parser.add_argument("--pace", type=float, default=0.2, help="seconds between writes")
+    parser.add_argument("--pace", type=float, default=4.0, help="seconds between writes")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds until all goes on")
     parser.add_argument("--times", type=int, default=6, help="times compared at the end")
     parser.add_argument("--demo", action="store_true", help="play the demo in place of kills")

@@ -19,16 +19,18 @@ import pyarrow as pa
 
 from actors import TableWrite
 
-BASE_ROWS: Final = 120_000
+BASE_ROWS: Final = 100_000
+ARCHIVE_ROWS: Final = 40_000
 BASE_PIECES: Final = 4
 GROUPS: Final = 500
 REGIONS: Final = 12
-LARGE_EVERY: Final = 8
+LARGE_EVERY: Final = 5
 """One of so many writes has some thousand changes."""
 PLAYED: Final = "played"
 TABLES: Final[dict[str, tuple[dict[str, str], list[str]]]] = {
     "t": ({"id": "bigint", "g": "bigint", "v": "bigint"}, ["id"]),
     "regions": ({"g": "bigint", "region": "string"}, ["g"]),
+    "archive": ({"id": "bigint", "v": "bigint"}, ["id"]),
     PLAYED: ({"n": "bigint"}, ["n"]),
 }
 
@@ -57,8 +59,11 @@ VIEWS: Final = (
     FarView("kinds", "SELECT DISTINCT g, v % 10 AS d FROM t"),
     FarView("even", "SELECT id, v * 2 AS w FROM t WHERE id % 2 = 0"),
     FarView("sizes", "SELECT n, count(*) AS many, sum(s) AS s FROM by_group GROUP BY n"),
+    # Computed whole at each time at which its table changes, which is therefore seldom.
     FarView(
-        "afresh", "SELECT g % 7 AS w, count(DISTINCT v) AS d FROM t GROUP BY g % 7", policy="full"
+        "afresh",
+        "SELECT v % 50 AS w, count(DISTINCT v) AS d, max(id) AS last FROM archive GROUP BY v % 50",
+        policy="full",
     ),
 )
 QUERY: Final = (
@@ -123,7 +128,7 @@ class WritePlanner:
     def __init__(self, seed: int) -> None:
         self._rng = Random(seed)
         self._ids: list[int] = []
-        self._next = 0
+        self._next = self._next_archived = 0
         self.writes: list[FarWrite] = []
         """All writes, by their number."""
 
@@ -132,9 +137,10 @@ class WritePlanner:
         names = [(g, f"region {g % REGIONS}") for g in range(GROUPS)]
         for piece in range(BASE_PIECES):
             change = {"t": TableChange(insert=self._rows(BASE_ROWS // BASE_PIECES))}
-            yield self._noted(
-                change | ({"regions": TableChange(insert=names)} if not piece else {})
-            )
+            if not piece:
+                change["regions"] = TableChange(insert=names)
+                change["archive"] = TableChange(insert=self._archived(ARCHIVE_ROWS))
+            yield self._noted(change)
 
     def next(self) -> FarWrite:
         """One more write: mostly some rows, now and then some thousand."""
@@ -155,7 +161,14 @@ class WritePlanner:
             moved = rng.sample(range(GROUPS), 3)
             rows: list[tuple[Any, ...]] = [(g, f"region {rng.randrange(REGIONS)}") for g in moved]
             found["regions"] = TableChange(update=rows)
+        if large:
+            found["archive"] = TableChange(insert=self._archived(rng.randint(1, 300)))
         return self._noted(found)
+
+    def _archived(self, count: int) -> list[tuple[Any, ...]]:
+        numbers = range(self._next_archived, self._next_archived + count)
+        self._next_archived += count
+        return [(number, self._rng.randrange(10_000)) for number in numbers]
 
     def _noted(self, change: dict[str, TableChange]) -> FarWrite:
         write = {**change, PLAYED: TableChange(insert=[(len(self.writes),)])}

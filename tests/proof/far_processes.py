@@ -145,7 +145,8 @@ def assert_apart(processes: Iterable[ApartProcess]) -> int:
             assert own == process.name, f"{process.name} ({pid}) sees the folder of {own}"
             for other in everyone:
                 if other is not process:
-                    there = root / str(other.folder).lstrip("/")
+                    # Executors make the path of an answer, not knowing that it is another one's.
+                    there = root / str(other.folder).lstrip("/") / WHOSE
                     assert not os.path.lexists(there), f"{process.name} ({pid}) sees {there}"
             seen += 1
     return seen
