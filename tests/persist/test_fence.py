@@ -21,9 +21,10 @@ from actors.persist.fence import (
     acquire_epoch,
     read_epoch,
 )
-from actors.persist.location import ConsensusStore
-from actors.persist.memory_stores import MemoryBlob
+from actors.persist.location import ConsensusStore, VersionedData
+from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.persist.places import take_stores
+from actors.persist.standby import wait_for_stores
 from actors.settings import Settings
 
 SOON = {"standby": True, "heartbeat_ms": 1, "takeover_ms": 5}
@@ -110,6 +111,25 @@ async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
     # Its rival never tells that it lives.
     assert isinstance(newer, FencedConsensus)
     assert (newer.own.epoch, newer.former) == (3, "b")
+
+
+async def test_while_the_stores_do_not_answer_an_owner_is_not_silent() -> None:
+    looks = [(0, True), (2_000, True), (9_000, False), (9_100, True), (11_000, True)]
+    looks += [(12_200, True)]
+    clock, settings = Clock(), replace(TINY, heartbeat_ms=1, takeover_ms=3_000)
+
+    class FarConsensus(MemoryConsensus):
+        async def head(self, key: str) -> VersionedData | None:
+            if key == EPOCH_KEY and looks:
+                clock.later_ms, answers = looks.pop(0)
+                if not answers:
+                    raise StorageError("away", determinate=True)
+            return await super().head(key)
+
+    documents = FarConsensus()
+    await documents.compare_and_set([CompareAndSet(EPOCH_KEY, None, b"an owner's")])
+    await wait_for_stores(documents, settings, clock)
+    assert not looks
 
 
 async def test_one_that_stands_by_takes_over_nothing_of_a_newer_release() -> None:

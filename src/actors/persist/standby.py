@@ -73,6 +73,19 @@ class OwnerWatch:
             return True
         return now_ms - self._since_ms >= self._takeover_ms
 
+    def miss(self) -> None:
+        """Count anew from the next look: the stores did not answer, so the owner could not tell
+        that it lives either.
+
+        >>> watch = OwnerWatch(takeover_ms=3000)
+        >>> watch.is_gone(OwnerSeen(0, 7), 0)
+        False
+        >>> watch.miss()
+        >>> [watch.is_gone(OwnerSeen(0, 7), ms) for ms in (12_000, 15_000)]
+        [False, True]
+        """
+        self._seen = None
+
 
 async def look_at_owner(consensus: ConsensusStore) -> OwnerSeen:
     """Return what the stores tell of their owner. Raises `StorageError`, `CorruptData`."""
@@ -103,6 +116,7 @@ async def wait_for_stores(
             # Waiting would not help, and a takeover could destroy what a newer release wrote.
             raise
         except StorageError as error:
+            watch.miss()
             log.warning("standing by: the stores do not answer: %s", error)
         await anyio.sleep(settings.heartbeat_ms / 1000)
 
