@@ -97,6 +97,7 @@ class CampaignWriter:
         self.settled: set[int] = set()
         """Writes that had happened when they were made again."""
         self.moved = anyio.Event()
+        self._hurried = anyio.Event()
         self._stopping, self._stopped = False, anyio.Event()
 
     async def run(self, pace: float) -> None:
@@ -104,12 +105,19 @@ class CampaignWriter:
         while not self._stopping:
             self.planner.next()
             await self.write_last()
-            await anyio.sleep(pace)
+            with anyio.move_on_after(pace):
+                await self._hurried.wait()
         self._stopped.set()
+
+    def hurry(self) -> None:
+        """Let the next write begin at once."""
+        self._hurried.set()
+        self._hurried = anyio.Event()
 
     async def stop(self) -> None:
         """End `run`, and make one more write, whose time is known."""
         self._stopping = True
+        self.hurry()
         await self._stopped.wait()
         self.planner.next()
         await self.write_last()
@@ -239,6 +247,7 @@ class FarCampaign:
         began = anyio.current_time()
         print(f"killed {kind}: {struck}", flush=True)
         with anyio.move_on_after(self.limit) as scope:
+            self.writer.hurry()
             number = await self.writer.acknowledged_from(len(self.writer.planner.writes))
         if scope.cancelled_caught:
             raise StoodStill(f"no write is acknowledged; {await self.states()}")

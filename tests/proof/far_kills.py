@@ -16,6 +16,7 @@ from far_world import WORKERS, FarWorld
 
 AWAY_SECONDS: Final = 10
 JVM: Final = "org.apache.spark"
+ENGINE: Final = "actors.spark"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 
 
@@ -31,6 +32,7 @@ class StrikeChoice:
         }
         if world.connect:
             self.kinds["server"] = lambda: self._restarted("connect")
+        self._driver_word = ENGINE if world.connect else JVM
         if world.whole:
             self.kinds["service"] = lambda: self._restarted("service")
             self.kinds["driver"] = lambda: self._driver("service")
@@ -66,9 +68,9 @@ class StrikeChoice:
         return f"process {pid}, of {len(found)} executors"
 
     async def _driver(self, name: str) -> str:
-        """Kill the JVM of a process, which that process replaces. Over Spark Connect it is the one
-        that reads plans."""
-        found = await self._world.process_below((name,), JVM)
+        """Kill the JVM of a process of the service, or, over Spark Connect, the child that speaks
+        to the server. That process replaces it."""
+        found = await self._world.process_below((name,), self._driver_word)
         kill_process(found[0])
         return name
 
