@@ -97,20 +97,22 @@ class CampaignWriter:
         self.settled: set[int] = set()
         """Writes that had happened when they were made again."""
         self.moved = anyio.Event()
-        self._hurried = anyio.Event()
+        self._hurried, self._large = anyio.Event(), False
         self._stopping, self._stopped = False, anyio.Event()
 
     async def run(self, pace: float) -> None:
         """Write until `stop`."""
         while not self._stopping:
-            self.planner.next()
+            self.planner.next(large=self._large)
+            self._large = False
             await self.write_last()
             with anyio.move_on_after(pace):
                 await self._hurried.wait()
         self._stopped.set()
 
-    def hurry(self) -> None:
+    def hurry(self, *, large: bool = False) -> None:
         """Let the next write begin at once."""
+        self._large = self._large or large
         self._hurried.set()
         self._hurried = anyio.Event()
 
@@ -242,7 +244,8 @@ class FarCampaign:
         await anyio.sleep(self.rng.uniform(0, every))
         if passing is not None:
             await self.make_view(passing)
-            await anyio.sleep(self.rng.uniform(0, every / 2))
+        self.writer.hurry(large=True)
+        await anyio.sleep(self.rng.uniform(0, every / 2))
         struck = await strikes.kinds[kind]()
         began = anyio.current_time()
         print(f"killed {kind}: {struck}", flush=True)

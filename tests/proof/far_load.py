@@ -142,9 +142,9 @@ class WritePlanner:
                 change["archive"] = TableChange(insert=self._archived(ARCHIVE_ROWS))
             yield self._noted(change)
 
-    def next(self) -> FarWrite:
-        """One more write: mostly some rows, now and then some thousand."""
-        large = len(self.writes) % LARGE_EVERY == LARGE_EVERY - 1
+    def next(self, *, large: bool = False) -> FarWrite:
+        """One more write: mostly some rows, now and then, or if it shall be `large`, thousands."""
+        large = large or len(self.writes) % LARGE_EVERY == LARGE_EVERY - 1
         most = 1_500 if large else 12
         least = most // 2 if large else 0
         rng = self._rng
