@@ -406,18 +406,24 @@ async def kill_all(world: FarWorld, arguments: argparse.Namespace) -> int:
     campaign = FarCampaign(world, arguments)
     strikes = StrikeChoice(world, campaign.rng)
     chosen = [kind for kind in arguments.kinds.split(",") if kind]
+    began = anyio.current_time()
     await world.start_cluster()
     await world.start_service()
     await campaign.prepare()
     print(f"{world.assert_apart()} processes see no file of another one", flush=True)
+    done: Counter[str] = Counter()
     async with anyio.create_task_group() as group:
         following = await group.start(follow_all, campaign)
         group.start_soon(campaign.writer.run, arguments.pace)
         for kind in strikes.order(arguments.kills, chosen):
+            if anyio.current_time() - began > arguments.seconds:
+                break
             await campaign.strike(strikes, kind, arguments.every)
+            done[kind] += 1
         await campaign.writer.stop()
         await campaign.check(arguments.times)
         following.cancel()
+    print(f"{done.total()} kills: {dict(done)}", flush=True)
     print(f"{world.assert_apart()} processes see no file of another one", flush=True)
     return campaign.wrong
 
@@ -476,6 +482,9 @@ def main() -> int:
     """The exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--kills", type=int, default=12)
+    parser.add_argument(
+        "--seconds", type=float, default=1e9, help="no further kill after so many of the run"
+    )
     parser.add_argument("--kinds", default="", help="of these kinds alone, separated by commas")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--whole", action="store_true", help="the service is one process")
