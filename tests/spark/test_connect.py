@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from joined_view import (  # type: ignore[import-not-found]
     check_large_step,
     check_maintained,
     rows_of,
+    write_parts,
 )
 from pyspark.sql.connect.session import SparkSession
 
@@ -331,6 +333,22 @@ def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: 
 
 def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
     check_differences(engine, tmp_path)
+
+
+def test_rows_of_a_large_part_and_of_a_message_are_one_input(
+    engine: ChildProcess, tmp_path: Path
+) -> None:
+    assert isinstance(engine.ask(PreparePlan(job_id(), "union", COPY)), PlanPrepared)
+    inline = [(n, n % 7, f"s{n}", 3 + n % 5, 1) for n in range(9)]
+    _, large = write_parts(tmp_path, inline, 99)
+    given = JobRows(LEFT, arrow=ipc(LEFT, inline), files=(large,), upper=100)
+    answer = engine.ask(RunStep(job_id(), "union", 0, 0, {"d0": given}, 0, 100))
+    assert isinstance(answer, RowsDone), answer
+    found = Counter(zip(*table_of(answer).to_pydict().values(), strict=True))
+    read = pq.read_table(large).to_pylist()
+    wanted = Counter((v, s, time, 1) for _, v, s, time, _ in inline)
+    wanted += Counter((row["v"], row["s"], row[TIME], row[DIFF]) for row in read)
+    assert found == wanted
 
 
 def test_a_part_that_the_server_does_not_see(engine: ChildProcess) -> None:

@@ -261,7 +261,8 @@ def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame
         made.append(loaded.scan.frame(bridge, struct, window))
     if loaded.table.num_rows or not made:
         made.append(bridge.table(loaded.table, uses))
-    return reduce(DataFrame.unionByName, made)
+    # Not `DataFrame.unionByName`: that of the parent class does not find the one over Connect.
+    return reduce(lambda one, other: one.unionByName(other), made)
 
 
 def done(
