@@ -77,7 +77,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/far_campaign.py --demo
 	@$(BIN)/python tests/proof/far_campaign.py --demo --connect
 	@$(BIN)/python tests/proof/far_campaign.py --scripts 8
-	@$(BIN)/python tests/proof/far_campaign.py --scripts 8 --connect
+	@$(BIN)/python tests/proof/far_campaign.py --scripts 24 --connect
 	@$(BIN)/python tests/proof/transfers.py
 	@$(BIN)/python tests/proof/absent_client.py
 	@$(BIN)/python tests/proof/stalled_client.py
