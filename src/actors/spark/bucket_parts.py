@@ -245,7 +245,7 @@ def _reads(bridge: SessionBridge, struct: StructType, part: BucketObject) -> boo
         if is_gone(error):
             raise
         text = short_text(str(error))[:300]
-        print(f"parts are read by our data source: S3A does not: {text}", file=sys.stderr)
+        print(f"parts are read by tasks of ours: S3A does not: {text}", file=sys.stderr)
         return False
     return True
 

@@ -48,10 +48,9 @@ _PYTHON: Final = {
     "PYTHON_VERSION_MISMATCH": "it must be of the same minor release as the service's",
     "PACKAGE_NOT_INSTALLED": "it needs pyarrow and obstore",
     "No module named 'pyarrow'": "it needs pyarrow and obstore",
-    "PYTHON_DATA_SOURCE_ERROR": "it needs pyspark, pyarrow and obstore",
     "Cannot run program": "there is no such program",
 }
-"""Texts of a Python of Spark's in which our data source cannot run, and what it needs."""
+"""Texts of a Python of Spark's in which our reads of buckets cannot run, and what it needs."""
 
 
 class SparkGone(Exception):
@@ -80,7 +79,7 @@ def describe(error: BaseException) -> tuple[str, str]:
             return "EngineLost", found[1].strip()
     for name, needed in _PYTHON.items():
         if any(name in text for text in texts):
-            hint = f"the Python of Spark does not run our data source: {needed} (spark_conf"
+            hint = f"the Python of Spark does not run our reads of buckets: {needed} (spark_conf"
             return "EngineLost", f"{hint} spark.pyspark.python names it); {short_text(texts[0])}"
     for name, meaning in _LIMITS.items():
         if any(name in text for text in texts):

@@ -199,7 +199,7 @@ def engine_environment(java: JavaHome | None, *, here: bool = False) -> dict[str
     home = {} if java is None else {"JAVA_HOME": str(java.home)}
     kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
     # By default Spark takes whatever `python3` is on the path, for clients' functions and for our
-    # data source, which it may lack the packages of.
+    # reads of buckets, which it may lack the packages of.
     python = {"PYSPARK_PYTHON": sys.executable} if here else {}
     return python | kept | home | {"PYTHONPATH": path}
 
