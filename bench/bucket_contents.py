@@ -7,7 +7,8 @@ Spark has no connector to buckets: a lower bound of what it would take from the 
 their credentials, which are not the executors'; and all that the kernel counts as read or written
 by their processes), beside the size of the table in the bucket. ``step_1_percent``: from a write of
 1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
-the same beside a service whose Spark may take one core.
+the same beside a service whose Spark may take one core; the driver executes such a step without the
+workers, so that these make no difference to it.
 
 The environment's ROWS gives another number of rows.
 """
