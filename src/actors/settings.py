@@ -362,7 +362,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Plans of steps that the engine keeps ready to be executed again, of all dataflows. Each
     takes about 0.6 MB of the driver's heap for every input that it reads."""
     prepared_plans_per_dataflow_max: int = 16
-    prepared_slot_bytes_max: int = 64 * 1024 * 1024
+    prepared_slot_bytes_max: int = 32 * 1024 * 1024
     """Size of one input of a prepared step, as Arrow; larger steps are planned anew."""
 
     # the gateway for clients of Spark Connect; see `actors.connect_gateway`

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from actors.plan.schema import TableColumn, TableSchema
 from actors.spark.prepared import (
+    KEPT_BYTES_MAX,
     SlotBusy,
     SlotOverflow,
     SlotSet,
@@ -109,6 +110,18 @@ def test_narrow_keeps_columns_that_are_read_and_the_number_of_rows(tmp_path: Pat
     with slots.use({"d0": rows([(1, "x")]), "s1": rows([(2, "y"), (3, "z")])}):
         assert read(slots.path("d0")).to_pydict() == {"c1": ["x"], "c3": [1]}
         assert read(slots.path("s1")).num_rows == 2
+
+
+def test_many_rows_do_not_stay_on_disk(tmp_path: Path) -> None:
+    slots = SlotSet(tmp_path / "s", {"d0": KINDS, "s0": KINDS}, 16 * KEPT_BYTES_MAX)
+    slots.narrow({"d0": [0], "s0": [0, 1]})
+    many, few = rows([(n, "x" * 20) for n in range(20_000)]), rows([(1, "a")])
+    assert many.nbytes > KEPT_BYTES_MAX
+    for _ in range(2):
+        with slots.use({"d0": many, "s0": few}):
+            assert read(slots.path("d0")).num_rows == 20_000
+        assert slots.path("d0").stat().st_size < 1_000
+        assert read(slots.path("s0")).num_rows == 1
 
 
 def test_one_user_at_a_time(tmp_path: Path) -> None:

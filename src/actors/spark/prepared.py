@@ -99,6 +99,10 @@ def write(path: Path, table: pa.Table, capacity: int) -> None:
         file.write(data)
 
 
+KEPT_BYTES_MAX: Final = 256 * 1024
+"""Rows of this size or more are removed from their file after each use: plans are many."""
+
+
 class SlotSet:
     """The slots of one plan: a file for each name, in a folder of its own.
 
@@ -171,6 +175,7 @@ class SlotSet:
                     # well, so that no task of an earlier job is left to read.
                     write(self.path(name), kept, self.capacity)
                 yield
+                self._shrink(tables)
             except SlotOverflow:  # before any reader has seen the files: the set stays sound
                 raise
             except BaseException:
@@ -181,6 +186,13 @@ class SlotSet:
             if self._gone:
                 self._remove()
             self._user.release()
+
+    def _shrink(self, tables: Mapping[str, pa.Table]) -> None:
+        """Remove many rows from their files."""
+        for name, schema in self._schemas.items():
+            if name in tables and tables[name].nbytes >= KEPT_BYTES_MAX:
+                columns = [schema.field(at) for at in self._columns[name]]
+                write(self.path(name), pa.schema(columns).empty_table(), self.capacity)
 
     def abandon(self) -> None:
         """Remove the files: now, or when their user is done."""
