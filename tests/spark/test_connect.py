@@ -314,12 +314,13 @@ def test_a_prepared_step_has_the_servers_settings(engine: ChildProcess) -> None:
 
 def test_a_prepared_step_is_canceled(engine: ChildProcess) -> None:
     (stratum,) = COPY.strata
-    endless = "aggregate(sequence(1, 2000000000), 0, (a, x) -> (a + x) % 7)"
-    named = (NamedExpression("v", endless), NamedExpression("s", "s"))
+    inner = "aggregate(sequence(1, 5000), x, (b, y) -> (b + y) % 7)"
+    long = f"aggregate(sequence(1, 20000), 0, (a, x) -> (a + {inner}) % 7)"
+    named = (NamedExpression("v", long), NamedExpression("s", "s"))
     node = ConsolidateRows(SelectColumns(NamedInput("d0", LEFT.names), named))
     plan = msgspec.structs.replace(COPY, strata=(msgspec.structs.replace(stratum, node=node),))
-    assert isinstance(engine.ask(PreparePlan(job_id(), "endless", plan)), PlanPrepared)
-    step = RunStep(job_id(), "endless", 0, 0, {"d0": rows_of(LEFT, [(1, 7, "key", 3, 1)])}, 3, 4)
+    assert isinstance(engine.ask(PreparePlan(job_id(), "long", plan)), PlanPrepared)
+    step = RunStep(job_id(), "long", 0, 0, {"d0": rows_of(LEFT, [(1, 7, "key", 3, 1)])}, 3, 4)
     engine.send(step)
     engine.send(CancelChildJob(step.job_id))
     answer = engine.receive()
@@ -377,7 +378,7 @@ def test_rows_too_many_for_each_call(engine: ChildProcess, tmp_path: Path) -> No
     path = tmp_path / "rows.arrow"
     path.write_bytes(data)
     for given in (JobRows(LEFT, arrow=data), JobRows(LEFT, arrow_file=str(path), advance_to=5)):
-        answer = engine.ask(RunStep(job_id(), "copy", 0, 0, {"d0": given}, 3, 9))
+        answer = engine.ask(RunStep(job_id(), "copy", 0, 0, {"d0": given}, 0, 9))  # never prepared
         assert isinstance(answer, RowsDone), answer
         assert (answer.arrow, answer.prepared) == (None, False)
         found = table_of(answer)
