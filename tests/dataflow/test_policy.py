@@ -186,10 +186,19 @@ def test_small_steps_of_several_sizes_say_nothing_of_much_larger_ones() -> None:
     chooser.recomputed(10_000_000, 4_000)
     for rows, ms in ((200, 30), (600, 100), (1_500, 130), (200, 31)):
         chooser.stepped(rows, ms)
-    assert not chooser.choose(100_000, 10_000_000, 1).full
     chooser.stepped(100_000, 600)
     assert not chooser.choose(100_000, 10_000_000, 1).full
     assert chooser.choose(5_000_000, 10_000_000, 1).full, "sizes so far apart tell a slope"
+
+
+def test_a_recomputation_is_not_tried_for_what_small_steps_say_of_a_large_one() -> None:
+    chooser = StepChooser(AUTO)
+    chooser.recomputed(10_000_000, 20_000)
+    for rows, ms in ((200, 30), (600, 100), (1_500, 130), (200, 31)):
+        chooser.stepped(rows, ms)
+    for _ in range(PROBE_COLD[False] + 1):
+        assert not chooser.choose(200, 10_000_000, 1).full
+    assert not chooser.choose(100_000, 10_000_000, 1).full
 
 
 def test_a_larger_step_is_not_taken_to_learn_where_it_cannot_be_cheaper() -> None:

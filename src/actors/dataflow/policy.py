@@ -188,7 +188,9 @@ class StepChooser:
                 # cheaper.
                 self._chose_full = False
                 return StepChoice(False, step_ms, full_ms)
-            if (times < 2 or self._chose_full) and self._probes(step_ms, full_ms):
+            # What a line that does not reach so far says of a step is no reason to try the other.
+            known_ms = step_ms if least is None else least
+            if (times < 2 or self._chose_full) and self._probes(known_ms, full_ms):
                 self._in_a_row = 0
                 return StepChoice(not chosen, step_ms, full_ms)
         return StepChoice(self._chose_full, step_ms, full_ms)
