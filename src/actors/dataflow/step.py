@@ -427,15 +427,9 @@ def whole_job(
     answer comes as files, with `into_bucket` as objects there.
     """
     last = len(plan.strata) - 1
-    # Without earlier rows all changes are up to the edges, and strata that seldom make a row make
-    # none.
+    # Strata that seldom make a row make none.
     names = input_names(plan, 0, last, optimistic=plan.optimistic)
-    parsed = ((each, *InputName.parse(each)) for each in names)
-    inputs = {each: contents[n] for each, kind, n in parsed if kind is InputKind.CHANGES}
-    for number, covered in enumerate(plan.covered):
-        covered_name = InputKind.COVERED.text(number)
-        if covered_name in names:
-            inputs[covered_name] = contents[covered.input_index]
+    inputs = {each: contents[n] for each, n in plan.whole_inputs().items() if each in names}
     if INTERVAL in names:
         inputs[INTERVAL] = interval_rows(0, as_of + 1)
     job_id = engine.job_id(*name, "whole")

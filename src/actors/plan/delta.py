@@ -591,6 +591,16 @@ class DeltaPlan(msgspec.Struct, frozen=True):
                 schemas = tuple(self.input_schemas[each.input_index] for each in self.covered)
         return schemas[found.number] if found.number < len(schemas) else None
 
+    def whole_inputs(self) -> dict[str, int]:
+        """Return the inputs of a run from scratch, each with the import whose contents it is given.
+
+        Without earlier rows all changes are up to the edges.
+        """
+        found = {InputKind.CHANGES.text(i): i for i in range(len(self.input_schemas))}
+        for number, covered in enumerate(self.covered):
+            found[InputKind.COVERED.text(number)] = covered.input_index
+        return found
+
     def input_names(self) -> list[str]:
         """Return the names of all inputs but strata's outputs."""
         of_imports = InputKind.CHANGES, InputKind.STATE

@@ -322,14 +322,11 @@ class MaintainedView:
 
     async def _from_scratch(self, time: int) -> None:
         plan = self.plan
-        inputs = {
-            InputKind.CHANGES.text(index): rows_message(
-                schema, weighted(accumulated(updates, time), time)
-            )
-            for index, (schema, updates) in enumerate(
-                zip(plan.input_schemas, self.inputs, strict=True)
-            )
-        }
+        contents = [
+            rows_message(schema, weighted(accumulated(updates, time), time))
+            for schema, updates in zip(plan.input_schemas, self.inputs, strict=True)
+        ]
+        inputs = {name: contents[index] for name, index in plan.whole_inputs().items()}
         if plan.temporal:
             inputs[INTERVAL] = rows_message(INTERVAL_SCHEMA, [((0, time + 1), 0, 1)])
         last = len(plan.strata) - 1
