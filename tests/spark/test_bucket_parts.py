@@ -19,7 +19,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import s3_server  # type: ignore[import-not-found]
-from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum
+from actors.dataflow.step import split_deltas
+from actors.plan.delta import DeltaPlan, HiddenState, NamedInput, PlanStratum, SelectColumns
 from actors.plan.jobs import (
     BucketFolder,
     BucketObject,
@@ -32,7 +33,9 @@ from actors.plan.jobs import (
     RunStep,
     SelectContents,
 )
+from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.plan.updates import consolidate
 from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
@@ -59,6 +62,30 @@ LISTED = DeltaPlan(
     ("t",), (WIDE,), WIDE, "", "incremental", "",
     (PlanStratum((), NamedInput("d0", WIDE.names), ()),),
 )  # fmt: skip
+KEYS = TableSchema((TableColumn("key", "bigint"), TableColumn("text", "string")))
+STATEFUL = DeltaPlan(
+    ("t",), (WIDE,), WIDE, "", "incremental", "",
+    (
+        PlanStratum(
+            (),
+            SelectColumns(
+                NamedInput("d0", WIDE.names),
+                (
+                    *(NamedExpression(f"o_{name}", f"`{name}`") for name in WIDE.names),
+                    NamedExpression("h0_key", "`k`"),
+                    NamedExpression("h0_text", "`s`"),
+                    NamedExpression("h1_key", "-`k`"),
+                    NamedExpression("h1_text", "CAST(NULL AS string)"),
+                    # Of every kind: rows of one delta, of several, and of none.
+                    NamedExpression("__to", "CAST(coalesce(`k`, 0) % 8 AS int)"),
+                ),
+            ),
+            (),
+        ),
+    ),
+    (HiddenState(KEYS, ("key",)), HiddenState(KEYS, ("key",))),
+)  # fmt: skip
+"""A view whose rows go into three shards."""
 
 
 @pytest.fixture(scope="module")
@@ -109,6 +136,8 @@ def engine(
     }
     made = bucket_child(tmp_path_factory.mktemp("engine"), java, s3, conf)
     answer = made.ask(PreparePlan(job_id(), "listed", LISTED))
+    assert isinstance(answer, PlanPrepared), answer
+    answer = made.ask(PreparePlan(job_id(), "stateful", STATEFUL))
     assert isinstance(answer, PlanPrepared), answer
     yield made
     made.close()
@@ -264,14 +293,14 @@ def test_executors_write_a_large_answer_as_objects(
     given_rows = {"d0": JobRows(WIDE, objects=(part,), advance_to=0)}
     step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True)
     wanted = table_of(engine.ask(step)).to_pylist()
-    folder = BucketFolder(f"s3://{bucket}", "x/blobs/v/n-1-")
-    step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folder)
+    folders = (BucketFolder(f"s3://{bucket}", "x/blobs/v/n-1-"),)
+    step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folders)
     answer = engine.ask(step)
     assert isinstance(answer, RowsDone), answer
     assert answer.objects
     found = []
     for each in answer.objects:
-        data = s3.get(bucket, folder.prefix + each.name)
+        data = s3.get(bucket, folders[0].prefix + each.name)
         assert (len(data), zlib.crc32(data)) == (each.size, each.checksum)
         table = pq.read_table(pa.BufferReader(data))
         assert table.schema.equals(WIDE.arrow_updates())
@@ -280,6 +309,34 @@ def test_executors_write_a_large_answer_as_objects(
     assert answer.rows == len(found) == 40_000
     assert {row[TIME] for row in found} == {7}
     assert sorted(map(repr, found)) == sorted(map(repr, wanted))
+
+
+def test_executors_cut_a_large_answer_into_the_objects_of_each_shard(
+    engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path
+) -> None:
+    """As the service cuts what comes by the driver."""
+    _, part = PartWriter(tmp_path, s3, bucket).write(
+        WIDE, [(n, 1, 1 + n % 2) for n in range(40_000)], 10_000
+    )
+    given_rows = {"d0": JobRows(WIDE, objects=(part,), advance_to=0)}
+    step = RunStep(job_id(), "stateful", 0, 0, given_rows, 0, 8, True)
+    output, hidden = split_deltas(STATEFUL, table_of(engine.ask(step)))
+    places = tuple(BucketFolder(f"s3://{bucket}", f"x/blobs/{n}/n-1-") for n in range(3))
+    step = RunStep(job_id(), "stateful", 0, 0, given_rows, 0, 8, True, into_bucket=places)
+    answer = engine.ask(step)
+    assert isinstance(answer, RowsDone), answer
+    assert answer.objects
+    for number, wanted in enumerate((output, *hidden)):
+        assert wanted.num_rows > 15_000
+        mine = [each for each in answer.objects if each.delta == number]
+        tables = [
+            pq.read_table(pa.BufferReader(s3.get(bucket, places[number].prefix + each.name)))
+            for each in mine
+        ]
+        found = consolidate(pa.concat_tables(tables))
+        assert sum(each.rows for each in mine) == found.num_rows
+        assert found.schema.equals(STATEFUL.deltas[number].schema.arrow_updates())
+        assert sorted(map(repr, found.to_pylist())) == sorted(map(repr, wanted.to_pylist()))
 
 
 def test_a_part_that_is_gone_is_no_error_of_the_data(
@@ -324,7 +381,7 @@ def test_behind_spark_connect_the_server_reads_and_writes_the_bucket(
     rows = JobRows(WIDE, objects=tuple(part for _, part in made), advance_to=5, upper=6)
     _, many = writer.write(WIDE, [(n, 1, 1) for n in range(40_000)], 10_000)
     given_rows = {"d0": JobRows(WIDE, objects=(many,), advance_to=0)}
-    folder = BucketFolder(f"s3://{bucket}", "x/blobs/c/n-1-")
+    folders = (BucketFolder(f"s3://{bucket}", "x/blobs/c/n-1-"),)
     s3_server.point_to(monkeypatch, s3)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     with running_server(tmp_path / "server", java) as server:
@@ -335,13 +392,13 @@ def test_behind_spark_connect_the_server_reads_and_writes_the_bucket(
             answer = engine.ask(SelectContents(job_id(), sql, (("t", rows),), WIDE))
             assert [row["k"] for row in table_of(answer).to_pylist()] == [3]
             assert isinstance(engine.ask(PreparePlan(job_id(), "listed", LISTED)), PlanPrepared)
-            step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folder)
+            step = RunStep(job_id(), "listed", 0, 0, given_rows, 0, 8, True, into_bucket=folders)
             answer = engine.ask(step)
             assert isinstance(answer, RowsDone), answer
             assert answer.objects
             assert sum(each.rows for each in answer.objects) == answer.rows == 40_000
-            keys = {key for key in s3.keys(bucket) if key.startswith(folder.prefix)}
-            assert keys == {folder.prefix + each.name for each in answer.objects}
+            keys = {key for key in s3.keys(bucket) if key.startswith(folders[0].prefix)}
+            assert keys == {folders[0].prefix + each.name for each in answer.objects}
         finally:
             engine.close()
 

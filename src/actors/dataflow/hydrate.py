@@ -289,13 +289,13 @@ async def _computed(
     name: tuple[int, int],
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
-    # With a hidden state the rows are cut here, and so have to come here.
-    reserved = None if export.plan.hidden else persist.reserve_folder(export.shard)
+    wanted = [persist.reserve_folder(shard) for shard in shards_of(export)]
+    reserved = [each for each in wanted if each is not None]
     try:
         return await _run_whole(engine, persist, export, inputs, as_of, name, reserved)
     finally:
-        if reserved is not None:
-            persist.release_folder(reserved[0])
+        for prefix, *_ in reserved:
+            persist.release_folder(prefix)
 
 
 async def _run_whole(
@@ -305,17 +305,20 @@ async def _run_whole(
     inputs: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
-    reserved: tuple[str, str, str] | None,
+    reserved: Sequence[tuple[str, str, str]],
 ) -> list[list[BatchPart]]:
-    """Run the engine, whose executors may write under the reservation; return the parts."""
-    folder = None if reserved is None else BucketFolder(*reserved[1:])
-    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=folder)
+    """Run the engine, whose executors may write under the reservations, one for each shard if blobs
+    are in a bucket; return the parts."""
+    folders = tuple(BucketFolder(*place) for _, *place in reserved)
+    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=folders)
     made = await engine.run_into_files(job)
-    files = made.files if isinstance(made, MadeFiles) else ()
-    parts: list[list[BatchPart]] = [[] for _ in shards_of(export)]
+    files, objects = (made.files, made.objects) if isinstance(made, MadeFiles) else ((), ())
+    shards = shards_of(export)
+    parts: list[list[BatchPart]] = [[] for _ in shards]
     try:
-        if reserved is not None and isinstance(made, MadeFiles) and made.objects:
-            parts[0] += await persist.adopt_written(export.shard, reserved[0], made.objects, as_of)
+        for number, (prefix, *_) in enumerate(reserved):
+            mine = [each for each in objects if each.delta == number]
+            parts[number] += await persist.adopt_written(shards[number], prefix, mine, as_of)
         for file in files:
             if await _fits(engine, export, file):
                 # Adopting saves reading and writing the rows again.

@@ -26,9 +26,10 @@ from actors.errors import DefiniteError
 from actors.plan.delta import (
     INTERVAL,
     INTERVAL_SCHEMA,
+    TO,
+    DeltaColumns,
     DeltaPlan,
     PlanStratum,
-    hidden_prefix,
     missed_later,
     narrowed,
 )
@@ -44,8 +45,6 @@ from actors.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHE
 WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[JobRows]]
 Weigh: TypeAlias = Callable[[int], bool]
 """Returns, given a step's work (`StepDeltas.work`), whether to compute the view whole instead."""
-OUTPUT_PREFIX: Final = "o_"
-TO: Final = "__to"
 CHANGED_TOGETHER_MAX: Final = 4
 """Most imports whose changes are planned together: a join of n changing imports has n terms."""
 
@@ -70,20 +69,17 @@ class StepDeclined(Exception):
 
 def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
     """Return the last stratum's output as (output delta, hidden deltas), consolidated."""
-    shape = plan.output.arrow_updates()
-    if not plan.hidden:
-        return consolidate(concat([wide], shape)), ()
-    output = _part(wide, 0, OUTPUT_PREFIX, plan.output)
-    hidden = (_part(wide, k + 1, hidden_prefix(k), h.schema) for k, h in enumerate(plan.hidden))
+    output, *hidden = (_delta(wide, each) for each in plan.deltas)
     return output, tuple(hidden)
 
 
-def _part(wide: pa.Table, bit: int, prefix: str, schema: TableSchema) -> pa.Table:
-    """Return the delta of the rows that have the bit set, consolidated."""
-    belongs = pc.not_equal(pc.bit_wise_and(wide[TO], pa.scalar(1 << bit, wide[TO].type)), 0)
-    shape = schema.arrow_updates()
-    names = [f"{prefix}{name}" for name in schema.names]
-    rows = wide.select([*names, TIME, DIFF]).rename_columns(shape.names).filter(belongs)
+def _delta(wide: pa.Table, delta: DeltaColumns) -> pa.Table:
+    """Return one of the deltas, consolidated."""
+    shape = delta.schema.arrow_updates()
+    rows = wide.select([*delta.names, TIME, DIFF]).rename_columns(shape.names)
+    if delta.bit:
+        bits = pc.bit_wise_and(wide[TO], pa.scalar(delta.bit, wide[TO].type))
+        rows = rows.filter(pc.not_equal(bits, 0))
     return consolidate(concat([rows], shape))
 
 
@@ -419,12 +415,12 @@ def whole_job(
     name: tuple[int, int],
     *,
     into_files: bool = False,
-    into_bucket: BucketFolder | None = None,
+    into_bucket: tuple[BucketFolder, ...] = (),
 ) -> StepJob:
     """Return the job that computes the view from scratch at `as_of`, in one run.
 
     The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
-    answer comes as files, with `into_bucket` as objects there.
+    answer comes as files, with `into_bucket` as objects there, a folder for each of the deltas.
     """
     last = len(plan.strata) - 1
     # Strata that seldom make a row make none.

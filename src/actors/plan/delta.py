@@ -35,6 +35,8 @@ from actors.plan.schema import TableColumn, TableSchema
 AUTO: Final = "auto"
 INTERVAL: Final = InputKind.INTERVAL.text(0)
 INTERVAL_SCHEMA: Final = TableSchema((TableColumn("lo", "bigint"), TableColumn("hi", "bigint")))
+OUTPUT_PREFIX: Final = "o_"
+TO: Final = "__to"
 DUE_BUCKET_MS: Final = 1000
 """Milliseconds that share one value of `HiddenState.bucket`."""
 ROW_COUNT: Final = "n"
@@ -515,6 +517,16 @@ class EagerSums(msgspec.Struct, frozen=True):
     made; 0 if unknown."""
 
 
+class DeltaColumns(msgspec.Struct, frozen=True):
+    """Place of one delta in the table of all deltas (`DeltaPlan`)."""
+
+    names: tuple[str, ...]
+    """Its columns there, in the order of `schema`."""
+    schema: TableSchema
+    bit: int
+    """Rows whose ``__to`` has this bit belong to it; 0: all rows do, and there is no ``__to``."""
+
+
 class DeltaPlan(msgspec.Struct, frozen=True):
     """All that a dataflow needs to maintain one view.
 
@@ -570,6 +582,28 @@ class DeltaPlan(msgspec.Struct, frozen=True):
     def keeps_state(self) -> bool:
         """Return whether a step reads anything but the changes."""
         return bool(self.hidden) or any(stratum.lookups for stratum in self.strata)
+
+    @property
+    def deltas(self) -> tuple[DeltaColumns, ...]:
+        """Return the deltas that the last stratum makes: the view's, then each hidden state's."""
+        if not self.hidden:
+            return (DeltaColumns(self.output.names, self.output, 0),)
+        prefixed = [(OUTPUT_PREFIX, self.output)]
+        prefixed += [(hidden_prefix(k), state.schema) for k, state in enumerate(self.hidden)]
+        return tuple(
+            DeltaColumns(tuple(prefix + name for name in schema.names), schema, 1 << number)
+            for number, (prefix, schema) in enumerate(prefixed)
+        )
+
+    @property
+    def made_columns(self) -> tuple[TableColumn, ...]:
+        """Return the columns that the last stratum makes, but for time and diff."""
+        columns = [
+            TableColumn(name, column.type)
+            for delta in self.deltas
+            for name, column in zip(delta.names, delta.schema.columns, strict=True)
+        ]
+        return tuple([*columns, TableColumn(TO, "int")] if self.hidden else columns)
 
     def input_schema(self, name: str) -> TableSchema | None:
         """Return the schema of an input other than a stratum's output; None if there is no such

@@ -126,8 +126,9 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     optimistic: bool = False
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
-    into_bucket: BucketFolder | None = None
-    """Place for a large answer, written there by the executors; only with `at_once`."""
+    into_bucket: tuple[BucketFolder, ...] = ()
+    """Places for a large answer, one for each of the plan's deltas (`DeltaPlan.deltas`), written
+    there by the executors; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -335,6 +336,8 @@ class ObjectDone(msgspec.Struct, frozen=True, gc=False):
     """crc32 of all of it."""
     footer: bytes
     """Its metadata, as a Parquet file without rows."""
+    delta: int = 0
+    """Place among the plan's deltas, and among the folders that the job named."""
 
 
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):

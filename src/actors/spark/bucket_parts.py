@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
-import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructField, StructType
 
 from actors.errors import StorageError
+from actors.plan.delta import TO, DeltaColumns
 from actors.plan.jobs import NO_UPPER, BucketFolder, BucketObject, ObjectDone
 from actors.plan.schema import DIFF, TIME
 from actors.settings import Settings
@@ -32,6 +32,7 @@ from actors.spark.bucket_reading import (
     read_footers,
 )
 from actors.spark.bucket_tasks import read_pieces, write_objects
+from actors.spark.bucket_writing import ObjectCut
 from actors.spark.failures import is_gone, short_text
 from actors.spark.fragments import quote
 
@@ -190,15 +191,29 @@ class BucketParts:
         )
 
     def write(
-        self, found: DataFrame, folder: BucketFolder, time: int, shape: pa.Schema
+        self,
+        found: DataFrame,
+        folders: Sequence[BucketFolder],
+        time: int,
+        deltas: Sequence[DeltaColumns],
     ) -> tuple[ObjectDone, ...]:
-        """Run the query and have the executors write its rows, all at `time`, as objects with the
-        columns of `shape`. Raises Spark's own errors."""
-        columns = [quote(name) for name in shape.names if name != TIME]
-        rows = found.selectExpr(*columns, f"{time}L AS {TIME}")
-        written = write_objects(rows, self._spec(folder.bucket), folder.prefix, shape)
+        """Run the query and have the executors write its rows, all at `time`, as objects: those of
+        each delta, with exactly its columns, into the folder at its place. The folders are of one
+        bucket. Raises Spark's own errors."""
+        rows = found.drop(TIME).selectExpr("*", f"{time}L AS {TIME}")
+        cuts = [
+            ObjectCut(
+                folder.prefix,
+                (*delta.names, TIME, DIFF),
+                delta.schema.arrow_updates().serialize().to_pybytes(),
+                TO,
+                delta.bit,
+            )
+            for folder, delta in zip(folders, deltas, strict=True)
+        ]
+        written = write_objects(rows, self._spec(folders[0].bucket), cuts)
         return tuple(
-            ObjectDone(row.name, row.rows, row.size, row.checksum, bytes(row.footer))
+            ObjectDone(row.name, row.rows, row.size, row.checksum, bytes(row.footer), row.delta)
             for row in written
         )
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 
 from actors.spark import bucket_reading, bucket_writing
 from actors.spark.bucket_reading import TimeWindow, read_task
-from actors.spark.bucket_writing import WRITTEN, write_task
+from actors.spark.bucket_writing import WRITTEN, ObjectCut, write_task
 from actors.spark.spark_releases import shape_options
 
 _SHAPE: Final = shape_options()
@@ -73,14 +73,13 @@ def _span(tasks: int, rows: int, data: int, *, columns: int) -> int:
     return max(1, -(-max(rows, data // (_ROW_BYTES * columns)) // max(1, tasks)))
 
 
-def write_objects(rows: DataFrame, store: str, prefix: str, shape: pa.Schema) -> list[Any]:
-    """Run the query and write its rows, with the columns of `shape`, as objects whose keys begin
-    with `prefix`; return a row of `bucket_writing.WRITTEN` for each. Raises Spark's own errors."""
+def write_objects(rows: DataFrame, store: str, cuts: Sequence[ObjectCut]) -> list[Any]:
+    """Run the query and write its rows as objects of each cut; return a row of
+    `bucket_writing.WRITTEN` for each object. Raises Spark's own errors."""
     send_by_value()
-    columns = shape.serialize().to_pybytes()
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_task(store, prefix, columns, batches)
+        return write_task(store, cuts, batches)
 
     # Rows that tasks return come here from one attempt of each.
     found: list[Any] = rows.mapInArrow(write, WRITTEN).collect()

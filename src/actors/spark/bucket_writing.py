@@ -10,18 +10,19 @@ from __future__ import annotations
 import io
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.spark.bucket_reading import failed, open_bucket, shaped, why_of
 
 OBJECT_BYTES_MAX: Final = 64 << 20
-"""Size beyond which rows go into a further object; each is in memory until it is written."""
+"""Size of a task's objects beyond which the largest is closed; they are in memory until then."""
 GROUP_ROWS: Final = 128 * 1024
-WRITTEN: Final = "name string, rows bigint, size bigint, checksum bigint, footer binary"
+WRITTEN: Final = "name string, rows bigint, size bigint, checksum bigint, footer binary, delta int"
 """Columns of what a task returns: one row for each object."""
 _SHAPE: Final = pa.schema(
     [
@@ -30,59 +31,108 @@ _SHAPE: Final = pa.schema(
         ("size", pa.int64()),
         ("checksum", pa.int64()),
         ("footer", pa.binary()),
+        ("delta", pa.int32()),
     ]
 )
 
 
-def write_task(
-    spec: str, prefix: str, shape: bytes, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Write the rows of a task as objects whose keys begin with `prefix`; yield a row for each.
+class ObjectCut(NamedTuple):
+    """Rows and columns of a task that go into objects of one kind."""
 
-    `shape`: the columns and types of the objects, as an Arrow schema. Raises `BucketUnreadable`.
-    """
-    schema = pa.ipc.read_schema(pa.py_buffer(shape))
-    store = open_bucket(spec)
-    waiting: list[pa.RecordBatch] = []
-    made: list[dict[str, Any]] = []
-    sink, writer, rows = io.BytesIO(), None, 0
+    prefix: str
+    """Their keys begin with it."""
+    columns: tuple[str, ...]
+    """Columns of the task's rows, in the order of `shape`."""
+    shape: bytes
+    """Columns and types of the objects, as an Arrow schema."""
+    mark: str
+    bit: int
+    """Rows go in that have this bit in the column `mark`; 0: all do."""
 
-    def flush() -> None:
-        nonlocal writer, rows
-        if not waiting:
+
+class ObjectWriter:
+    """Writes the rows of one cut as objects."""
+
+    def __init__(self, store: Any, cut: ObjectCut) -> None:
+        self.made: list[dict[str, Any]] = []
+        self._store = store
+        self._cut = cut
+        self._shape = pa.ipc.read_schema(pa.py_buffer(cut.shape))
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._begin()
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the object that is being written."""
+        return self._sink.tell()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Take those of the rows that belong here."""
+        cut = self._cut
+        if cut.bit:
+            marks = batch.column(cut.mark)
+            bits = pc.bit_wise_and(marks, pa.scalar(cut.bit, marks.type))
+            batch = batch.filter(pc.not_equal(bits, pa.scalar(0, marks.type)))
+        if not batch.num_rows:
             return
-        if writer is None:
-            writer = pq.ParquetWriter(
-                sink, schema, compression="zstd", write_page_checksum=True, store_schema=True
+        columns = [batch.column(name) for name in cut.columns]
+        named = pa.RecordBatch.from_arrays(columns, names=self._shape.names)
+        self._waiting.append(shaped(named, self._shape))
+        if sum(each.num_rows for each in self._waiting) >= GROUP_ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        """Write the object that has been begun, if any."""
+        self._flush()
+        if self._writer is not None:
+            self._writer.close()
+            self.made.append(put_object(self._store, self._cut.prefix, self._sink, self._rows))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sink, self._rows = io.BytesIO(), 0
+        self._writer: pq.ParquetWriter | None = None
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._sink,
+                self._shape,
+                compression="zstd",
+                write_page_checksum=True,
+                store_schema=True,
             )
-        table = pa.Table.from_batches(waiting, schema)
-        writer.write_table(table, row_group_size=GROUP_ROWS)
-        rows += table.num_rows
-        waiting.clear()
+        table = pa.Table.from_batches(self._waiting, self._shape)
+        self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        self._rows += table.num_rows
+        self._waiting.clear()
 
-    def close() -> None:
-        nonlocal sink, writer, rows
-        flush()
-        if writer is not None:
-            writer.close()
-            made.append(put_object(store, prefix, sink.getvalue(), rows))
-        sink, writer, rows = io.BytesIO(), None, 0
 
+def write_task(
+    spec: str, cuts: Sequence[ObjectCut], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Write the rows of a task as objects of each cut; yield a row for each object. Raises
+    `BucketUnreadable`."""
+    store = open_bucket(spec)
+    writers = [ObjectWriter(store, cut) for cut in cuts]
     for batch in batches:
-        if batch.num_rows:
-            waiting.append(shaped(batch, schema))
-        if sum(each.num_rows for each in waiting) >= GROUP_ROWS:
-            flush()
-        if sink.tell() > OBJECT_BYTES_MAX:
-            close()
-    close()
+        for writer in writers:
+            writer.add(batch)
+        while sum(writer.size for writer in writers) > OBJECT_BYTES_MAX:
+            max(writers, key=lambda writer: writer.size).close()
+    for writer in writers:
+        writer.close()
+    made = [row | {"delta": n} for n, writer in enumerate(writers) for row in writer.made]
     yield from pa.Table.from_pylist(made, _SHAPE).to_batches()
 
 
-def put_object(store: Any, prefix: str, data: bytes, rows: int) -> dict[str, Any]:
+def put_object(store: Any, prefix: str, sink: io.BytesIO, rows: int) -> dict[str, Any]:
     """Write one object under a name of its own; return what describes it. Raises
     `BucketUnreadable`."""
-    name = f"{uuid.uuid4().hex}.parquet"
+    name, data = f"{uuid.uuid4().hex}.parquet", sink.getvalue()
     try:
         store.put(prefix + name, data)
     except Exception as error:  # noqa: BLE001 - its text may hold a secret

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import INTERVAL, DeltaPlan, Node, hidden_prefix
+from actors.plan.delta import INTERVAL, DeltaPlan, Node
 from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import PlanPrepared, PreparePlan
 from actors.plan.plan_splitting import divide_strata, renamed, split_statements
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
 from actors.spark.translate import PlanTranslator, SessionRelation, leaves
@@ -164,18 +164,7 @@ def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> 
 
 def _check_hidden(made: TableSchema, plan: DeltaPlan) -> None:
     """Check that the last stratum makes all columns, prefixed, and ``__to`` (see `DeltaPlan`)."""
-    prefixed = [("o_", plan.output)]
-    prefixed += [
-        (hidden_prefix(number), hidden.schema) for number, hidden in enumerate(plan.hidden)
-    ]
-    wanted = (
-        *(
-            TableColumn(f"{prefix}{column.name}", column.type)
-            for prefix, schema in prefixed
-            for column in schema.columns
-        ),
-        TableColumn("__to", "int"),
-    )
+    wanted = plan.made_columns
     by_name = {column.name: column for column in made.columns}
     missing = [column.name for column in wanted if column.name not in by_name]
     if missing:

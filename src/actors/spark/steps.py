@@ -212,7 +212,7 @@ def _run_strata(
     peeled = (small or made is not None) and isinstance(root, ConsolidateRows)
     if made is None:
         # Files are not consolidated: their readers do that, a part at a time.
-        if not (peeled or job.into_files or job.into_bucket is not None):
+        if not (peeled or job.into_files or job.into_bucket):
             work = msgspec.structs.replace(work, root=None)
         made, known = _run(slot, work, small=small)
         again &= known
@@ -295,7 +295,7 @@ def _inner(
     Rows of large inputs stay in Spark.
     """
     # Only the last piece makes the answer.
-    job = msgspec.structs.replace(job, into_files=False, into_bucket=None)
+    job = msgspec.structs.replace(job, into_files=False, into_bucket=())
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
@@ -494,7 +494,7 @@ def _run_anew(
     job = work.job
     time = job.hi - 1 if job.at_once else None
     with _planned(slot, bridge, work, small=small) as found:
-        apart = slot.files_here or job.into_bucket is not None
+        apart = slot.files_here or bool(job.into_bucket)
         if small or not (apart and work.large(slot.collected_bytes_max)):
             try:
                 made = _collected(slot, bridge, work, found)
@@ -504,10 +504,9 @@ def _run_anew(
                     raise
                 print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
         # A large answer must never lie on the driver's heap.
-        if job.into_bucket is not None and time is not None:
-            # What is adopted as parts of the output has exactly its columns.
-            shape = work.prepared.plan.output.arrow_updates()
-            return WrittenObjects(slot.parts.write(found, job.into_bucket, time, shape))
+        if job.into_bucket and time is not None:
+            deltas = work.prepared.plan.deltas
+            return WrittenObjects(slot.parts.write(found, job.into_bucket, time, deltas))
         files = write_files(found, time, slot.out)
     return files if job.into_files else read_back(files, work.wanted(bridge))
 
@@ -519,7 +518,7 @@ def _at(made: pa.Table, time: int) -> pa.Table:
 def _collected(slot: ThreadSlot, bridge: SessionBridge, work: _Work, found: DataFrame) -> pa.Table:
     """Return the answer's rows. Raises `AnswerTooLarge` where they can go into files and are more
     than was thought."""
-    if not (slot.files_here or work.job.into_bucket is not None):
+    if not (slot.files_here or work.job.into_bucket):
         return bridge.collect(found, lambda: work.wanted(bridge))
     # Few rows that all match make many, and Spark looks at the bytes of an answer only when it has
     # made all of it.

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import localcontext
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio
 import msgspec
@@ -31,7 +31,7 @@ from actors.errors import (
 )
 from actors.kernel import Actor, ReplySlot, RunningEffect
 from actors.persist.schemas import read_as
-from actors.plan.delta import DeltaPlan, hidden_prefix, summed_first
+from actors.plan.delta import DeltaPlan, summed_first
 from actors.plan.input_names import InputKind
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
@@ -65,7 +65,6 @@ from actors.testing.expressions import WIDE
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen
 from actors.testing.oracle import ordered_rows, run_query
 
-TO: Final = "__to"
 """The column whose bits say which deltas a row belongs to (see `DeltaPlan`)."""
 
 
@@ -230,17 +229,10 @@ def _check(plan: DeltaPlan) -> None:
     if made is None:
         return
     found = dict(made.columns)
-    prefix = "o_" if plan.hidden else ""
-    wanted = [(prefix + column.name, column.type) for column in plan.output.columns]
-    for index, state in enumerate(plan.hidden):
-        wanted += [
-            (hidden_prefix(index) + column.name, column.type) for column in state.schema.columns
-        ]
-    if plan.hidden:
-        wanted.append((TO, "int"))
-    for name, kind in wanted:
-        if name not in found or arrow_type(found[name]) != arrow_type(kind):
-            raise InvalidUsage(f"the plan makes {name} as {found.get(name)}, not {kind}")
+    for column in plan.made_columns:
+        kind = found.get(column.name)
+        if kind is None or arrow_type(kind) != arrow_type(column.type):
+            raise InvalidUsage(f"the plan makes {column.name} as {kind}, not {column.type}")
 
 
 def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:

@@ -28,9 +28,10 @@ from actors.kernel import ActorAddress
 from actors.plan.delta import (
     INTERVAL,
     INTERVAL_SCHEMA,
+    TO,
+    DeltaColumns,
     DeltaPlan,
     StateLookup,
-    hidden_prefix,
     missed_later,
 )
 from actors.plan.input_names import InputKind, InputName
@@ -52,7 +53,7 @@ from actors.plan.nearby import ComparedRange, covered_changes, nearby_rows, rows
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import from_ipc, to_ipc
 from actors.testing.analysis import ParsedTranslation
-from actors.testing.engine import TO, table_of
+from actors.testing.engine import table_of
 from actors.testing.nodes import NodeRelation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
 from actors.views.query_analysis import AnalyzeQuery
@@ -497,17 +498,14 @@ def _key_values(relation: NodeRelation, columns: tuple[str, ...]) -> set[tuple[A
 
 def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[list[Row], ...]]:
     """Return (output delta, hidden deltas) of the last stratum's output, consolidated."""
-    if not plan.hidden:
-        return consolidated(updates_of(table, plan.output.names)), ()
-    bits = table[TO].to_pylist()
+    bits = table[TO].to_pylist() if plan.hidden else [0] * table.num_rows
 
-    def part(bit: int, prefix: str, schema: TableSchema) -> list[Row]:
-        updates = updates_of(table, [prefix + name for name in schema.names])
-        chosen = (update for update, to in zip(updates, bits, strict=True) if to & 1 << bit)
-        return consolidated(chosen)
+    def part(delta: DeltaColumns) -> list[Row]:
+        updates = zip(updates_of(table, delta.names), bits, strict=True)
+        return consolidated(update for update, to in updates if to & delta.bit == delta.bit)
 
-    hidden = (part(k + 1, hidden_prefix(k), state.schema) for k, state in enumerate(plan.hidden))
-    return part(0, "o_", plan.output), tuple(hidden)
+    output, *hidden = map(part, plan.deltas)
+    return output, tuple(hidden)
 
 
 def _made(table: pa.Table) -> NodeRelation:

@@ -16,6 +16,8 @@ from typing import Final
 import msgspec
 
 from actors.plan.delta import (
+    OUTPUT_PREFIX,
+    TO,
     AccumulateTotals,
     EagerSums,
     FilterRows,
@@ -235,8 +237,6 @@ class ConstantsOperator(ViewOperator):
         return True
 
 
-OUTPUT_PREFIX: Final = "o_"
-TO: Final = "__to"
 HIDDEN_STATES_MAX: Final = 29
 """Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is
 the view's, the one above theirs marks rows of strata that seldom have any."""
