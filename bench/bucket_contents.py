@@ -5,7 +5,9 @@ Spark on the same cluster, reading the same rows as Parquet from the workers' ow
 Spark has no connector to buckets: a lower bound of what it would take from the bucket.
 ``first_contents_bytes``: what the service and its driver read and wrote meanwhile (the bucket by
 their credentials, which are not the executors'; and all that the kernel counts as read or written
-by their processes), beside the size of the table in the bucket. ``step_1_percent``: from a write of
+by their processes), beside the size of the table in the bucket. ``kept_contents``,
+``kept_contents_bytes``: the same of a view that keeps as many rows beside it as the table has.
+``step_1_percent``: from a write of
 1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
 the same beside a service whose Spark may take one core; the driver executes such a step without the
 workers, so that these make no difference to it.
@@ -26,13 +28,11 @@ from contextlib import AsyncExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-import anyio
 import msgspec
 
 from actors import Settings
-from actors.errors import EngineUnavailable
-from actors.spark.java import JavaHome, find_java
-from cluster_steps import DEADLINE_MS, SteppedService, opened, stepped, written
+from actors.spark.java import JavaHome
+from cluster_steps import DEADLINE_MS, SteppedService, main, opened, stepped, written
 from hydrate import QUERIES
 from measure import Measure, Report, median, sizes
 
@@ -49,6 +49,8 @@ ANEW_TARGET = 1 / 3
 WORKERS_TARGET = 1 / 1.6
 VIEW = "by_region"
 SQL = QUERIES["aggregate"]
+KEPT = "distinct_by_region"
+KEPT_SQL = "SELECT region, count(DISTINCT id) AS ids FROM sales GROUP BY region"
 OF_EXECUTORS = "AKIDOFEXECUTORS"
 MB = 1_000_000
 
@@ -137,29 +139,30 @@ async def first_contents(
     files: dict[str, Path],
     bucket: BucketProcess,
     pids: set[int],
+    name: str,
+    sql: str,
+    turns: int,
 ) -> None:
-    """The view made and dropped, then the query run plainly, in turns; the last view stays."""
-    warm, turns = (1, 1) if report.quick else (2, 5)
+    """A view made and dropped, then the query run plainly, in turns; the last view stays."""
     took, plain, through = [], [], []
+    warm = 1 if turns == 1 else 2
     for turn in range(warm + turns):
         if turn:
-            await ours.client.drop(VIEW)
+            await ours.client.drop(ours.view)
         at = await ours.client.write({})
         before, key = moved_by(os.getpid(), pids), bucket.told()[1].get(bucket.own, 0)
         began = time.perf_counter()
-        await ours.client.create_materialized_view(VIEW, SQL)
-        await ours.client.wait_for(VIEW, at, deadline_ms=DEADLINE_MS)
+        await ours.client.create_materialized_view(ours.view, sql)
+        await ours.client.wait_for(ours.view, at, deadline_ms=DEADLINE_MS)
         took.append((time.perf_counter() - began) * 1000)
         moved = moved_by(os.getpid(), pids) - before
         through.append(moved + bucket.told()[1].get(bucket.own, 0) - key)
-        plain.append(await ours.bench.query(SQL, files))
-    report.add(
-        Measure("first_contents", median(took[warm:]), median(plain[warm:]), target=CONTENTS_TARGET)
-    )
+        plain.append(await ours.bench.query(sql, files))
+    report.add(Measure(name, median(took[warm:]), median(plain[warm:]), target=CONTENTS_TARGET))
     size = sum(path.stat().st_size for path in files.values())
     report.add(
         Measure(
-            "first_contents_bytes",
+            f"{name}_bytes",
             median(through[warm:]) / MB,
             size / MB,
             unit="MB",
@@ -187,9 +190,14 @@ async def run(report: Report, java: JavaHome) -> None:
             del files["products"]
             async with AsyncExitStack() as stack:
                 ours = await opened(stack, settings(folder / "state", cluster, bucket, 2))
-                ours.view = VIEW
                 await ours.fill(count)
-                await first_contents(report, ours, files, bucket, pids)
+                ours.view = KEPT
+                measured = report, ours, files, bucket, pids
+                await first_contents(*measured, "kept_contents", KEPT_SQL, 1)
+                await ours.client.drop(KEPT)
+                ours.view = VIEW
+                turns = 1 if report.quick else 5
+                await first_contents(*measured, "first_contents", SQL, turns)
                 two = await steps(report, ours, count)
                 anew = [await ours.bench.query(SQL, files) for _ in range(3)]
                 report.add(Measure("step_1_percent", median(two), median(anew), target=ANEW_TARGET))
@@ -204,9 +212,4 @@ async def run(report: Report, java: JavaHome) -> None:
 
 
 if __name__ == "__main__":
-    made = Report("Views over a table in a bucket, beside plain Spark.")
-    found = find_java(Path(tempfile.gettempdir()))
-    if isinstance(found, EngineUnavailable):
-        raise SystemExit(str(found))
-    anyio.run(run, made, found, backend_options={"use_uvloop": True})
-    made.close()
+    main("Views over a table in a bucket, beside plain Spark.", run)

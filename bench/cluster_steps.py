@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 
@@ -142,10 +143,16 @@ async def run(report: Report, java: JavaHome) -> None:
                     await small(report, "small_step_connect", ours, peer)
 
 
-if __name__ == "__main__":
-    made = Report("Steps on a cluster and over Connect beside those of a local Spark.")
-    found = find_java(Path(tempfile.gettempdir()))
-    if isinstance(found, EngineUnavailable):
-        raise SystemExit(str(found))
-    anyio.run(run, made, found, backend_options={"use_uvloop": True})
+def main(title: str, run: Callable[[Report, JavaHome], Awaitable[None]]) -> None:
+    """Run a benchmark that starts a Java of its own."""
+    made = Report(title)
+    with tempfile.TemporaryDirectory() as place:
+        found = find_java(Path(place))
+        if isinstance(found, EngineUnavailable):
+            raise SystemExit(str(found))
+        anyio.run(run, made, found, backend_options={"use_uvloop": True})
     made.close()
+
+
+if __name__ == "__main__":
+    main("Steps on a cluster and over Connect beside those of a local Spark.", run)

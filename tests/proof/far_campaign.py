@@ -74,6 +74,21 @@ class StoodStill(Exception):
 class FarSubscriber(Subscriber):
     """Follows a view across connections."""
 
+    def __init__(self, view: str) -> None:
+        super().__init__(view)
+        self._moved = anyio.Event()
+
+    def take(self, lower: int, upper: int, table: pa.Table | None) -> None:
+        """One interval."""
+        super().take(lower, upper, table)
+        self._moved.set()
+        self._moved = anyio.Event()
+
+    async def until_beyond(self, time: int) -> None:
+        """Wait until it has the changes at a time."""
+        while self.frontier is None or self.frontier <= time:
+            await self._moved.wait()
+
     async def follow(self, world: FarWorld) -> None:
         """Follow it until cancelled."""
         while True:
@@ -328,8 +343,7 @@ class FarCampaign:
         last = len(writes) - 1
         with anyio.move_on_after(self.limit) as scope:
             for subscriber in self.subscribers:
-                while subscriber.frontier is None or subscriber.frontier <= times[last]:
-                    await anyio.sleep(0.05)
+                await subscriber.until_beyond(times[last])
         if scope.cancelled_caught:
             self.report("subscribers", "one did not get to the last write")
         first = max((each.updates[0][1] for each in self.subscribers if each.updates), default=0)

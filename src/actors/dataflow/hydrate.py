@@ -318,7 +318,8 @@ async def _run_whole(
     try:
         for number, (prefix, *_) in enumerate(reserved):
             mine = [each for each in objects if each.delta == number]
-            parts[number] += await persist.adopt_written(shards[number], prefix, mine, as_of)
+            if mine:
+                parts[number] += await persist.adopt_written(shards[number], prefix, mine, as_of)
         for file in files:
             if await _fits(engine, export, file):
                 # Adopting saves reading and writing the rows again.

@@ -1,5 +1,5 @@
-"""Where Spark is, and the address of a Spark Connect server,
-``sc://HOST:PORT/;NAME=VALUE;…``, and its secrets.
+"""Tells where Spark is, and reads the address of a Spark Connect server,
+``sc://HOST:PORT/;NAME=VALUE;…``, without showing its secrets.
 
 Spark defines its parameters: ``use_ssl=true`` for TLS, ``token=…`` for a bearer token (which
 implies TLS for every host but ``localhost``), ``user_id=…``; any other one is sent as a header.
