@@ -412,6 +412,12 @@ QUIET_STEPS: Final = KernelLimit(
     "the first runs alone, since several steps in a row have changed nothing",
 )  # fmt: skip
 
+HELD_BYTES: Final = KernelLimit(
+    "view_held_bytes", 64 * 1024 * 1024,
+    "changes since a view's error are kept, and a step over them ends it",
+    "they are many: the view is computed whole to end it",
+)  # fmt: skip
+
 # -- reads and answers -----------------------------------------------------------------------------
 
 INLINE_ANSWER: Final = SettingThreshold(

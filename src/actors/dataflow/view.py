@@ -5,8 +5,9 @@ stage is one coroutine that the actor runs beside itself; the machine ensures th
 overlap. `warm` and `merge` run beside them.
 
 Errors are data. While an import holds an error, or the data make the query fail, the output holds
-an error and keeps its last good contents. Such a view is computed whole at the last time of each
-step; when that succeeds, the difference is appended and the error retracted there.
+an error and keeps its last good contents. Such a view makes one step of all changes since then
+(`HeldChanges`) to the last time of each step, or is computed whole there; when that succeeds, the
+difference is appended and the error retracted there.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
 from actors.dataflow.engine import EngineClient
 from actors.dataflow.events import DataflowStep
+from actors.dataflow.held_changes import HeldChanges
 from actors.dataflow.hydrate import ResumedHydration, restore
 from actors.dataflow.policy import StepChoice, StepChooser
 from actors.dataflow.recompute import RecomputeSuspension, chain_differences, find_held, recompute
@@ -102,6 +104,7 @@ class ViewStages:
         self._rehearsal = anyio.Lock()
         self._output_errors: tuple[str, ...] = ()
         self._input_errors: tuple[dict[str, int], ...] = ()
+        self._held = HeldChanges(export.plan.input_schemas)
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
@@ -132,6 +135,7 @@ class ViewStages:
         if self._follower is not None and not is_empty(resumed.lo):
             await self._follower.moved(resumed.lo)
         self._touched = resumed.touched
+        self._held.release()
         self._state_rows = resumed.state_rows
         self._output_errors = resumed.output_errors
         text = find_held(resumed.output_errors)
@@ -188,9 +192,11 @@ class ViewStages:
         if held:
             raise DefiniteError(held[0])
         if step.in_error or not self._export.plan.strata:
-            deltas = await self._whole(step, time)
+            outcome = await self._caught_up(step, time)
+            if outcome is None:
+                outcome = StepOutcome(await self._whole(step, time), recomputed=True)
             changes = tuple(ErrorChange(text, time, -1) for text in self._output_errors)
-            return StepOutcome(deltas, changes, recomputed=True)
+            return msgspec.structs.replace(outcome, errors=changes)
         used = await self._used(step)
         rows = sum(table.num_rows for table in used)
         # The plan reads none of the changed columns and rows.
@@ -229,6 +235,23 @@ class ViewStages:
             self._chooser.stepped(work, ms)
         rejected = [msgspec.structs.replace(choice, full=False).text() for choice in choices]
         return msgspec.structs.replace(outcome, rejected="".join(rejected))
+
+    async def _caught_up(self, step: DataflowStep, time: Time) -> StepOutcome | None:
+        """Return the step from before the error to `time`; None if only the whole query can tell
+        whether the view is still in error."""
+        lo = self._held.lo
+        if lo is None:
+            return None
+        plain = await self._plain(step)
+        rows = sum(table.num_rows for table in plain)
+        deltas = await self._engine.work(rows, partial(self._held.at, time, plain))
+        whole = msgspec.structs.replace(step, lo=lo, times=(time,), deltas=deltas)
+        await self._make_ready(step.incarnation)
+        try:
+            return await self._step(whole, None)
+        except (DefiniteError, JobTooLarge):
+            # It also joins rows that never coexist.
+            return None
 
     async def _declined(self, step: DataflowStep, choice: StepChoice) -> StepOutcome:
         """Compute the view whole at each time, as the cheaper way."""
@@ -356,7 +379,9 @@ class ViewStages:
         return found
 
     async def install(self, step: DataflowStep, outcome: StepOutcome) -> None:
-        """Apply the step to the state in memory, up to its `hi`."""
+        """Apply the step to the state in memory, up to its `hi`, or keep its changes if the view is
+        in error."""
+        was_in_error = bool(self._output_errors)
         self._input_errors = tuple(
             {text: diff for text, diff in merged.items() if diff}
             for merged in _error_sums_after(self._input_errors, step, step.hi)
@@ -369,12 +394,33 @@ class ViewStages:
             pc.sum(table["__diff"]).as_py() or 0 for tables in step.deltas for table in tables
         )
         touched = self._touched
-        if touched is None or touched.empty:
+        if touched is None:
             return
-        plain = await self._plain(step) if step.times else ()
+        plain = await self._plain(step) if step.times else []
         self._plain_of = self._used_of = None, []
+        begins = self._held.lo is not None or not was_in_error
+        if begins and self._can_hold() and self._held.hold(step.lo, plain):
+            return
+        held = self._held.release()
+        if touched.empty:
+            return
+        if any(table.num_rows for table in held):
+            pairs = zip(held, plain, strict=True) if plain else ((table,) for table in held)
+            plain = [concat(tables, tables[0].schema) for tables in pairs]
         hidden = outcome.deltas.hidden if step.times or step.followed else ()
         await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
+
+    def _can_hold(self) -> bool:
+        """Return whether a step may end the error that the output holds, if it does."""
+        plan, touched = self._export.plan, self._touched
+        # The clock alone changes a temporal view, at times of its own.
+        return (
+            bool(self._output_errors and plan.strata)
+            and not plan.temporal
+            and not find_held(self._output_errors)
+            and touched is not None
+            and touched.imports.ready
+        )
 
     # -- other replicas ----------------------------------------------------------------------------
 
