@@ -29,6 +29,8 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 ROWS = 200_000
 GROUPS = 1_000
 BY_GROUP = "SELECT g, count(*) AS n, sum(v) AS v FROM t GROUP BY g"
+IDS = "SELECT g, count(DISTINCT id) AS ids FROM t GROUP BY g"
+"""A view that keeps each row beside it."""
 EACH = "SELECT id, v * 2 AS w FROM t WHERE id % 2 = 0"
 
 
@@ -125,6 +127,11 @@ async def groups_in(client: Client) -> dict[int, tuple[int, int]]:
     return {g: (n, v) for g, n, v in zip(*columns, strict=True)}
 
 
+async def ids_in(client: Client) -> int:
+    (found,) = (await answer(client, "SELECT sum(ids) AS n FROM ids")).to_pylist()
+    return int(found["n"])
+
+
 async def test_a_view_over_a_far_bucket_is_right_and_survives_executors(
     cluster: Cluster,
     java: JavaHome,
@@ -149,11 +156,15 @@ async def test_a_view_over_a_far_bucket_is_right_and_survives_executors(
         assert found.to_pylist() == [{"n": ROWS // 2, "w": wanted}]
         # The executors have written its contents, each attempt under names of its own.
         assert any(re.search(r"-[0-9a-f]{32}\.parquet$", key) for key in s3.keys(bucket))
+        await client.create_materialized_view("ids", IDS)
+        assert await ids_in(client) == ROWS
+        assert any(re.search(r"-hidden0/.*-[0-9a-f]{32}\.parquet$", key) for key in s3.keys(bucket))
         # A small step, and a large one, which scans the shard.
         for count in (10, 2_000):
             given.append(rows(ROWS + 10 * count, count))
             await client.insert("t", given[-1])
             assert await groups_in(client) == by_group(*given)
+            assert await ids_in(client) == len({i for t in given for i in t["id"].to_pylist()})
         # The death of an executor, and then of a worker with all that it runs.
         assert kill_executor(cluster)
         given.append(rows(2 * ROWS, 100))
