@@ -413,7 +413,7 @@ QUIET_STEPS: Final = KernelLimit(
 )  # fmt: skip
 
 HELD_BYTES: Final = KernelLimit(
-    "view_held_bytes", 64 * 1024 * 1024,
+    "view_held_bytes", 8 * 1024 * 1024,
     "changes since a view's error are kept, and a step over them ends it",
     "they are many: the view is computed whole to end it",
 )  # fmt: skip

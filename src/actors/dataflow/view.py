@@ -246,6 +246,8 @@ class ViewStages:
         rows = sum(table.num_rows for table in plain)
         deltas = await self._engine.work(rows, partial(self._held.at, time, plain))
         whole = msgspec.structs.replace(step, lo=lo, times=(time,), deltas=deltas)
+        if not any(used.num_rows for used in await self._used(whole)):
+            return StepOutcome(empty_deltas(self._export.plan))
         await self._make_ready(step.incarnation)
         try:
             return await self._step(whole, None)
