@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from actors.memory_ledger import MemoryUse
 from actors.plan.schema import TableSchema
 from actors.plan.updates import advance, concat, consolidate
 from actors.progress import Frontier, Time
@@ -20,12 +21,18 @@ from actors.threshold_probes import HELD_BYTES
 class HeldChanges:
     """Plain updates of a view's imports from `lo` on, bounded by `HELD_BYTES`."""
 
-    def __init__(self, schemas: Sequence[TableSchema]) -> None:
+    def __init__(self, dataflow: str, schemas: Sequence[TableSchema]) -> None:
+        self._dataflow = dataflow
         self._shapes = [schema.arrow_updates() for schema in schemas]
         self.lo: Frontier | None = None
         """Upper of the view's states; None if nothing is held."""
         self._tables: list[list[pa.Table]] = [[] for _ in self._shapes]
         self._bytes = 0
+
+    def memory(self) -> list[MemoryUse]:
+        """Return the memory that is held, for a `MemoryLedger`."""
+        rows = sum(table.num_rows for tables in self._tables for table in tables)
+        return [MemoryUse("held", self._dataflow, rows, self._bytes)] if rows else []
 
     def hold(self, lo: Frontier, plain: Sequence[pa.Table]) -> bool:
         """Add the updates of a step from `lo`, one table for each import or none at all; return

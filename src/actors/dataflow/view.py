@@ -104,7 +104,8 @@ class ViewStages:
         self._rehearsal = anyio.Lock()
         self._output_errors: tuple[str, ...] = ()
         self._input_errors: tuple[dict[str, int], ...] = ()
-        self._held = HeldChanges(export.plan.input_schemas)
+        self._held = HeldChanges(description.id, export.plan.input_schemas)
+        persist.ledger.add(self._held.memory)
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
