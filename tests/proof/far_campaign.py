@@ -420,6 +420,9 @@ async def kill_all(world: FarWorld, arguments: argparse.Namespace) -> int:
     campaign = FarCampaign(world, arguments)
     strikes = StrikeChoice(world, campaign.rng)
     chosen = [kind for kind in arguments.kinds.split(",") if kind]
+    unknown = [kind for kind in chosen if kind not in strikes.kinds]
+    if unknown:
+        raise SystemExit(f"--kinds {','.join(unknown)}: choose of {', '.join(strikes.kinds)}")
     began = anyio.current_time()
     await world.start_cluster()
     await world.start_service()
