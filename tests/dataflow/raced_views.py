@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import anyio
+
+from actors.kernel import ActorSystem, SystemClock
+from actors.persist import PersistClient
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
+from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.maintain import EngineCaller
 from actors.testing.oracle import QueryOracle, differences
 from actors.testing.stage import ScriptStage
+from actors.views.compile import compile_view
 
 TABLES = {
     "a": TableSchema(
@@ -123,3 +133,22 @@ class RacedViews:
             if any(row[2] == 0 for row in rows):
                 return None
         return self.oracle.contents(VIEWS[name], output, time)
+
+
+@asynccontextmanager
+async def raced_views(scratch: Path, seed: int, names: Sequence[str]) -> AsyncIterator[RacedViews]:
+    """These views on stores in memory, checked and stopped in the end; no replica has joined."""
+    with anyio.fail_after(200):
+        async with ActorSystem(seed=seed) as system:
+            persist = await PersistClient.in_memory(SETTINGS, SystemClock())
+            executor: Any = system.spawn(lambda: InMemoryExecutor(EngineControls()), "engine")
+            analyze = EngineCaller(executor, "t").analyze()
+            plans = {name: await compile_view(VIEWS[name], TABLES, analyze) for name in names}
+            stage = ScriptStage(system, executor, persist, scratch, SETTINGS, "race")
+            await stage.open(TABLES, plans)
+            outputs = {name: plan.output for name, plan in plans.items()}
+            views = RacedViews(stage, outputs, random.Random(seed))
+            yield views
+            await views.check()
+            await stage.stop()
+        await persist.close()

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import anyio
 import pytest
-from raced_views import SETTINGS, TABLES, VIEWS, RacedViews  # type: ignore[import-not-found]
+from raced_views import VIEWS, raced_views  # type: ignore[import-not-found]
 
 from actors.dataflow.events import DataflowStep
 from actors.dataflow.step import StepDeltas
 from actors.dataflow.view import ViewStages
-from actors.kernel import ActorSystem, SystemClock
-from actors.persist import PersistClient
-from actors.testing.engine import EngineControls, InMemoryExecutor
-from actors.testing.maintain import EngineCaller
-from actors.testing.stage import ScriptStage
 from actors.threshold_probes import HELD_BYTES, use_kernel_limits
-from actors.views.compile import compile_view
 
 FAILING = [name for name in VIEWS if name.endswith("fails")]
 STEPS = 36
@@ -28,37 +19,24 @@ STEPS = 36
 
 async def failed_and_recovered(scratch: Path, seed: int, *, restarts: bool) -> Counter[str]:
     """One run; return how often views came out of an error."""
-    dice = random.Random(seed)
-    with anyio.fail_after(200):
-        async with ActorSystem(seed=seed) as system:
-            persist = await PersistClient.in_memory(SETTINGS, SystemClock())
-            executor: Any = system.spawn(lambda: InMemoryExecutor(EngineControls()), "engine")
-            analyze = EngineCaller(executor, "t").analyze()
-            plans = {name: await compile_view(VIEWS[name], TABLES, analyze) for name in FAILING}
-            stage = ScriptStage(system, executor, persist, scratch, SETTINGS, "errors")
-            await stage.open(TABLES, plans)
-            views = RacedViews(stage, {name: plan.output for name, plan in plans.items()}, dice)
-            views.zeros = 0.0
+    recovered: Counter[str] = Counter()
+    failed = dict.fromkeys(FAILING, False)
+    async with raced_views(scratch, seed, FAILING) as views:
+        views.zeros = 0.0
+        await views.write()
+        await views.join()
+        await views.stage.wait_each(views.upper)
+        views.zeros, views.mended = 0.1, 0.3
+        for number in range(STEPS):
+            for name, output in views.outputs.items():
+                now = views.wanted(name, output, views.upper - 1) is None
+                recovered[name] += failed[name] and not now
+                failed[name] = now
+            if restarts and number % 7 == 6:
+                await views.join()
+                await views.leave()
             await views.write()
-            await views.join()
-            await stage.wait_each(views.upper)
-            views.zeros, views.mended = 0.1, 0.3
-            recovered: Counter[str] = Counter()
-            failed = dict.fromkeys(FAILING, False)
-            for number in range(STEPS):
-                await stage.wait_each(views.upper)
-                for name, output in views.outputs.items():
-                    now = views.wanted(name, output, views.upper - 1) is None
-                    recovered[name] += failed[name] and not now
-                    failed[name] = now
-                if restarts and number % 7 == 6:
-                    await views.join()
-                    await views.leave()
-                await views.write()
-            await stage.wait_each(views.upper)
-            await views.check()
-            await stage.stop()
-        await persist.close()
+            await views.stage.wait_each(views.upper)
     return recovered
 
 

@@ -246,12 +246,12 @@ class ViewStages:
         plain = await self._plain(step)
         rows = sum(table.num_rows for table in plain)
         deltas = await self._engine.work(rows, partial(self._held.at, time, plain))
-        whole = msgspec.structs.replace(step, lo=lo, times=(time,), deltas=deltas)
-        if not any(used.num_rows for used in await self._used(whole)):
+        since = msgspec.structs.replace(step, lo=lo, times=(time,), deltas=deltas)
+        if not any(used.num_rows for used in await self._used(since)):
             return StepOutcome(empty_deltas(self._export.plan))
         await self._make_ready(step.incarnation)
         try:
-            return await self._step(whole, None)
+            return await self._step(since, None)
         except (DefiniteError, JobTooLarge):
             # It also joins rows that never coexist.
             return None
@@ -401,8 +401,9 @@ class ViewStages:
             return
         plain = await self._plain(step) if step.times else []
         self._plain_of = self._used_of = None, []
-        begins = self._held.lo is not None or not was_in_error
-        if begins and self._can_hold() and self._held.hold(step.lo, plain):
+        # Once an import's state has moved on alone, no step leads from before the error.
+        together = self._held.lo is not None or not was_in_error
+        if together and self._can_hold() and self._held.hold(step.lo, plain):
             return
         held = self._held.release()
         if touched.empty:
