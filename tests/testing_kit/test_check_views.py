@@ -33,6 +33,7 @@ from actors.testing.check_views import (
     CheckReport,
     Show,
     check_scripts,
+    for_short_lives,
     read,
     script_files,
 )
@@ -221,6 +222,14 @@ async def test_a_wrong_view_is_found_and_shown(tmp_path: Path) -> None:
         f"1/1 WRONG  incremental  {script}:v  at 3: 1 rows differ, first (2,): "
         "weight 0, not 2 (steps to 2, 4, 5)"
     ]
+
+
+def test_a_server_that_runs_already_is_not_told_how_to_compile() -> None:
+    """Spark Connect refuses settings of its JVM, and then no engine starts."""
+    here = Settings(spark_master="local[2]")
+    assert set(for_short_lives(here).spark_conf) == {"spark.driver.extraJavaOptions"}
+    behind = Settings(spark_master="sc://127.0.0.1:15002")
+    assert for_short_lives(behind) == behind
 
 
 def test_made_up_views_use_up_their_limits_reserves() -> None:

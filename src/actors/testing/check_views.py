@@ -28,6 +28,7 @@ from actors.kernel import ActorAddress, ActorSystem
 from actors.kernel.clock import ActorClock
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch
+from actors.spark.remote_address import is_remote
 from actors.spark_executor import SparkExecutor
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.drawn_settings import (
@@ -144,8 +145,11 @@ def for_short_lives(settings: Settings) -> Settings:
     """Return settings for an engine that meets more plans than steps of each.
 
     The JVM's second compiler costs more than it gains before a campaign is over. Without it the
-    JVM keeps too little room for the first one's code.
+    JVM keeps too little room for the first one's code. A server's JVM, which runs already, is left
+    alone: it would refuse the setting.
     """
+    if is_remote(settings.spark_master):
+        return settings
     conf = {
         "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
     }
