@@ -18,7 +18,7 @@ import pyarrow as pa
 from dataflow_house import (  # type: ignore[import-not-found]
     NUMBERS,
     SETTINGS,
-    difference,
+    answer_of,
     doubled,
     numbers_plan,
     shard,
@@ -253,7 +253,7 @@ class Flow:
 
     def _answer(self, job: StepJob | ComputeDifference, reply: Any) -> None:
         try:
-            rows = self.view(job) if isinstance(job, StepJob) else difference(job)
+            rows = answer_of(self.view, job)
         except DefiniteError as error:
             reply.fail(error)
         else:

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+from written_answers import WritableBlob, WritingExecutor  # type: ignore[import-not-found]
 
 from actors.kernel import ActorSystem, SystemClock
 from actors.persist import PersistClient
+from actors.persist.memory_stores import MemoryConsensus
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from actors.testing.engine import EngineControls, InMemoryExecutor
 from actors.testing.maintain import EngineCaller
 from actors.testing.oracle import QueryOracle, differences
 from actors.testing.stage import ScriptStage
@@ -137,11 +138,19 @@ class RacedViews:
 
 @asynccontextmanager
 async def raced_views(scratch: Path, seed: int, names: Sequence[str]) -> AsyncIterator[RacedViews]:
-    """These views on stores in memory, checked and stopped in the end; no replica has joined."""
+    """These views on stores in memory, checked and stopped in the end; no replica has joined.
+
+    Executors write none, half or all of the answers into the store."""
     with anyio.fail_after(200):
         async with ActorSystem(seed=seed) as system:
-            persist = await PersistClient.in_memory(SETTINGS, SystemClock())
-            executor: Any = system.spawn(lambda: InMemoryExecutor(EngineControls()), "engine")
+            clock = SystemClock()
+            blob, share = (
+                WritableBlob(clock),
+                random.Random(f"share {seed}").choice((0.0, 0.5, 1.0)),
+            )
+            persist = PersistClient(blob, MemoryConsensus(), SETTINGS, clock)
+            engine = WritingExecutor(blob, seed, share)
+            executor: Any = system.spawn(lambda: engine, "engine")
             analyze = EngineCaller(executor, "t").analyze()
             plans = {name: await compile_view(VIEWS[name], TABLES, analyze) for name in names}
             stage = ScriptStage(system, executor, persist, scratch, SETTINGS, "race")
@@ -150,5 +159,6 @@ async def raced_views(scratch: Path, seed: int, names: Sequence[str]) -> AsyncIt
             views = RacedViews(stage, outputs, random.Random(seed))
             yield views
             await views.check()
+            assert bool(engine.written) == bool(share)
             await stage.stop()
         await persist.close()

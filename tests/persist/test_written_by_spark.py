@@ -33,7 +33,9 @@ def written(s3: S3, bucket: str, prefix: str, name: str, *rows: tuple[int, int, 
     pq.read_metadata(data).write_metadata_file(footer)
     s3.ask("PUT", f"/{bucket}/{prefix}{name}", data.getvalue())
     checksum = zlib.crc32(data.getvalue())
-    return ObjectDone(name, len(rows), len(data.getvalue()), checksum, footer.getvalue())
+    times = [time for _, time, _ in rows]
+    size = len(data.getvalue())
+    return ObjectDone(name, len(rows), size, checksum, footer.getvalue(), 0, min(times), max(times))
 
 
 async def in_bucket(s3: S3, bucket: str, clock: Clock) -> PersistClient:
@@ -56,7 +58,7 @@ async def test_what_one_attempt_wrote_is_adopted_and_what_others_wrote_is_collec
     await client.collect_orphans()
     clock.later_ms += 2 * GRACE_MS
     assert await client.collect_orphans() == 0
-    parts = await client.adopt_written("s", name, [good], 4)
+    parts = await client.adopt_written("s", name, [good])
     client.release_folder(name)
     assert isinstance(await client.append([ShardAppend("s", 0, 5, tuple(parts))]), AppendCommitted)
     assert await rows_of(client, parts) == [(1, 4, 1), (2, 4, 1)]
@@ -76,10 +78,10 @@ async def test_what_is_not_there_whole_or_has_other_columns_is_refused(s3: S3) -
     torn = written(s3, bucket, prefix, "a.parquet", (1, 4, 1))
     s3.ask("PUT", f"/{bucket}/{prefix}a.parquet", b"torn")
     with pytest.raises(StorageError, match="and 4 are there"):
-        await client.adopt_written("s", name, [torn], 4)
+        await client.adopt_written("s", name, [torn])
     s3.ask("DELETE", f"/{bucket}/{prefix}a.parquet")
     with pytest.raises(StorageError, match="none are there"):
-        await client.adopt_written("s", name, [torn], 4)
+        await client.adopt_written("s", name, [torn])
     other, footer = updates((1, 4, 1)).rename_columns(["b", "__time", "__diff"]), io.BytesIO()
     data = io.BytesIO()
     pq.write_table(other, data)
@@ -88,7 +90,7 @@ async def test_what_is_not_there_whole_or_has_other_columns_is_refused(s3: S3) -
     size = len(data.getvalue())
     wrong = ObjectDone("b.parquet", 1, size, zlib.crc32(data.getvalue()), footer.getvalue())
     with pytest.raises(InvalidUsage, match=r"b\.parquet has the columns b"):
-        await client.adopt_written("s", name, [wrong], 4)
+        await client.adopt_written("s", name, [wrong])
     assert client.pending_blobs() == []
 
 

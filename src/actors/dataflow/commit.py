@@ -35,19 +35,22 @@ async def commit(
     output: pa.Table,
     hidden: Sequence[pa.Table],
     errors: Sequence[ErrorChange],
+    written: Sequence[Sequence[BatchPart]] = (),
     *,
     rebuilt: bool = False,
 ) -> Frontier | None:
     """Append `[lo, hi)` to the output's shard and, in the same compare-and-set, to the hidden
     states'.
 
+    Parts that are `written` already, for each of the shards, hold the rows of `hidden`, too.
     If the view is `rebuilt`, the hidden states are appended to as `[0, hi)`. Return None, or the
     upper if it was not `lo` and nothing was appended. Raise `StorageError`.
     """
     with span(STEP_COMMIT, export.shard, *interval, output.num_rows):
-        parts: list[Sequence[BatchPart]] = []
+        parts = list(written)
         try:
-            for shard, delta in zip(shards_of(export), (output, *hidden), strict=True):
+            tables = () if written else (output, *hidden)
+            for shard, delta in zip(shards_of(export), tables, strict=not written):
                 # A crash before the append leaves orphaned parts, which persist collects. After a
                 # crash after it, the next incarnation finds the step committed.
                 parts.append(await persist.write_parts(shard, delta) if delta.num_rows else ())

@@ -15,7 +15,7 @@ def measured(status: StatusResponse, outcome: StepOutcome) -> StatusResponse:
     """Return the status with how a view's step was computed."""
     return msgspec.structs.replace(
         status,
-        rows_out=outcome.deltas.output.num_rows,
+        rows_out=outcome.deltas.rows_out,
         spark_ms=outcome.deltas.spark_ms,
         prepared=outcome.deltas.prepared,
         rows_read=outcome.rows_read,

@@ -72,6 +72,8 @@ class MadeFiles(msgspec.Struct, frozen=True):
 
     files: tuple[FileDone, ...]
     objects: tuple[ObjectDone, ...] = ()
+    spark_ms: float = 0.0
+    wait_ms: float = 0.0
 
 
 class EngineClient:
@@ -220,7 +222,8 @@ class EngineClient:
         wait_ms = max(0.0, self.clock.monotonic_ms() - asked - answer.spark_ms)
         inline, path = answer.arrow, answer.arrow_file
         if answer.files is not None or answer.objects is not None:
-            return MadeFiles(answer.files or (), answer.objects or ())
+            files, objects = answer.files or (), answer.objects or ()
+            return MadeFiles(files, objects, answer.spark_ms, wait_ms)
         if ENGINE_ANSWER.crossed(path is not None):
             assert path is not None
             mapped = await self.clock.run_blocking(lambda: _take_file(Path(path)))

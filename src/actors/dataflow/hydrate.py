@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.arrangement import SharedArrangements
+from actors.dataflow.answer_folders import AnswerFolders
 from actors.dataflow.commit import ErrorChange, commit, commit_parts, move_holds, shards_of
 from actors.dataflow.contents import error_sums, errors_held, scanned, split_errors, truncated
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
@@ -47,7 +48,7 @@ from actors.plan.delta import (
     WeighRows,
 )
 from actors.plan.input_names import InputKind
-from actors.plan.jobs import BucketFolder, BucketObject, FileDone, JobRows
+from actors.plan.jobs import BucketObject, FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
 from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
@@ -289,13 +290,8 @@ async def _computed(
     name: tuple[int, int],
 ) -> list[list[BatchPart]]:
     """Run the engine once, and return parts of the output and of each hidden state."""
-    wanted = [persist.reserve_folder(shard) for shard in shards_of(export)]
-    reserved = [each for each in wanted if each is not None]
-    try:
-        return await _run_whole(engine, persist, export, inputs, as_of, name, reserved)
-    finally:
-        for prefix, *_ in reserved:
-            persist.release_folder(prefix)
+    with AnswerFolders(persist, export) as folders:
+        return await _run_whole(engine, persist, export, inputs, as_of, name, folders)
 
 
 async def _run_whole(
@@ -305,21 +301,15 @@ async def _run_whole(
     inputs: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
-    reserved: Sequence[tuple[str, str, str]],
+    folders: AnswerFolders,
 ) -> list[list[BatchPart]]:
-    """Run the engine, whose executors may write under the reservations, one for each shard if blobs
-    are in a bucket; return the parts."""
-    folders = tuple(BucketFolder(*place) for _, *place in reserved)
-    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=folders)
+    """Run the engine, whose executors may write into the folders; return the parts."""
+    places = folders.places
+    job = whole_job(engine, export.plan, inputs, as_of, name, into_files=True, into_bucket=places)
     made = await engine.run_into_files(job)
     files, objects = (made.files, made.objects) if isinstance(made, MadeFiles) else ((), ())
-    shards = shards_of(export)
-    parts: list[list[BatchPart]] = [[] for _ in shards]
+    parts = await folders.adopt(objects)
     try:
-        for number, (prefix, *_) in enumerate(reserved):
-            mine = [each for each in objects if each.delta == number]
-            if mine:
-                parts[number] += await persist.adopt_written(shards[number], prefix, mine, as_of)
         for file in files:
             if await _fits(engine, export, file):
                 # Adopting saves reading and writing the rows again.
@@ -531,15 +521,32 @@ async def _hydrate(
             # An upper mismatch is no error: another replica has hydrated the view.
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
-        deltas = await recompute(
-            engine, persist, export, imports, as_of, upper, name, rebuilt=rebuilt
-        )
+        with AnswerFolders(persist, export) as folders:
+            deltas = await recompute(
+                engine,
+                persist,
+                export,
+                imports,
+                as_of,
+                upper,
+                name,
+                rebuilt=rebuilt,
+                folders=folders,
+            )
     except (DefiniteError, JobTooLarge) as error:
         text = truncated(held_text(error), engine.settings.error_text_bytes_max)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
-    output, hidden = deltas.output, deltas.hidden
-    await commit(persist, export, interval, output, hidden, changes, rebuilt=rebuilt)
+    await commit(
+        persist,
+        export,
+        interval,
+        deltas.output,
+        deltas.hidden,
+        changes,
+        deltas.written,
+        rebuilt=rebuilt,
+    )
 
 
 async def _take(

@@ -1,8 +1,8 @@
 """Computes a view whole at one time, and the difference to its persisted contents.
 
 Used by hydration, by opaque views at every time, and by views in error. An incremental view is
-computed from scratch by its own strata; the difference to the persisted contents is taken in Arrow.
-An opaque view runs Spark's own query, and the engine takes the difference.
+computed from scratch by its own strata, an opaque one by Spark's own query; either way the engine
+takes the difference.
 """
 
 from __future__ import annotations
@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, aclosing
 
-import msgspec
 import pyarrow as pa
 
+from actors.dataflow.answer_folders import AnswerFolders
+from actors.dataflow.commit import shards_of
 from actors.dataflow.contents import contents, scanned, split_errors
-from actors.dataflow.engine import EngineClient
-from actors.dataflow.step import StepDeltas, whole_step
+from actors.dataflow.engine import EngineClient, MadeFiles
+from actors.dataflow.step import StepDeltas, whole_step, written_deltas
 from actors.errors import DefiniteError, JobTooLarge
 from actors.persist import PersistClient
+from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import ComputeDifference, JobRows
-from actors.plan.schema import TIME, TableSchema
-from actors.plan.updates import advance, concat, consolidate, negate, set_column
-from actors.progress import ShardId, Time
+from actors.plan.updates import advance, concat, consolidate, negate
+from actors.progress import Time
 from actors.protocol.compute import ShardImport, ViewExport
 from actors.settings import Settings
 
@@ -83,9 +84,10 @@ async def recompute(
     name: tuple[int, int],
     *,
     rebuilt: bool = False,
+    folders: AnswerFolders,
 ) -> StepDeltas:
     """Return the difference from the persisted contents below `upper` to the query's result at
-    `as_of`.
+    `as_of`. Executors may write a large one into `folders`.
 
     If the view is `rebuilt`, its hidden states are empty so far. All updates have the time `as_of`.
     Waits until every import's upper is beyond it. Raises `DefiniteError` if an import holds an
@@ -94,23 +96,23 @@ async def recompute(
     """
     async with AsyncExitStack() as stack:
         inputs = await open_contents(stack, engine, persist, imports, as_of, name)
+        old = []
+        for shard, delta in zip(shards_of(export), export.plan.deltas, strict=True):
+            # A view that is rebuilt keeps its output, and its hidden states begin anew.
+            empty = not upper or (rebuilt and shard != export.shard)
+            if empty:
+                old.append(JobRows(delta.schema))
+                continue
+            reader_id = engine.job_id(*name, f"old{len(old)}")
+            given = contents(persist, engine, shard, delta.schema, upper - 1, reader_id)
+            old.append((await stack.enter_async_context(given)).rows)
         if not export.plan.strata:
-            return await _difference(engine, persist, export, inputs, as_of, upper, name, stack)
+            return await _difference(engine, export.plan, inputs, old[0], as_of, name, folders)
         # By the view's own strata: later steps then retract rows with the same bits, and the hidden
         # state is rebuilt too.
-        deltas = await whole_step(engine, export.plan, inputs, as_of, name)
-    reader_id = engine.job_id(*name, "old")
-    output = await _less_old(
-        engine, persist, export.shard, export.plan.output, deltas.output, upper, as_of, reader_id
-    )
-    if rebuilt:
-        return msgspec.structs.replace(deltas, output=output)
-    states = zip(export.hidden_shards, export.plan.hidden, deltas.hidden, strict=True)
-    hidden = [
-        await _less_old(engine, persist, shard, state.schema, delta, upper, as_of, reader_id)
-        for shard, state, delta in states
-    ]
-    return msgspec.structs.replace(deltas, output=output, hidden=tuple(hidden))
+        return await whole_step(
+            engine, export.plan, inputs, as_of, name, tuple(old) if upper else (), folders
+        )
 
 
 def chain_differences(before: StepDeltas, after: StepDeltas, time: Time) -> StepDeltas:
@@ -159,23 +161,14 @@ async def open_contents(
 
 async def _difference(
     engine: EngineClient,
-    persist: PersistClient,
-    export: ViewExport,
+    plan: DeltaPlan,
     inputs: Sequence[JobRows],
+    old: JobRows,
     as_of: Time,
-    upper: Time,
     name: tuple[int, int],
-    stack: AsyncExitStack,
+    folders: AnswerFolders,
 ) -> StepDeltas:
-    plan = export.plan
-    old: JobRows | None = None
-    if upper > 0:
-        reader_id = engine.job_id(*name, "old")
-        given = await stack.enter_async_context(
-            contents(persist, engine, export.shard, plan.output, upper - 1, reader_id)
-        )
-        old = given.rows
-    made = await engine.run(
+    made = await engine.run_into_files(
         ComputeDifference(
             job_id=engine.job_id(*name, "whole"),
             sql=plan.sql,
@@ -184,8 +177,11 @@ async def _difference(
             time=as_of,
             old=old,
             conf=plan.conf,
+            into_bucket=folders.places,
         )
     )
+    if isinstance(made, MadeFiles):
+        return await written_deltas(plan, folders, made)
     output = await engine.clock.run_blocking(
         lambda: consolidate(concat([made.rows], plan.output.arrow_updates()))
     )
@@ -217,31 +213,3 @@ async def taken_difference(
     return await engine.clock.run_blocking(
         lambda: consolidate(advance(concat(tables, shape), upper))
     )
-
-
-async def _less_old(
-    engine: EngineClient,
-    persist: PersistClient,
-    shard: ShardId,
-    schema: TableSchema,
-    new: pa.Table,
-    upper: Time,
-    as_of: Time,
-    reader_id: str,
-) -> pa.Table:
-    """Return `new` minus the shard's contents below `upper`, at time `as_of`."""
-    if upper == 0:
-        return new
-    shape = schema.arrow_updates()
-    tables = [new]
-    async with aclosing(scanned(persist, shard, schema, upper - 1, reader_id)) as parts:
-        async for updates in parts:
-            plain, _ = split_errors(updates)
-            tables.append(negate(concat([plain], shape)))
-
-    def subtract() -> pa.Table:
-        whole = concat(tables, shape)
-        times = pa.repeat(pa.scalar(as_of, pa.int64()), whole.num_rows)
-        return consolidate(set_column(whole, TIME, times))
-
-    return await engine.clock.run_blocking(subtract)

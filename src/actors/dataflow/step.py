@@ -20,9 +20,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.dataflow.engine import EngineClient, JobResult
+from actors.dataflow.answer_folders import AnswerFolders
+from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.touched import StateLookups, StepLookups
 from actors.errors import DefiniteError
+from actors.persist import BatchPart
 from actors.plan.delta import (
     INTERVAL,
     INTERVAL_SCHEMA,
@@ -61,6 +63,20 @@ class StepDeltas(msgspec.Struct, frozen=True):
     """Time waiting for the engine and, in it, for other jobs; `spark_ms` excludes it."""
     work: int = 0
     """Changes, plus about how many pairs they made with rows that they looked up."""
+    written: tuple[tuple[BatchPart, ...], ...] = ()
+    """Parts of the output and of each hidden state, where the executors have written them: then
+    `output` is empty, and `hidden` has the same rows as theirs."""
+
+    @property
+    def rows_out(self) -> int:
+        """Return the number of the output's updates."""
+        rows: int = self.output.num_rows
+        return rows + sum(part.rows for each in self.written[:1] for part in each)
+
+    @property
+    def changed(self) -> bool:
+        """Return whether there is any update."""
+        return self.rows_out > 0 or any(rows.num_rows for rows in self.hidden)
 
 
 class StepDeclined(Exception):
@@ -81,6 +97,16 @@ def _delta(wide: pa.Table, delta: DeltaColumns) -> pa.Table:
         bits = pc.bit_wise_and(wide[TO], pa.scalar(delta.bit, wide[TO].type))
         rows = rows.filter(pc.not_equal(bits, 0))
     return consolidate(concat([rows], shape))
+
+
+async def written_deltas(plan: DeltaPlan, folders: AnswerFolders, made: MadeFiles) -> StepDeltas:
+    """Return the deltas that executors wrote, their parts adopted. Raise `StorageError`; then no
+    part is left."""
+    parts = await folders.adopt(made.objects)
+    hidden = await folders.hidden_rows(parts)
+    output = plan.output.arrow_updates().empty_table()
+    cost = made.spark_ms, False, made.wait_ms, 0
+    return StepDeltas(output, hidden, *cost, written=tuple(map(tuple, parts)))
 
 
 def empty_deltas(plan: DeltaPlan) -> StepDeltas:
@@ -215,9 +241,10 @@ async def _made(
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
     whole_state: WholeState,
+    into_bucket: tuple[BucketFolder, ...],
     *,
     optimistic: bool,
-) -> JobResult | None:
+) -> JobResult | MadeFiles | None:
     """Run the strata ``run[0]`` to ``run[1]``, whose lookups are done, and return their output.
 
     Return None if none of their inputs has changed, so that their output has not either.
@@ -251,8 +278,18 @@ async def _made(
         if not any(InputName.parse(given_name).holds_changes for given_name in inputs):
             return None
         job_id = engine.job_id(*name, f"{first}-{last}")
-        step = StepJob(job_id, engine.dataflow, first, last, inputs, lo, hi, optimistic=optimistic)
-        return await engine.run(step)
+        step = StepJob(
+            job_id,
+            engine.dataflow,
+            first,
+            last,
+            inputs,
+            lo,
+            hi,
+            optimistic=optimistic,
+            into_bucket=into_bucket if last == len(plan.strata) - 1 else (),
+        )
+        return await engine.run_into_files(step)
 
 
 async def delta_step(
@@ -263,6 +300,7 @@ async def delta_step(
     interval: tuple[Time, Frontier],
     name: tuple[int, int],
     whole_state: WholeState,
+    folders: AnswerFolders,
     *,
     quiet: bool = False,
     divisible: bool = False,
@@ -275,6 +313,7 @@ async def delta_step(
         name: (incarnation, number).
         whole_state: Returns an import's whole state as files for Spark to scan; used if more
             than `lookup_rows_max` rows are touched.
+        folders: Where executors may write a large answer.
         quiet: True if recent changes like these made no output. Then the first stratum runs
             alone first, and if it makes no row, strata without other changes are skipped.
         divisible: True if the step may be cut to fewer times.
@@ -290,11 +329,13 @@ async def delta_step(
     if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
         # The machine halves the interval of a step that fails definitely.
         raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
-    changes = StepChanges(deltas, due, interval, name, quiet, divisible, weigh)
+    changes = StepChanges(
+        deltas, due, interval, name, quiet, divisible, weigh, whole_state, folders.places
+    )
     optimistic = plan.optimistic
     try:
-        made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=optimistic)
-        void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made.rows))
+        made = await _step_once(engine, plan, touched, changes, optimistic=optimistic)
+        void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made))
     except DefiniteError:
         # The error may come from rows that the optimistic run left out.
         if not optimistic:
@@ -303,7 +344,10 @@ async def delta_step(
     if void:
         # The step was accepted before: the second run must not ask again.
         changes = changes._replace(weigh=None)
-        made = await _step_once(engine, plan, touched, changes, whole_state, optimistic=False)
+        made = await _step_once(engine, plan, touched, changes, optimistic=False)
+    if made.files is not None:
+        found = await written_deltas(plan, folders, made.files)
+        return made.of(found.output, found.hidden, found.written)
     wide = made.rows
     if wide is None:
         empty = empty_deltas(plan)
@@ -322,27 +366,40 @@ class StepChanges(NamedTuple):
     quiet: bool
     divisible: bool
     weigh: Weigh | None
+    whole_state: WholeState
+    into_bucket: tuple[BucketFolder, ...]
 
 
 class _Wide(msgspec.Struct):
     """Output of the last stratum, and the cost of all runs."""
 
     rows: pa.Table | None = None
+    files: MadeFiles | None = None
+    """Names what executors wrote in place of `rows`."""
     spark_ms: float = 0.0
     prepared: bool = True
     wait_ms: float = 0.0
     work: int = 0
 
-    def of(self, output: pa.Table, hidden: tuple[pa.Table, ...]) -> StepDeltas:
+    def of(
+        self,
+        output: pa.Table,
+        hidden: tuple[pa.Table, ...],
+        written: tuple[tuple[BatchPart, ...], ...] = (),
+    ) -> StepDeltas:
         """Return deltas with this cost."""
-        return StepDeltas(output, hidden, self.spark_ms, self.prepared, self.wait_ms, self.work)
+        cost = self.spark_ms, self.prepared, self.wait_ms, self.work
+        return StepDeltas(output, hidden, *cost, written)
 
 
-def _is_void(plan: DeltaPlan, wide: pa.Table | None) -> bool:
+def _is_void(plan: DeltaPlan, made: _Wide) -> bool:
     """Return whether a stratum made a row although the run assumed that it makes none."""
+    if made.files is not None:
+        return any(each.delta == len(plan.deltas) for each in made.files.objects)
+    wide = made.rows
     if wide is None:
         return False
-    bit = pa.scalar(2 << len(plan.hidden), wide[TO].type)
+    bit = pa.scalar(plan.seldom_bit, wide[TO].type)
     return bool(pc.any(pc.not_equal(pc.bit_wise_and(wide[TO], bit), 0)).as_py())
 
 
@@ -351,12 +408,11 @@ async def _step_once(
     plan: DeltaPlan,
     touched: StateLookups,
     changes: StepChanges,
-    whole_state: WholeState,
     *,
     optimistic: bool,
 ) -> _Wide:
     """Run all strata; if `optimistic`, assume that those that seldom make a row make none."""
-    deltas, due, (lo, hi), name, quiet, divisible, weigh = changes
+    deltas, due, (lo, hi), name, quiet, divisible, weigh, whole_state, into_bucket = changes
     pairs_max = engine.settings.step_pairs_max
     lookups = StepLookups(touched, deltas, lo, due)
     hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
@@ -378,14 +434,17 @@ async def _step_once(
             if asked(whole.work):
                 raise StepDeclined
         made = await _made(
-            engine, plan, lookups, (first, last), (lo, hi), name, whole_state,
+            engine, plan, lookups, (first, last), (lo, hi), name, whole_state, into_bucket,
             optimistic=optimistic,
         )  # fmt: skip
         if made is None:
             return None
         whole.spark_ms += made.spark_ms
-        whole.prepared &= made.prepared
         whole.wait_ms += made.wait_ms
+        if isinstance(made, MadeFiles):
+            whole.prepared, whole.files = False, made
+            return None
+        whole.prepared &= made.prepared
         return made.rows
 
     first = 0
@@ -416,11 +475,13 @@ def whole_job(
     *,
     into_files: bool = False,
     into_bucket: tuple[BucketFolder, ...] = (),
+    old: tuple[JobRows, ...] = (),
 ) -> StepJob:
     """Return the job that computes the view from scratch at `as_of`, in one run.
 
     The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
-    answer comes as files, with `into_bucket` as objects there, a folder for each of the deltas.
+    answer comes as files, with `into_bucket` as objects there, a folder for each of the deltas. The
+    answer is the difference to the `old` contents of each of the deltas, if these are given.
     """
     last = len(plan.strata) - 1
     # Strata that seldom make a row make none.
@@ -441,6 +502,7 @@ def whole_job(
         into_files,
         plan.optimistic,
         into_bucket,
+        old,
     )
 
 
@@ -450,8 +512,13 @@ async def whole_step(
     contents: Sequence[JobRows],
     as_of: Time,
     name: tuple[int, int],
+    old: tuple[JobRows, ...],
+    folders: AnswerFolders,
 ) -> StepDeltas:
-    """Compute the view from scratch, cut into output and hidden states."""
-    made = await engine.run(whole_job(engine, plan, contents, as_of, name))
+    """Compute the view from scratch, cut into output and hidden states, less `old` contents."""
+    job = whole_job(engine, plan, contents, as_of, name, into_bucket=folders.places, old=old)
+    made = await engine.run_into_files(job)
+    if isinstance(made, MadeFiles):
+        return await written_deltas(plan, folders, made)
     output, hidden = await engine.clock.run_blocking(lambda: split_deltas(plan, made.rows))
     return StepDeltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

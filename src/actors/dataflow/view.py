@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.arrangement import SharedArrangements
+from actors.dataflow.answer_folders import AnswerFolders
 from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
 from actors.dataflow.engine import EngineClient
@@ -45,7 +46,7 @@ from actors.dataflow.step import (
 from actors.dataflow.touched import StateLookups, make_ready
 from actors.errors import DefiniteError, JobTooLarge
 from actors.kernel import ActorContext, RunningEffect
-from actors.persist import PersistClient
+from actors.persist import BatchPart, PersistClient
 from actors.plan.jobs import JobRows
 from actors.plan.updates import concat
 from actors.progress import Frontier, Time, is_empty
@@ -106,6 +107,8 @@ class ViewStages:
         self._input_errors: tuple[dict[str, int], ...] = ()
         self._held = HeldChanges(description.id, export.plan.input_schemas)
         persist.ledger.add(self._held.memory)
+        self._written: tuple[tuple[BatchPart, ...], ...] = ()
+        """Parts of a step that executors wrote, until its commit begins."""
 
     async def restore(
         self, incarnation: int, hydrating: Callable[[], None], *, writable: bool
@@ -113,6 +116,7 @@ class ViewStages:
         """Return the durable state, hydrated if needed."""
         before, self._touched = self._touched, None
         self._unfollow()
+        self._drop_written()
         try:
             if self._raced:
                 # Leases must be acquired before the upper is read, to keep later appends readable.
@@ -192,6 +196,7 @@ class ViewStages:
         held = errors_after(self._input_errors, step, time)
         if held:
             raise DefiniteError(held[0])
+        self._drop_written()
         if step.in_error or not self._export.plan.strata:
             outcome = await self._caught_up(step, time)
             if outcome is None:
@@ -261,20 +266,24 @@ class ViewStages:
         deltas = await self._whole_at_each(step)
         return StepOutcome(deltas, recomputed=True, rejected=choice.text())
 
-    async def _whole(self, step: DataflowStep, time: Time) -> StepDeltas:
-        """Return the difference to the view computed whole at `time`."""
+    async def _whole(self, step: DataflowStep, time: Time, *, alone: bool = True) -> StepDeltas:
+        """Return the difference to the view computed whole at `time`; rows in memory unless it is
+        the step's `alone`."""
         started = self._engine.clock.monotonic_ms()
         self._suspension.check(started)
         try:
-            deltas = await recompute(
-                self._engine,
-                self._persist,
-                self._export,
-                self._description.imports,
-                time,
-                step.lo,
-                (step.incarnation, step.number),
-            )
+            with AnswerFolders(self._persist, self._export, wanted=alone) as folders:
+                deltas = await recompute(
+                    self._engine,
+                    self._persist,
+                    self._export,
+                    self._description.imports,
+                    time,
+                    step.lo,
+                    (step.incarnation, step.number),
+                    folders=folders,
+                )
+                self._written = deltas.written
         except JobTooLarge as error:
             self._suspension.begin(str(error), self._engine.clock.monotonic_ms())
             raise
@@ -285,9 +294,10 @@ class ViewStages:
 
     async def _whole_at_each(self, step: DataflowStep) -> StepDeltas:
         """Return the differences to the view computed whole at each time of the step."""
-        made = await self._whole(step, step.times[0])
+        # Differences of several times are chained here, which takes their rows.
+        made = await self._whole(step, step.times[0], alone=len(step.times) == 1)
         for time in step.times[1:]:
-            before, now = made, await self._whole(step, time)
+            before, now = made, await self._whole(step, time, alone=False)
             made = await self._engine.clock.run_blocking(
                 partial(chain_differences, before, now, time)
             )
@@ -299,20 +309,22 @@ class ViewStages:
         touched = self._touched
         assert touched is not None, "an incremental view keeps touched state"
         read_before = touched.rows_read
-        deltas = await delta_step(
-            self._engine,
-            self._export.plan,
-            touched,
-            await self._used(step),
-            (step.lo, step.hi),
-            name,
-            partial(self._whole_state, step),
-            quiet=QUIET_STEPS.exceeded_by(self._unchanged),
-            divisible=len(step.times) > 1,
-            weigh=weigh,
-        )
-        changed = any(made.num_rows for made in (deltas.output, *deltas.hidden))
-        self._unchanged = 0 if changed else self._unchanged + 1
+        with AnswerFolders(self._persist, self._export) as folders:
+            deltas = await delta_step(
+                self._engine,
+                self._export.plan,
+                touched,
+                await self._used(step),
+                (step.lo, step.hi),
+                name,
+                partial(self._whole_state, step),
+                folders,
+                quiet=QUIET_STEPS.exceeded_by(self._unchanged),
+                divisible=len(step.times) > 1,
+                weigh=weigh,
+            )
+            self._written = deltas.written
+        self._unchanged = 0 if deltas.changed else self._unchanged + 1
         return StepOutcome(deltas, rows_read=touched.rows_read - read_before)
 
     @asynccontextmanager
@@ -373,8 +385,15 @@ class ViewStages:
         """Append the step; return the output's upper if another replica was first."""
         deltas = outcome.deltas
         interval = (step.lo, step.hi)
+        self._written = ()  # from here on it is the append's
         found = await commit(
-            self._persist, self._export, interval, deltas.output, deltas.hidden, outcome.errors
+            self._persist,
+            self._export,
+            interval,
+            deltas.output,
+            deltas.hidden,
+            outcome.errors,
+            deltas.written,
         )
         # The follower's leases must not hold back compaction.
         if found is None and self._follower is not None:
@@ -413,6 +432,11 @@ class ViewStages:
             plain = [concat(tables, tables[0].schema) for tables in pairs]
         hidden = outcome.deltas.hidden if step.times or step.followed else ()
         await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
+
+    def _drop_written(self) -> None:
+        """Let the parts of a step that was not committed become orphans."""
+        written, self._written = self._written, ()
+        self._persist.offer_parts([part for each in written for part in each])
 
     def _can_hold(self) -> bool:
         """Return whether a step may end the error that the output holds, if it does."""
@@ -483,6 +507,7 @@ class ViewStages:
     async def close(self) -> None:
         """Remove the view's own arrangements, and release the shared ones."""
         self._unfollow()
+        self._drop_written()
         touched, self._touched = self._touched, None
         if touched is not None:
             await self._engine.clock.run_blocking(touched.close)
@@ -490,6 +515,7 @@ class ViewStages:
     def abandon(self) -> None:
         """Do as `close`, without waiting."""
         self._unfollow()
+        self._drop_written()
         touched, self._touched = self._touched, None
         if touched is not None:
             touched.close()

@@ -439,11 +439,11 @@ class PersistClient:
         self._parts.release(reserved)
 
     async def adopt_written(
-        self, shard: ShardId, reserved: str, written: Sequence[WrittenBlob], time: Time
+        self, shard: ShardId, reserved: str, written: Sequence[WrittenBlob]
     ) -> list[BatchPart]:
-        """Take over blobs that Spark wrote under a reservation, all rows at `time`, as parts to be
-        appended or discarded. Raises `InvalidUsage` (the columns are others), `StorageError`."""
-        return await self._parts.adopt_written(await self.state(shard), reserved, written, time)
+        """Take over blobs that Spark wrote under a reservation, as parts to be appended or
+        discarded. Raises `InvalidUsage` (the columns are others), `StorageError`."""
+        return await self._parts.adopt_written(await self.state(shard), reserved, written)
 
     async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[BatchPart, ...]:
         """Write updates without a time as durable parts, always files, all at time 0.

@@ -179,6 +179,16 @@ class WrittenBlob(Protocol):
         """Return its metadata, as a Parquet file without rows."""
         ...
 
+    @property
+    def time_min(self) -> int:
+        """Return the least time of its rows."""
+        ...
+
+    @property
+    def time_max(self) -> int:
+        """Return the greatest time of its rows."""
+        ...
+
 
 class _Pending(msgspec.Struct):
     """A part that no state names yet."""
@@ -332,10 +342,10 @@ class PartStore:
         self._reserved.pop(prefix, None)
 
     async def adopt_written(
-        self, state: ShardState, prefix: str, written: Sequence[WrittenBlob], time: Time
+        self, state: ShardState, prefix: str, written: Sequence[WrittenBlob]
     ) -> list[BatchPart]:
-        """Take over blobs that others wrote below a reserved prefix, all rows at one time, with the
-        statistics of their footers. Raises `InvalidUsage`, `StorageError`."""
+        """Take over blobs that others wrote below a reserved prefix, with the statistics of their
+        footers. Raises `InvalidUsage`, `StorageError`."""
         sizes = {info.key: info.bytes for info in await self._blob.list_keys(prefix)}
         parts = []
         for blob in written:
@@ -357,8 +367,8 @@ class PartStore:
                     checksum=blob.checksum,
                     inline=None,
                     has_errors=False,
-                    time_min=time,
-                    time_max=time,
+                    time_min=blob.time_min,
+                    time_max=blob.time_max,
                     version=VERSION,
                     schema_id=schema_id,
                     statistics=known,

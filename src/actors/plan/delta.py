@@ -596,6 +596,11 @@ class DeltaPlan(msgspec.Struct, frozen=True):
         )
 
     @property
+    def seldom_bit(self) -> int:
+        """Return the bit of ``__to`` that rows of strata which seldom make one have."""
+        return 2 << len(self.hidden)
+
+    @property
     def made_columns(self) -> tuple[TableColumn, ...]:
         """Return the columns that the last stratum makes, but for time and diff."""
         columns = [

@@ -127,8 +127,11 @@ class RunStep(msgspec.Struct, frozen=True, gc=False, tag="Step"):
     """True if strata that seldom make a row count as if they made none
     (`plan.delta.PlanStratum`)."""
     into_bucket: tuple[BucketFolder, ...] = ()
-    """Places for a large answer, one for each of the plan's deltas (`DeltaPlan.deltas`), written
-    there by the executors; only with `at_once`."""
+    """Places for a large answer of the last stratum, one for each of the plan's deltas
+    (`DeltaPlan.deltas`), written there by the executors."""
+    old: tuple[JobRows, ...] = ()
+    """Contents that the answer turns into those that the strata make, one for each of the plan's
+    deltas; only with `at_once`."""
 
 
 class LikelyRun(msgspec.Struct, frozen=True, gc=False):
@@ -166,6 +169,8 @@ class ComputeDifference(msgspec.Struct, frozen=True, gc=False, tag="Difference")
     time: int
     old: JobRows | None = None
     conf: tuple[tuple[str, str], ...] = ()
+    into_bucket: tuple[BucketFolder, ...] = ()
+    """Place for a large answer, written there by the executors."""
 
 
 class QueryFiles(msgspec.Struct, frozen=True, gc=False, tag="Query"):
@@ -337,7 +342,10 @@ class ObjectDone(msgspec.Struct, frozen=True, gc=False):
     footer: bytes
     """Its metadata, as a Parquet file without rows."""
     delta: int = 0
-    """Place among the plan's deltas, and among the folders that the job named."""
+    """Place among the plan's deltas, and among the folders that the job named; the number of these:
+    rows of a stratum that seldom makes one (`RunStep.optimistic`)."""
+    time_min: int = 0
+    time_max: int = 0
 
 
 class RowsDone(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -194,13 +194,13 @@ class BucketParts:
         self,
         found: DataFrame,
         folders: Sequence[BucketFolder],
-        time: int,
+        time: int | None,
         deltas: Sequence[DeltaColumns],
     ) -> tuple[ObjectDone, ...]:
-        """Run the query and have the executors write its rows, all at `time`, as objects: those of
-        each delta, with exactly its columns, into the folder at its place. The folders are of one
-        bucket. Raises Spark's own errors."""
-        rows = found.drop(TIME).selectExpr("*", f"{time}L AS {TIME}")
+        """Run the query and have the executors write its rows, all at `time` (None: at their own
+        times), as objects: those of each delta, with exactly its columns, into the folder at its
+        place. The folders are of one bucket. Raises Spark's own errors."""
+        rows = found if time is None else found.drop(TIME).selectExpr("*", f"{time}L AS {TIME}")
         cuts = [
             ObjectCut(
                 folder.prefix,
@@ -212,10 +212,7 @@ class BucketParts:
             for folder, delta in zip(folders, deltas, strict=True)
         ]
         written = write_objects(rows, self._spec(folders[0].bucket), cuts)
-        return tuple(
-            ObjectDone(row.name, row.rows, row.size, row.checksum, bytes(row.footer), row.delta)
-            for row in written
-        )
+        return tuple(ObjectDone(**row.asDict() | {"footer": bytes(row.footer)}) for row in written)
 
     def _spec(self, bucket: str) -> str:
         kind, _, name = bucket.partition("://")

@@ -22,7 +22,11 @@ from actors.spark.bucket_reading import failed, open_bucket, shaped, why_of
 OBJECT_BYTES_MAX: Final = 64 << 20
 """Size of a task's objects beyond which the largest is closed; they are in memory until then."""
 GROUP_ROWS: Final = 128 * 1024
-WRITTEN: Final = "name string, rows bigint, size bigint, checksum bigint, footer binary, delta int"
+TIME: Final = "__time"
+WRITTEN: Final = (
+    "name string, rows bigint, size bigint, checksum bigint, footer binary, delta int,"
+    " time_min bigint, time_max bigint"
+)
 """Columns of what a task returns: one row for each object."""
 _SHAPE: Final = pa.schema(
     [
@@ -32,6 +36,8 @@ _SHAPE: Final = pa.schema(
         ("checksum", pa.int64()),
         ("footer", pa.binary()),
         ("delta", pa.int32()),
+        ("time_min", pa.int64()),
+        ("time_max", pa.int64()),
     ]
 )
 
@@ -87,11 +93,16 @@ class ObjectWriter:
         self._flush()
         if self._writer is not None:
             self._writer.close()
-            self.made.append(put_object(self._store, self._cut.prefix, self._sink, self._rows))
+            made = put_object(self._store, self._cut.prefix, self._sink, self._rows)
+            # Readers pass by objects without a row at the times that they want.
+            low, high = min(self._times), max(self._times)
+            self.made.append(made | {"time_min": low, "time_max": high})
         self._begin()
 
     def _begin(self) -> None:
         self._sink, self._rows = io.BytesIO(), 0
+        self._times: list[int] = []
+        """Least and greatest times of what is written."""
         self._writer: pq.ParquetWriter | None = None
 
     def _flush(self) -> None:
@@ -108,6 +119,7 @@ class ObjectWriter:
         table = pa.Table.from_batches(self._waiting, self._shape)
         self._writer.write_table(table, row_group_size=GROUP_ROWS)
         self._rows += table.num_rows
+        self._times += pc.min_max(table.column(TIME)).as_py().values()
         self._waiting.clear()
 
 

@@ -19,10 +19,12 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.errors import DefiniteError
+from actors.plan.delta import DeltaColumns
 from actors.plan.jobs import (
     ComputeDifference,
     JobRows,
     LendContents,
+    ObjectDone,
     PlanPrepared,
     QueryFiles,
     ReturnContents,
@@ -34,16 +36,15 @@ from actors.spark.analysis import check_types, output_schema
 from actors.spark.bridge import SessionBridge
 from actors.spark.bucket_parts import BucketPartScan
 from actors.spark.failures import describe
+from actors.spark.files import answer_rows_max, too_large
 from actors.spark.fragments import CHAR_LENGTH
-from actors.spark.groups import exact_keys, types_of
-from actors.spark.rows import LoadedRows, done, frame, load
+from actors.spark.rows import LoadedRows, done, load
 from actors.spark.steps import ThreadSlot, is_small
 from actors.spark.stored_contents import contents_frame
-from actors.spark.translate import consolidated, quote
-from actors.threshold_probes import REPEATED_ROWS
+from actors.spark.subtraction import less_old
+from actors.spark.translate import quote
+from actors.threshold_probes import COLLECTED, REPEATED_ROWS
 
-RESULT: Final = "__result"
-OLD: Final = "__old"
 LENT: Final = "__lent"
 ALL_COLUMNS: Final[Mapping[str, frozenset[str]]] = {}
 
@@ -84,7 +85,12 @@ def _run_difference(slot: ThreadSlot, job: ComputeDifference, *, apart: bool) ->
         if opened.small:
             table = _subtract_here(bridge, found, old, job.output)
         else:
-            table = _subtract_in_spark(bridge, found, old, job.output)
+            made = _subtract_in_spark(slot, opened, found, old, job)
+            if not isinstance(made, pa.Table):
+                rows = sum(each.rows for each in made)
+                elapsed = (time.perf_counter() - started) * 1000
+                return RowsDone(job.job_id, rows, spark_ms=elapsed, objects=made)
+            table = made
     table = table.add_column(
         len(job.output.columns),
         pa.field(TIME, pa.int64()),
@@ -248,14 +254,28 @@ def _with_diff(output: TableSchema) -> pa.Schema:
 
 
 def _subtract_in_spark(
-    bridge: SessionBridge, found: DataFrame, old: LoadedRows | None, output: TableSchema
-) -> pa.Table:
-    names = [*map(quote, output.names)]
-    frames = {RESULT: found}
-    rows = f"SELECT {', '.join([*names, f'1L AS {DIFF}'])} FROM {quote(RESULT)}"
-    if old is not None and not old.empty:
-        frames[OLD] = frame(bridge, old)
-        rows += f"\nUNION ALL SELECT {', '.join([*names, f'-{DIFF}'])} FROM {quote(OLD)}"
-    text = consolidated(rows, output.names, exact_keys(types_of(output)), by_time=False)
-    with bridge.views(frames):
-        return bridge.collect(bridge.sql(text), lambda: _with_diff(output))
+    slot: ThreadSlot,
+    opened: OpenedSession,
+    found: DataFrame,
+    old: LoadedRows | None,
+    job: ComputeDifference,
+) -> pa.Table | tuple[ObjectDone, ...]:
+    """Return the difference's rows without a time, or the objects into which executors wrote it."""
+    output, bridge = job.output, opened.bridge
+    delta = DeltaColumns(output.names, output, 0)
+    nothing = LoadedRows(JobRows(output), output.arrow_updates().empty_table(), (), 0)
+    ones = found.selectExpr("*", f"1L AS {DIFF}")
+    with less_old(bridge, ones, (old or nothing,), (delta,)) as made:
+        kept = made.drop(TIME)
+        if not job.into_bucket:
+            return bridge.collect(kept, lambda: _with_diff(output))
+        rows_max = answer_rows_max(kept.schema, slot.collected_bytes_max)
+        try:
+            table = bridge.collect(kept.limit(rows_max + 1), lambda: _with_diff(output))
+            if not COLLECTED.crossed(table.num_rows > rows_max):
+                return table
+        except Exception as error:
+            if not too_large(error):
+                raise
+        # A large answer must never lie on the driver's heap.
+        return slot.parts.write(made, job.into_bucket, job.time, (delta,))

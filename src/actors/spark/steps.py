@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -66,6 +66,7 @@ from actors.spark.plans import PreparedPlan
 from actors.spark.prepared import PreparedRequest, PreparedSteps
 from actors.spark.rows import LoadedRows, all_ones, done, frame, load
 from actors.spark.session import ThreadSessions
+from actors.spark.subtraction import less_old
 from actors.spark.translate import PlanTranslator, SessionRelation, leaves
 from actors.threshold_probes import COLLECTED, PLAN_NODES, PREPARED_JOB, SMALL_JOB
 
@@ -149,8 +150,9 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
     loaded = _loaded(slot, prepared, job)
+    old = tuple(load(rows, slot.parts) for rows in job.old)
     try:
-        return _run_strata(slot, prepared, job, dict(loaded))
+        return _run_strata(slot, prepared, job, dict(loaded), old)
     except Exception as error:
         if not job.at_once or describe(error)[0] != DefiniteError.__name__:
             raise
@@ -161,7 +163,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     plan = msgspec.structs.replace(plan, conf=(*plan.conf, _ROW_BY_ROW))
     bridge = slot.sessions.get(plan.conf, small=False)
     left = {name: _summed(bridge, rows) for name, rows in loaded.items()}
-    return _run_strata(slot, PreparedPlan(plan), job, left)
+    return _run_strata(slot, PreparedPlan(plan), job, left, old)
 
 
 def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
@@ -181,12 +183,16 @@ def _summed(bridge: SessionBridge, loaded: LoadedRows) -> LoadedRows:
 
 
 def _run_strata(
-    slot: ThreadSlot, prepared: PreparedPlan, job: RunStep, loaded: dict[str, LoadedRows]
+    slot: ThreadSlot,
+    prepared: PreparedPlan,
+    job: RunStep,
+    loaded: dict[str, LoadedRows],
+    old: tuple[LoadedRows, ...],
 ) -> RowsDone:
     started = time.perf_counter()
     slot.frequent, slot.waited_ms = False, 0.0
     plan = prepared.plan
-    small = is_small(loaded.values())
+    small = is_small([*loaded.values(), *old])
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
     # All inputs are empty: no Spark job is needed.
@@ -205,14 +211,17 @@ def _run_strata(
         again &= known
     root = prepared.strata[last]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root))
+    work = msgspec.structs.replace(work, old=old)
     # A plan that is there beats a job even for rows that a job would divide.
     made = _run_ahead(slot, work) if not small and not earlier else None
     # Consolidated on the collected Arrow, which spares Spark an aggregation and keeps the same bits
     # as the statement of a large step does.
     peeled = (small or made is not None) and isinstance(root, ConsolidateRows)
     if made is None:
-        # Files are not consolidated: their readers do that, a part at a time.
-        if not (peeled or job.into_files or job.into_bucket):
+        # First contents in files or objects are not consolidated: their readers do that, a part at
+        # a time. A difference is consolidated when it is taken.
+        bare = job.at_once and (job.into_files or job.into_bucket)
+        if not (peeled or bare or old):
             work = msgspec.structs.replace(work, root=None)
         made, known = _run(slot, work, small=small)
         again &= known
@@ -295,7 +304,7 @@ def _inner(
     Rows of large inputs stay in Spark.
     """
     # Only the last piece makes the answer.
-    job = msgspec.structs.replace(job, into_files=False, into_bucket=())
+    job = msgspec.structs.replace(job, into_files=False, into_bucket=(), old=())
     root = prepared.strata[chosen[-1]]
     work = _work(slot, prepared, job, chosen, loaded, _peel(root) if small else None)
     bridge = slot.sessions.get(prepared.plan.conf, small=small)
@@ -359,6 +368,8 @@ class _Work(msgspec.Struct, frozen=True):
     loaded: Mapping[str, LoadedRows]
     root: Node | None
     one_time: bool
+    old: tuple[LoadedRows, ...] = ()
+    """Contents to subtract, one for each delta."""
 
     def statement(
         self,
@@ -387,7 +398,7 @@ class _Work(msgspec.Struct, frozen=True):
 
     def large(self, collected_bytes_max: int) -> bool:
         """Return whether the answer is probably too large to be collected."""
-        read = sum(rows.bytes for rows in self.loaded.values())
+        read = sum(rows.bytes for rows in (*self.loaded.values(), *self.old))
         strata = {
             InputKind.RESULT.text(index): node for index, node in enumerate(self.prepared.strata)
         }
@@ -398,6 +409,17 @@ class _Work(msgspec.Struct, frozen=True):
 
     def wanted(self, bridge: SessionBridge) -> pa.Schema:
         return self.prepared.stratum(bridge, self.chosen[-1]).arrow_updates()
+
+    def written(self, found: DataFrame) -> WrittenObjects:
+        """Have the executors write the answer into the folders that the job names."""
+        job, plan = self.job, self.prepared.plan
+        time = job.hi - 1 if job.at_once else None
+        folders, deltas = list(job.into_bucket), list(plan.deltas)
+        if job.optimistic and not job.at_once:
+            # Their objects tell that there are such rows; nobody adopts them.
+            folders.append(folders[0])
+            deltas.append(msgspec.structs.replace(deltas[0], bit=plan.seldom_bit))
+        return WrittenObjects(self.slot.parts.write(found, folders, time, deltas))
 
 
 def rehearse(slot: ThreadSlot, prepared: PreparedPlan, job: RehearseSteps) -> PlanPrepared:
@@ -504,9 +526,8 @@ def _run_anew(
                     raise
                 print(f"{job.job_id} goes into files: {error}"[:300], file=sys.stderr, flush=True)
         # A large answer must never lie on the driver's heap.
-        if job.into_bucket and time is not None:
-            deltas = work.prepared.plan.deltas
-            return WrittenObjects(slot.parts.write(found, job.into_bucket, time, deltas))
+        if job.into_bucket:
+            return work.written(found)
         files = write_files(found, time, slot.out)
     return files if job.into_files else read_back(files, work.wanted(bridge))
 
@@ -553,8 +574,13 @@ def _planned(
     interval = (0, 1) if job.at_once else (job.lo, job.hi)
     text, uses = work.statement(bridge, relations, interval, small=small)
     slot.check()
-    with bridge.views({view: frame(bridge, rows, uses[view]) for view, rows in read.items()}):
+    with ExitStack() as stack:
+        views = {view: frame(bridge, rows, uses[view]) for view, rows in read.items()}
+        stack.enter_context(bridge.views(views))
         found = bridge.sql(text)
+        if work.old:
+            deltas = work.prepared.plan.deltas
+            found = stack.enter_context(less_old(bridge, found, work.old, deltas))
         slot.check()
         yield found
 

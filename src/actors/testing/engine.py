@@ -31,7 +31,7 @@ from actors.errors import (
 )
 from actors.kernel import Actor, ReplySlot, RunningEffect
 from actors.persist.schemas import read_as
-from actors.plan.delta import DeltaPlan, summed_first
+from actors.plan.delta import TO, DeltaPlan, summed_first
 from actors.plan.input_names import InputKind
 from actors.plan.job_log import JobLog
 from actors.plan.jobs import (
@@ -211,7 +211,7 @@ class InMemoryExecutor(Actor[Any]):
                 if job.lo > 0:
                     raise
                 made = run_step(summed_first(plan), job)
-            return _done(job.job_id, made)
+            return _done(job.job_id, less_old(plan, made, job))
         if isinstance(job, ComputeDifference):
             return _done(job.job_id, run_difference(job))
         if isinstance(job, SelectContents):
@@ -242,6 +242,29 @@ def run_step(plan: DeltaPlan, job: RunStep) -> pa.Table:
     if made is None:
         raise InvalidUsage(f"the plan has no strata {job.first} to {job.last}")
     return table_of(made)
+
+
+def less_old(plan: DeltaPlan, made: pa.Table, job: RunStep) -> pa.Table:
+    """Return what a step made, minus the old contents that its job names."""
+    if not job.old:
+        return made
+    names = [column.name for column in plan.made_columns]
+    bits = made[TO].to_pylist() if plan.hidden else [0] * made.num_rows
+    signed = []
+    for delta, old in zip(plan.deltas, job.old, strict=True):
+        places = {name: place for place, name in enumerate(delta.names)}
+        values = [list(map(frozen, made[name].to_pylist())) for name in delta.names]
+        rows = zip(*values, strict=True) if values else iter([()] * made.num_rows)
+        diffs = zip(rows, made[DIFF].to_pylist(), bits, strict=True)
+        own = [(tuple(row), diff) for row, diff, to in diffs if to & delta.bit == delta.bit]
+        own += [(row, -diff) for row, _, diff in relation_of(old).updates]
+        for row, diff in own:
+            filled = (
+                delta.bit if n == TO else row[places[n]] if n in places else None for n in names
+            )
+            signed.append((tuple(filled), job.hi - 1, diff))
+    columns = tuple((column.name, column.type) for column in plan.made_columns)
+    return table_of(NodeRelation(columns, consolidated(signed)))
 
 
 def run_strata(
