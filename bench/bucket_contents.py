@@ -7,6 +7,8 @@ Spark has no connector to buckets: a lower bound of what it would take from the 
 their credentials, which are not the executors'; and all that the kernel counts as read or written
 by their processes), beside the size of the table in the bucket. ``kept_contents``,
 ``kept_contents_bytes``: the same of a view that keeps as many rows beside it as the table has.
+``kept_first_step``: from a write of 100 rows right after that until this view has them; the service
+reads the kept rows from the bucket for it, once. The peer is the query anew.
 ``step_1_percent``: from a write of
 1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
 the same beside a service whose Spark may take one core; the driver executes such a step without the
@@ -194,6 +196,9 @@ async def run(report: Report, java: JavaHome) -> None:
                 ours.view = KEPT
                 measured = report, ours, files, bucket, pids
                 await first_contents(*measured, "kept_contents", KEPT_SQL, 1)
+                first = await ours.step(100)
+                anew = [await ours.bench.query(KEPT_SQL, files) for _ in range(3)]
+                report.add(Measure("kept_first_step", first, median(anew), target=ANEW_TARGET))
                 await ours.client.drop(KEPT)
                 ours.view = VIEW
                 turns = 1 if report.quick else 5

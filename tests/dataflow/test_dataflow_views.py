@@ -8,6 +8,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -24,6 +25,9 @@ from dataflow_house import (  # type: ignore[import-not-found]
 )
 from msgspec.structs import replace
 
+from actors.dataflow import view as view_stages
+from actors.dataflow.events import DataflowPhase
+from actors.dataflow.filling import fill_hidden
 from actors.dataflow.policy import StepChoice, StepChooser
 from actors.plan.delta import ConsolidateRows, DeltaPlan, FilterRows, NamedInput, PlanStratum
 from actors.plan.jobs import RunStep
@@ -248,3 +252,36 @@ async def test_while_steps_change_nothing_the_first_stratum_runs_alone(tmp_path:
             assert jobs == expected_jobs, time
             there += [(2, v, 1)] if v > 5 else []
             assert await contents(persist, "out", PAIRS, time) == sorted(there, key=repr)
+
+
+async def test_a_view_is_readable_before_its_hidden_states_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, begun = anyio.Event(), anyio.Event()
+
+    async def late(*args: Any) -> None:
+        begun.set()
+        await read.wait()
+        await fill_hidden(*args)
+
+    monkeypatch.setattr(view_stages, "fill_hidden", late)
+    async with surroundings() as (system, persist):
+        await shard(persist, "l", PAIRS)
+        await write(persist, "l", 2, table(PAIRS, (1, 5, 1, 1)))
+        description, plan = await _description(persist, VIEWS["groups"])
+        description = replace(description, as_of=1)
+        house = House(system, persist, tmp_path, description, engine=InMemoryExecutor())
+        await house.start()
+        await house.reported(2)
+        await begun.wait()
+        # Steps without rows go on, and the others wait.
+        await write(persist, "l", 4, table(PAIRS))
+        await house.reported(4)
+        await write(persist, "l", 6, table(PAIRS, (1, 6, 5, 1)))
+        with anyio.fail_after(200):
+            while not house.rests_in(DataflowPhase.RUNNING):
+                await anyio.lowlevel.checkpoint()
+        read.set()
+        await house.reported(6)
+        assert await contents(persist, "out", plan.output, 5) == [(1, 2, 11, 1)]
+        await house.stop()

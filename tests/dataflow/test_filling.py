@@ -22,10 +22,18 @@ from msgspec.structs import replace
 
 from actors.arrangement import SharedArrangements
 from actors.dataflow.engine import EngineClient
-from actors.dataflow.touched import ImportArrangements, make_ready
-from actors.errors import ReadBelowSince
+from actors.dataflow.filling import fill_hidden, make_ready
+from actors.dataflow.touched import ImportArrangements, StateLookups
+from actors.errors import ReadBelowSince, StorageError
 from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan, NamedInput, PlanStratum, StateLookup, UnionRows
+from actors.plan.delta import (
+    DeltaPlan,
+    HiddenState,
+    NamedInput,
+    PlanStratum,
+    StateLookup,
+    UnionRows,
+)
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import error_update
 from actors.protocol.compute import ShardImport
@@ -176,3 +184,58 @@ async def test_times_are_advanced_to_the_least_that_is_needed(tmp_path: Path) ->
         (handle,) = view.handles.values()
         assert sorted(handle.scan()[TIME].to_pylist()) == [3, 3, 4]
         view.close()
+
+
+GROUPS = DeltaPlan(
+    ("t",), (PAIRS,), PAIRS, "", "incremental", "",
+    (
+        PlanStratum(
+            (StateLookup("h0", ("k",), (("d0", ("k",)),)),),
+            NamedInput("d0", ("k", "v")),
+            ("d0", "h0"),
+        ),
+    ),
+    (HiddenState(PAIRS, ("k",)),),
+)  # fmt: skip
+
+
+def groups_of(touched: StateLookups) -> list[tuple[int, int]]:
+    sums: dict[tuple[int, int], int] = {}
+    for row in touched.scan("h0").to_pylist():
+        sums[row["k"], row["v"]] = sums.get((row["k"], row["v"]), 0) + row[DIFF]
+    return sorted(row for row, diff in sums.items() if diff)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_hidden_states_are_read_up_to_where_the_view_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, fails: bool
+) -> None:
+    """Steps before that change nothing in memory; what a failed attempt read is dropped."""
+    async with place_of(tmp_path) as place:
+        persist = place.persist
+        touched = StateLookups(GROUPS, ["t"], place.shared, 3, tmp_path / "own", ["t"])
+        assert not touched.ready
+        # Another replica's step, which is in the shard.
+        touched.step([], [table(PAIRS, (2, 20, 3, 1), (1, 10, 4, -1))], 5)
+        await place.write(7, (9, 90, 6, 1))
+        fetch, calls = persist.fetch, 0
+
+        async def fetched(*args: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if fails and calls == 2:
+                raise StorageError("away", determinate=True)
+            return await fetch(*args, **named)
+
+        monkeypatch.setattr(persist, "fetch", fetched)
+        if fails:
+            with pytest.raises(StorageError, match="away"):
+                await fill_hidden(place.engine, persist, touched, "reader")
+            assert not touched.ready
+        await fill_hidden(place.engine, persist, touched, "reader")
+        assert touched.ready
+        assert groups_of(touched) == [(2, 20)]
+        touched.step([], [table(PAIRS, (9, 90, 6, 1))], 7)
+        assert groups_of(touched) == [(2, 20), (9, 90)]
+        assert touched.hidden.rows == 2
+        touched.close()

@@ -152,11 +152,11 @@ def test_steps_move_imports_and_hidden_states(make: Make) -> None:
         hidden=(HiddenState(groups, ("g",)),),
     )
     touched = make(plan, (1, 10, 1, 1))
-    touched.insert("h0", table(groups, (1, 1, 3, 1)))
-    assert touched.hidden_groups == 1
+    touched.hidden.insert("h0", table(groups, (1, 1, 3, 1)))
+    assert touched.hidden.rows == 1
     new = [table(PAIRS), table(PAIRS, (1, 11, 6, 1))]
     touched.step(new, (table(groups, (1, 1, 6, -1), (1, 2, 6, 1), (5, 1, 6, 1)),), 8)
-    assert touched.hidden_groups == 2
+    assert touched.hidden.rows == 2
     assert touched.imports.ready
     touched.step((), (), 9)
     assert touched.imports.lo == 9
@@ -175,7 +175,7 @@ def test_a_hidden_state_given_in_part_is_given_whole_to_a_later_run(make: Make) 
         StateLookup("h0", ("g",), (("d0", ("k",)),)), hidden=(HiddenState(groups, ("g",)),)
     )
     touched = make(plan)
-    touched.insert("h0", table(groups, (1, 1, 3, 1), (2, 7, 3, 1)))
+    touched.hidden.insert("h0", table(groups, (1, 1, 3, 1), (2, 7, 3, 1)))
     lookups = looked_up(touched, plan, [(1, 0, 5, 1)], [])
     assert rows_of(lookups, "h0") == [(1, 1, 4, 1)]
     for _ in range(2):
@@ -196,8 +196,10 @@ def test_what_comes_due_is_found_at_its_time(
     plan = plan_of(hidden=(HiddenState(PLANNED, ("bucket",), "due", "bucket"),))
     touched = make(plan)
     planned = [(1, 900), (2, 1000), (2, 1000), (3, 2500), (4, 2999), (5, 3000), (6, 9000)]
-    touched.insert("h0", table(PLANNED, *((k, due, due // 1000, 3, 1) for k, due in planned)))
-    touched.insert("h0", table(PLANNED, (4, 2999, 2, 4, -1)))
+    touched.hidden.insert(
+        "h0", table(PLANNED, *((k, due, due // 1000, 3, 1) for k, due in planned))
+    )
+    touched.hidden.insert("h0", table(PLANNED, (4, 2999, 2, 4, -1)))
     found = touched.due(500, 3000)["c0"]
     assert [(k, at, n) for k, _, _, at, n in listed(found)] == [
         (1, 900, 1),

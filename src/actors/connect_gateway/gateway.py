@@ -37,11 +37,12 @@ from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
-from actors.connect_gateway.spark_upstream import REMOTE, SparkUpstream, is_forgotten, passed_on
+from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
 from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError, ResourceBusy
 from actors.kernel import ActorClock
 from actors.settings import Settings
+from actors.spark.remote_address import is_remote
 from actors.transport.security import TransportSecurity
 
 log = logging.getLogger("penstock.connect")
@@ -148,7 +149,7 @@ class GatewayCalls:
     def _is_lost(self, error: grpc.aio.AioRpcError) -> bool:
         """Return whether a call failed because the service's own Spark has ended."""
         # Another machine's may be there still, and the network be at fault.
-        own = not self._settings.spark_master.startswith(REMOTE)
+        own = not is_remote(self._settings.spark_master)
         return own and error.code() is grpc.StatusCode.UNAVAILABLE
 
     async def _caller(self, context: Any) -> CallerIdentity:

@@ -38,13 +38,13 @@ try:
     from actors.connect_gateway.pipelines import PipelineCommands
     from actors.connect_gateway.spark_calls import SparkCalls
     from actors.connect_gateway.spark_upstream import (
-        REMOTE,
         ConnectPlace,
         SparkUpstream,
         place_of_address,
         place_of_engine,
     )
     from actors.connect_gateway.statement_execution import ExecuteStatement
+    from actors.spark.remote_address import is_remote
 except ImportError as error:
     raise BadSettings(
         "connect_listen: the Spark Connect gateway needs more packages: pip install "
@@ -217,7 +217,7 @@ def _log_sweep(error: Exception) -> None:
 
 async def _locate(settings: Settings, executor: ActorAddress[ExecutorMessage]) -> ConnectPlace:
     """Return the Spark Connect server that serves now. Raises `EngineUnavailable`."""
-    if settings.spark_master.startswith(REMOTE):
+    if is_remote(settings.spark_master):
         return place_of_address(settings.spark_master)
 
     def ask(reply: ReplySlot[EngineReady]) -> ExecutorMessage:

@@ -17,8 +17,8 @@ import msgspec
 from actors.errors import EngineUnavailable
 from actors.plan.jobs import EngineReady
 from actors.settings import Settings
+from actors.spark.remote_address import SCHEME
 
-REMOTE: Final = "sc://"
 """Begin of `spark_master` where it is a Connect server of somebody else's."""
 SERVICE: Final = "/spark.connect.SparkConnectService/"
 _SPARE_BYTES: Final = 1024 * 1024
@@ -52,7 +52,7 @@ def place_of_address(master: str) -> ConnectPlace:
     (('x-a', 'b'),)
     """
     address, _, rest = master.partition(";")
-    url = urlsplit(f"//{address.removeprefix('sc://')}")
+    url = urlsplit(f"//{address.removeprefix(SCHEME)}")
     host = f"[{url.hostname}]" if ":" in str(url.hostname) else str(url.hostname)
     given = dict(each.split("=", 1) for each in rest.split(";") if "=" in each)
     values = {name: unquote(value) for name, value in given.items()}

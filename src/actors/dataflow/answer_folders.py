@@ -43,6 +43,7 @@ class AnswerFolders:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        # Adopted objects are pending parts by now, and stay.
         for prefix, *_ in self._reserved:
             self._persist.release_folder(prefix)
 

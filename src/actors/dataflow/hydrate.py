@@ -16,7 +16,6 @@ import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -47,7 +46,6 @@ from actors.plan.delta import (
     UnionRows,
     WeighRows,
 )
-from actors.plan.input_names import InputKind
 from actors.plan.jobs import BucketObject, FileDone, JobRows
 from actors.plan.schema import TableSchema
 from actors.progress import Frontier, ShardId, Time, is_empty
@@ -426,8 +424,8 @@ async def restore(
     upper, as_of = await _start_of(persist, description, export)
     shards = [imported.shard for imported in description.imports]
     # Reserves the arrangements at the future `lo`, so that other views' compaction does not pass it
-    # while this view is computed. They are filled later (`filling`): a view is readable before it
-    # can be stepped.
+    # while this view is computed. They are filled later, as its own are: a view is readable before
+    # it can be stepped.
     reserved = ImportArrangements(
         export.plan, shards, arrangements, upper if as_of is None else as_of + 1
     )
@@ -585,14 +583,6 @@ async def _resume(
         await _error_sums(persist, imported.shard, imported.schema, upper - 1, reader_id)
         for imported in description.imports
     ]
-    for index, (shard, state) in enumerate(zip(export.hidden_shards, plan.hidden, strict=True)):
-        parts = scanned(persist, shard, state.schema, upper - 1, reader_id)
-        async with aclosing(parts):
-            async for rows in parts:
-                await engine.clock.run_blocking(
-                    partial(touched.insert, InputKind.HIDDEN.text(index), rows)
-                )
-    await engine.clock.run_blocking(touched.merge)
     rows = await _rows(persist, description, upper)
     return ResumedHydration(upper, touched, output_errors, tuple(input_errors), rows)
 

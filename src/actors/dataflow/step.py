@@ -423,7 +423,7 @@ async def _step_once(
         nonlocal weigh
         # Looking up what many changes touch takes longer than giving a small state whole.
         unknown = last > last_stratum_of_run(plan, first, hidden_whole=False, optimistic=optimistic)
-        all_hidden = hidden_whole and (unknown or count > touched.hidden_groups)
+        all_hidden = hidden_whole and (unknown or count > touched.hidden.rows)
         await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
         whole.work = count + lookups.pairs
         if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):

@@ -19,26 +19,20 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-import anyio
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement import Arrangement, ArrangementFill, ArrangementHandle, SharedArrangements
+from actors.arrangement import Arrangement, ArrangementHandle, SharedArrangements
 from actors.arrangement.hashing import hash_columns
-from actors.dataflow.contents import split_errors
-from actors.dataflow.engine import EngineClient
-from actors.errors import InvalidUsage, ReadBelowSince
-from actors.persist import PersistClient
-from actors.persist.filtering import PartVerdict
+from actors.errors import InvalidUsage
 from actors.plan.delta import DUE_BUCKET_MS, DeltaPlan, PlanStratum, StateLookup
 from actors.plan.input_names import InputKind, InputName
 from actors.plan.nearby import ComparedRange, covered_changes, rows_in_range
 from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.plan.updates import between, concat, consolidate, consolidate_keyed, set_column
+from actors.plan.updates import concat, consolidate, consolidate_keyed, set_column
 from actors.progress import Frontier, ShardId, Time
-from actors.protocol.compute import ShardImport
-from actors.threshold_probes import DUE_BUCKETS, FILLING_GAP, HIDDEN_ROWS, MET_PAIRS
+from actors.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
 from actors.views.input_uses import input_uses
 
 # Counts the pairs that changed rows make with the rows that they match: the cost of their join
@@ -110,6 +104,62 @@ class ImportArrangements:
             handle.close()
 
 
+class HiddenArrangements:
+    """A view's own arrangements of its hidden states."""
+
+    def __init__(
+        self,
+        plan: DeltaPlan,
+        shards: Sequence[ShardId],
+        arrangements: SharedArrangements,
+        directory: Path,
+    ) -> None:
+        """Open them, empty; `shards` are those of the hidden states, in order."""
+        self.by_target: dict[str, dict[tuple[str, ...], Arrangement]] = {}
+        """Arrangements by ``h{k}``, then by key."""
+        self.rows = 0
+        """Number of rows (groups) of all hidden states."""
+        self._schemas = {
+            InputKind.HIDDEN.text(k): state.schema for k, state in enumerate(plan.hidden)
+        }
+        self._inserts: dict[str, int] = {}
+        for number, (target, key) in enumerate(_wanted(plan, InputKind.HIDDEN)):
+            place = directory / f"{target}-{number}"
+            by_key = self.by_target.setdefault(target, {})
+            try:
+                by_key[key] = Arrangement(place, self._schemas[target], key)
+            except InvalidUsage:
+                by_key[key] = Arrangement(place, self._schemas[target], ())
+            shard = shards[InputName.parse(target).number] if shards else target
+            arrangements.note_private(by_key[key], shard)
+
+    def insert(self, target: str, updates: pa.Table) -> None:
+        """Add plain updates of a hidden state (``h0``)."""
+        arranged = self.by_target.get(target)
+        if not arranged or not updates.num_rows:
+            return
+        number = self._inserts.get(target, 0)
+        shape = self._schemas[target].arrow_updates()
+        # Times carry no meaning here: insert number n has time n, and all but the last are
+        # compacted.
+        stamped = _at(updates.select(shape.names).cast(shape), number)
+        for arrangement in arranged.values():
+            arrangement.insert(stamped, number + 1)
+            arrangement.allow_compaction(number)
+        self._inserts[target] = number + 1
+        self.rows += pc.sum(updates[DIFF]).as_py() or 0
+
+    def all(self) -> list[Arrangement]:
+        """Return every arrangement."""
+        return [each for arranged in self.by_target.values() for each in arranged.values()]
+
+    def close(self) -> None:
+        """Close and remove them."""
+        # They are a cache of the shards: nothing of them is wanted again.
+        for arrangement in self.all():
+            arrangement.close(remove=True)
+
+
 class StateLookups:
     """Arrangements that one incarnation of a view reads: shared ones of imports, its own of hidden
     state."""
@@ -136,56 +186,46 @@ class StateLookups:
         self._due = {
             InputKind.HIDDEN.text(k): state for k, state in enumerate(plan.hidden) if state.due
         }
-        self._hidden: dict[str, dict[tuple[str, ...], Arrangement]] = {}
-        self._inserts: dict[str, int] = {}
+        self.hidden_shards = tuple(hidden)
+        self._open_hidden = partial(HiddenArrangements, plan, hidden, arrangements, directory)
+        self.hidden = self._open_hidden()
+        self.hidden_filled = not (hidden and self.hidden.by_target)
+        """True if `hidden` has all rows below the `lo`; without shards its user adds them."""
         self.rows_read = 0
         """Number of rows that lookups returned so far."""
-        self.hidden_groups = 0
-        """Number of rows (groups) of all hidden states."""
-        for number, (target, key) in enumerate(_wanted(plan, InputKind.HIDDEN)):
-            place = directory / f"{target}-{number}"
-            by_key = self._hidden.setdefault(target, {})
-            try:
-                by_key[key] = Arrangement(place, self._schemas[target], key)
-            except InvalidUsage:
-                by_key[key] = Arrangement(place, self._schemas[target], ())
-            shard = hidden[InputName.parse(target).number] if hidden else target
-            arrangements.note_private(by_key[key], shard)
 
     @property
     def empty(self) -> bool:
         """Return whether the view reads no earlier state."""
-        return not self.imports.handles and not self._hidden
+        return not self.imports.handles and not self.hidden.by_target
 
-    def insert(self, target: str, updates: pa.Table) -> None:
-        """Add plain updates of a hidden state (``h0``)."""
-        arranged = self._hidden.get(target)
-        if not arranged or not updates.num_rows:
-            return
-        number = self._inserts.get(target, 0)
-        shape = self._schemas[target].arrow_updates()
-        # Times carry no meaning here: insert number n has time n, and all but the last are
-        # compacted.
-        stamped = _at(updates.select(shape.names).cast(shape), number)
-        for arrangement in arranged.values():
-            arrangement.insert(stamped, number + 1)
-            arrangement.allow_compaction(number)
-        self._inserts[target] = number + 1
-        self.hidden_groups += pc.sum(updates[DIFF]).as_py() or 0
+    @property
+    def ready(self) -> bool:
+        """Return whether a step from the `lo` on can read all of them."""
+        return self.imports.ready and self.hidden_filled
+
+    def empty_hidden(self) -> None:
+        """Open the hidden states' arrangements anew, without what an attempt has left."""
+        # Closed last: a thread that an attempt has left meets closed arrangements only.
+        before, self.hidden = self.hidden, self._open_hidden()
+        before.close()
 
     def step(self, imports: Sequence[pa.Table], hidden: Sequence[pa.Table], hi: Frontier) -> None:
         """Apply a committed step ``[lo, hi)``.
 
         Args:
             imports: Plain updates of the imports, all columns; empty if there were none.
-            hidden: Plain updates of the hidden states.
+            hidden: Plain updates of the hidden states, read from their shards if these were not
+                read yet.
             hi: The step's upper.
         """
         for (target, _), handle in self.imports.handles.items():
             nothing = handle.schema.arrow_updates().empty_table()
             handle.step(imports[InputName.parse(target).number] if imports else nothing, hi)
-        for index, delta in enumerate(hidden):
-            self.insert(InputKind.HIDDEN.text(index), delta)
+        # Until they are read, a step's rows are in the shard alone, and are read from there.
+        if self.hidden_filled:
+            for index, delta in enumerate(hidden):
+                self.hidden.insert(InputKind.HIDDEN.text(index), delta)
         self.imports.lo = hi
 
     def merge(self) -> None:
@@ -197,7 +237,7 @@ class StateLookups:
         return any(arrangement.merge_due() for arrangement in self._mergeable())
 
     def _mergeable(self) -> list[Arrangement]:
-        found = [each for arranged in self._hidden.values() for each in arranged.values()]
+        found = self.hidden.all()
         for handle in self.imports.handles.values():
             found += handle.merging()
         return found
@@ -205,13 +245,11 @@ class StateLookups:
     def close(self) -> None:
         """Remove the private arrangements, and release the shared ones."""
         self.imports.close()
-        for arranged in self._hidden.values():
-            for arrangement in arranged.values():
-                arrangement.close(remove=True)
+        self.hidden.close()
 
     def hidden_whole(self, groups_max: int) -> bool:
         """Return whether the hidden state is small enough to be given to a step whole."""
-        return not HIDDEN_ROWS.crossed(self.hidden_groups > groups_max)
+        return not HIDDEN_ROWS.crossed(self.hidden.rows > groups_max)
 
     def schema(self, target: str) -> TableSchema:
         """Return the columns of an import or of a hidden state."""
@@ -223,7 +261,7 @@ class StateLookups:
 
     def _scanned(self, target: str) -> pa.Table:
         if InputName.parse(target).kind is InputKind.HIDDEN:
-            arrangement = next(iter(self._hidden[target].values()))
+            arrangement = next(iter(self.hidden.by_target[target].values()))
             return arrangement.scan(arrangement.upper)
         handles = self.imports.handles.items()
         return next(handle for (name, _), handle in handles if name == target).scan()
@@ -234,7 +272,7 @@ class StateLookups:
         if not key:
             return self.scan(target)
         if InputName.parse(target).kind is InputKind.HIDDEN:
-            arrangement = self._hidden[target][key]
+            arrangement = self.hidden.by_target[target][key]
             # A key that cannot be compared by hash: scan.
             if not arrangement.key:
                 return self.scan(target)
@@ -444,121 +482,3 @@ def _each_once(earlier: pa.Table, later: pa.Table) -> pa.Table:
     weighted = set_column(whole.append_column(weight, whole[DIFF]), DIFF, ones)
     once = consolidate(weighted)
     return set_column(once, DIFF, once[weight]).drop_columns([weight])
-
-
-# -- Fills the arrangements of a view's imports from the shards, up to the view's `lo` -------------
-# The first view that needs an unfilled arrangement fills it, part by part. An arrangement that ends
-# before the view's `lo` gets the missing updates (the gap). Both read through a leased reader of
-# their own, one part in memory at a time (a gap: at most one dataflow's byte budget).
-#
-# Compaction raises times to one below the shard's since at most. So a gap may be read from `lower`
-# on if ``since <= lower``, and no update is inserted twice.
-
-
-async def make_ready(
-    engine: EngineClient,
-    persist: PersistClient,
-    arrangements: ImportArrangements,
-    imports: Sequence[ShardImport],
-    reader_id: str,
-) -> None:
-    """Return once all updates before the view's `lo` can be read. Callers may run concurrently.
-
-    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
-    """
-    for (target, _), handle in arrangements.handles.items():
-        schema = imports[InputName.parse(target).number].schema
-        while not handle.ready:
-            if handle.upper:
-                await _close_gap(engine, persist, handle, schema, reader_id)
-                continue
-            filling = handle.claim()
-            if filling is None:
-                await _settled(handle)
-                continue
-            try:
-                await _fill(engine, persist, handle, filling, schema, reader_id)
-            finally:
-                filling.abandon()
-
-
-async def _settled(handle: ArrangementHandle) -> None:
-    """Wait while another caller fills the arrangement."""
-    event = anyio.Event()
-    # The filling dataflow runs on this event loop, so it may set the event directly.
-    if handle.when_settled(event.set):
-        await event.wait()
-
-
-async def _fill(
-    engine: EngineClient,
-    persist: PersistClient,
-    handle: ArrangementHandle,
-    filling: ArrangementFill,
-    schema: TableSchema,
-    reader_id: str,
-) -> None:
-    reader = await persist.open_reader(handle.shard, reader_id)
-    try:
-        # Read after the reader is open: its lease keeps the since from passing the updates to read.
-        since = (await persist.state(handle.shard)).since
-        await engine.clock.run_blocking(partial(filling.start, since))
-        # Filled to the shard's upper, so that every other view of the input finds its `lo` in it.
-        upper = max(handle.lo, await persist.upper(handle.shard))
-        parts, _ = await reader.snapshot(upper - 1)
-        for part in parts:
-            # By its statistics the part has no row that the arrangement keeps.
-            if handle.rows is not None and handle.rows.verdict(part) is PartVerdict.DISCARD:
-                reader.release([part.key])
-                continue
-            rows = await persist.fetch(part, schema)
-            await engine.clock.run_blocking(partial(_insert, filling, rows, upper))
-            reader.release([part.key])
-    finally:
-        await reader.close()
-    filling.publish(upper)
-
-
-def _insert(filling: ArrangementFill, rows: pa.Table, upper: Frontier) -> None:
-    filling.insert(_plain(rows, 0, upper))
-
-
-def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
-    """Return the plain updates of an interval."""
-    return split_errors(between(rows, lower, upper))[0]
-
-
-async def _close_gap(
-    engine: EngineClient,
-    persist: PersistClient,
-    handle: ArrangementHandle,
-    schema: TableSchema,
-    reader_id: str,
-) -> None:
-    reader = await persist.open_reader(handle.shard, reader_id)
-    try:
-        lower, lo = handle.upper, handle.lo
-        if lower >= lo:
-            return
-        try:
-            batches, _ = await reader.next(lower)
-        # Once this arrangement is retired, a new incarnation opens another one.
-        except ReadBelowSince:
-            handle.retire()
-            raise
-        parts = [part for batch in batches for part in batch.parts if part.time_min < lo]
-        size, most = sum(p.bytes for p in parts), engine.settings.inflight_bytes_per_dataflow_max
-        if FILLING_GAP.crossed(size > most):
-            handle.retire()
-            raise ReadBelowSince(
-                f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"
-            )
-        fetched = [await persist.fetch(part, schema) for part in parts]
-
-        def offer() -> None:
-            rows = concat((_plain(rows, lower, lo) for rows in fetched), schema.arrow_updates())
-            handle.offer(rows, lower, lo)
-
-        await engine.clock.run_blocking(offer)
-    finally:
-        await reader.close()

@@ -30,6 +30,7 @@ from actors.dataflow.commit import ErrorChange, commit, move_holds
 from actors.dataflow.contents import contents, error_sums, errors_held, split_errors, truncated
 from actors.dataflow.engine import EngineClient
 from actors.dataflow.events import DataflowStep
+from actors.dataflow.filling import fill_hidden, make_ready
 from actors.dataflow.held_changes import HeldChanges
 from actors.dataflow.hydrate import ResumedHydration, restore
 from actors.dataflow.policy import StepChoice, StepChooser
@@ -43,7 +44,7 @@ from actors.dataflow.step import (
     empty_deltas,
     likely_runs,
 )
-from actors.dataflow.touched import StateLookups, make_ready
+from actors.dataflow.touched import StateLookups
 from actors.errors import DefiniteError, JobTooLarge
 from actors.kernel import ActorContext, RunningEffect
 from actors.persist import BatchPart, PersistClient
@@ -97,6 +98,8 @@ class ViewStages:
         self._state_rows = 0
         """Approximate number of rows of the imports."""
         self._touched: StateLookups | None = None
+        self._hidden_lock = anyio.Lock()
+        """Held while the hidden states are read, and while a step changes them."""
         self._plain_of: tuple[DataflowStep | None, list[pa.Table]] = (None, [])
         """The current step and its plain updates, which are used twice."""
         self._uses = input_uses(export.plan)
@@ -150,7 +153,7 @@ class ViewStages:
         return resumed
 
     async def warm(self, incarnation: int) -> None:
-        """Fill the imports' arrangements and build plans, ahead of the first step."""
+        """Fill the arrangements and build plans, ahead of the first step."""
         touched = self._touched
         if touched is not None:
             await self._make_ready(incarnation)
@@ -183,11 +186,15 @@ class ViewStages:
 
     async def _make_ready(self, incarnation: int) -> None:
         touched = self._touched
-        if touched is None or touched.imports.ready:
+        if touched is None or touched.ready:
             return
         reader_id = self._engine.job_id(incarnation, 0, "fill")
         imports = self._description.imports
         await make_ready(self._engine, self._persist, touched.imports, imports, reader_id)
+        # `warm` or a step, whichever is first, reads them; the other one waits.
+        async with self._hidden_lock:
+            if not touched.hidden_filled:
+                await fill_hidden(self._engine, self._persist, touched, reader_id)
 
     async def compute(self, step: DataflowStep) -> StepOutcome:
         """Return the step's deltas. Raise `DefiniteError`, and the stores' and the engine's
@@ -431,7 +438,13 @@ class ViewStages:
             pairs = zip(held, plain, strict=True) if plain else ((table,) for table in held)
             plain = [concat(tables, tables[0].schema) for tables in pairs]
         hidden = outcome.deltas.hidden if step.times or step.followed else ()
-        await self._engine.clock.run_blocking(partial(touched.step, plain, hidden, step.hi))
+        apply = partial(touched.step, plain, hidden, step.hi)
+        if not any(rows.num_rows for rows in hidden):
+            await self._engine.clock.run_blocking(apply)
+            return
+        # Rows that another replica wrote may come while the states are read.
+        async with self._hidden_lock:
+            await self._engine.clock.run_blocking(apply)
 
     def _drop_written(self) -> None:
         """Let the parts of a step that was not committed become orphans."""
@@ -447,7 +460,7 @@ class ViewStages:
             and not plan.temporal
             and not find_held(self._output_errors)
             and touched is not None
-            and touched.imports.ready
+            and touched.ready
         )
 
     # -- other replicas ----------------------------------------------------------------------------

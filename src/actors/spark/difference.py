@@ -264,6 +264,7 @@ def _subtract_in_spark(
     output, bridge = job.output, opened.bridge
     delta = DeltaColumns(output.names, output, 0)
     nothing = LoadedRows(JobRows(output), output.arrow_updates().empty_table(), (), 0)
+    # A query's own rows have no weights: each is one.
     ones = found.selectExpr("*", f"1L AS {DIFF}")
     with less_old(bridge, ones, (old or nothing,), (delta,)) as made:
         kept = made.drop(TIME)

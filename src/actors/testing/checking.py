@@ -535,6 +535,12 @@ class CheckedScript:
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error as one line."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {text[0] if text else ''}"
+    """Return an error as one line, with the last one of a log that its first line announces.
+
+    >>> first_line(ValueError("it ended; its log ends:\\nat x.y\\nno such option\\n"))
+    'ValueError: it ended; its log ends: no such option'
+    """
+    first, *rest = str(error).strip().splitlines() or [""]
+    # The cause is there, and nowhere else.
+    ending = f" {rest[-1].strip()}" if rest and first.endswith(":") else ""
+    return f"{type(error).__name__}: {first}{ending}"
