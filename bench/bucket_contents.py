@@ -7,8 +7,8 @@ Spark has no connector to buckets: a lower bound of what it would take from the 
 their credentials, which are not the executors'; and all that the kernel counts as read or written
 by their processes), beside the size of the table in the bucket. ``kept_contents``,
 ``kept_contents_bytes``: the same of a view that keeps as many rows beside it as the table has.
-``kept_first_step``: from a write of 100 rows right after that until this view has them; the service
-reads the kept rows from the bucket for it, once. The peer is the query anew.
+``kept_first_step``: from a write of 100 rows until this view has them, after one such query, beside
+which the service has read the kept rows from the bucket. The peer is the query anew.
 ``step_1_percent``: from a write of
 1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
 the same beside a service whose Spark may take one core; the driver executes such a step without the
