@@ -9,10 +9,9 @@ by their processes), beside the size of the table in the bucket. ``kept_contents
 ``kept_contents_bytes``: the same of a view that keeps as many rows beside it as the table has.
 ``kept_first_step``: from a write of 100 rows until this view has them, after one such query, beside
 which the service has read the kept rows from the bucket. The peer is the query anew.
-``step_1_percent``: from a write of
-1 % of the rows until the view has them, beside the query anew over all rows. ``step_two_workers``:
-the same beside a service whose Spark may take one core; the driver executes such a step without the
-workers, so that these make no difference to it.
+``step_1_percent``: from a write of 1 % of the rows until the view has them, beside the query anew
+over all rows. ``step_two_workers``: the same beside a service whose Spark may take one core; the
+driver executes such a step without the workers, so that these make no difference to it.
 
 The environment's ROWS gives another number of rows.
 """

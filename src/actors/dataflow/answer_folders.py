@@ -32,7 +32,7 @@ class AnswerFolders:
         reserved = [persist.reserve_folder(shard) for shard in self._shards if wanted]
         self._reserved = [each for each in reserved if each is not None]
         self.places = tuple(BucketFolder(*place) for _, *place in self._reserved)
-        """Where the executors may write; empty if the blobs are in no bucket."""
+        """Names the places where executors may write; empty if the blobs are in no bucket."""
 
     def __enter__(self) -> AnswerFolders:
         return self

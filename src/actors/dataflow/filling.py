@@ -11,7 +11,7 @@ on if ``since <= lower``, and no update is inserted twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import anyio
@@ -80,11 +80,8 @@ async def fill_hidden(
             # One at a time: a state may be as large as the inputs.
             for part in parts:
                 rows = await persist.fetch(part, touched.schema(target))
-
-                def insert(rows: pa.Table = rows, target: str = target, lo: Frontier = lo) -> None:
-                    hidden.insert(target, _plain(rows, 0, lo))
-
-                await engine.clock.run_blocking(insert)
+                add = partial(hidden.insert, target)
+                await engine.clock.run_blocking(partial(_insert, add, rows, lo))
                 reader.release([part.key])
         finally:
             await reader.close()
@@ -121,15 +118,15 @@ async def _fill(
                 reader.release([part.key])
                 continue
             rows = await persist.fetch(part, schema)
-            await engine.clock.run_blocking(partial(_insert, filling, rows, upper))
+            await engine.clock.run_blocking(partial(_insert, filling.insert, rows, upper))
             reader.release([part.key])
     finally:
         await reader.close()
     filling.publish(upper)
 
 
-def _insert(filling: ArrangementFill, rows: pa.Table, upper: Frontier) -> None:
-    filling.insert(_plain(rows, 0, upper))
+def _insert(add: Callable[[pa.Table], None], rows: pa.Table, upper: Frontier) -> None:
+    add(_plain(rows, 0, upper))
 
 
 def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:

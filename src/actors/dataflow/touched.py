@@ -119,7 +119,7 @@ class HiddenArrangements:
         """Arrangements by ``h{k}``, then by key."""
         self.rows = 0
         """Number of rows (groups) of all hidden states."""
-        self._schemas = {
+        self.schemas = {
             InputKind.HIDDEN.text(k): state.schema for k, state in enumerate(plan.hidden)
         }
         self._inserts: dict[str, int] = {}
@@ -127,9 +127,9 @@ class HiddenArrangements:
             place = directory / f"{target}-{number}"
             by_key = self.by_target.setdefault(target, {})
             try:
-                by_key[key] = Arrangement(place, self._schemas[target], key)
+                by_key[key] = Arrangement(place, self.schemas[target], key)
             except InvalidUsage:
-                by_key[key] = Arrangement(place, self._schemas[target], ())
+                by_key[key] = Arrangement(place, self.schemas[target], ())
             shard = shards[InputName.parse(target).number] if shards else target
             arrangements.note_private(by_key[key], shard)
 
@@ -139,7 +139,7 @@ class HiddenArrangements:
         if not arranged or not updates.num_rows:
             return
         number = self._inserts.get(target, 0)
-        shape = self._schemas[target].arrow_updates()
+        shape = self.schemas[target].arrow_updates()
         # Times carry no meaning here: insert number n has time n, and all but the last are
         # compacted.
         stamped = _at(updates.select(shape.names).cast(shape), number)
@@ -179,9 +179,6 @@ class StateLookups:
         self._schemas = {
             InputKind.STATE.text(i): use.schema for i, use in enumerate(self.imports.uses)
         }
-        self._schemas |= {
-            InputKind.HIDDEN.text(k): state.schema for k, state in enumerate(plan.hidden)
-        }
         self.covered = plan.covered
         self._due = {
             InputKind.HIDDEN.text(k): state for k, state in enumerate(plan.hidden) if state.due
@@ -189,6 +186,7 @@ class StateLookups:
         self.hidden_shards = tuple(hidden)
         self._open_hidden = partial(HiddenArrangements, plan, hidden, arrangements, directory)
         self.hidden = self._open_hidden()
+        self._schemas |= self.hidden.schemas
         self.hidden_filled = not (hidden and self.hidden.by_target)
         """True if `hidden` has all rows below the `lo`; without shards its user adds them."""
         self.rows_read = 0
