@@ -206,14 +206,25 @@ async def test_the_next_backup_copies_what_is_new_alone(tmp_path: Path) -> None:
 
 
 class HookedBlob:
-    """A store of blobs that calls something before its first writes."""
+    """A store of blobs that calls something before its writes, and before its first list."""
 
-    def __init__(self, inner: Any, hook: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        before_list: Callable[[], Awaitable[None]],
+        before_set: Callable[[], Awaitable[None]],
+    ) -> None:
         self._inner = inner
-        self._hook = hook
+        self._before_list = [before_list]
+        self._before_set = before_set
+
+    async def list_keys(self, prefix: str = "") -> Any:
+        while self._before_list:
+            await self._before_list.pop()()
+        return await self._inner.list_keys(prefix)
 
     async def set(self, key: str, data: bytes) -> None:
-        await self._hook()
+        await self._before_set()
         await self._inner.set(key, data)
 
     def __getattr__(self, name: str) -> Any:
@@ -231,18 +242,27 @@ async def test_what_is_dropped_and_compacted_meanwhile_does_no_harm(tmp_path: Pa
                 await insert(client, number * 100, 50)
                 await client.insert("other", [{"id": number, "who": "x"}])
 
+            async def drop_named() -> None:
+                # The documents are read by now, and nothing is copied: what they name of this
+                # table must be gone before the copying begins, however slow the machine is.
+                async with open_as_guest(place_of(settings), settings, CLOCK) as attached:
+                    before = set(await attached.client.list_shards())
+                    await client.drop("other")
+                    (dropped,) = before - set(await attached.client.list_shards())
+                    # Those that a compaction reads meanwhile wait for the collection of orphans.
+                    for info in await attached.blob.list_keys(f"{dropped}/"):
+                        await attached.blob.delete(info.key)
+
             async def disturb() -> None:
                 number = next(calls)
-                if number == 0:
-                    await client.drop("other")
                 # Compacts, and outlasts the leases unless they are renewed.
                 for more in range(5):
                     await insert(client, 100_000 + number * 100 + more, 1)
                 await anyio.sleep(0.5 if number < 4 else 0)
 
             plain = await BackupTarget.open(target, settings, CLOCK)
-            hooked = BackupTarget(HookedBlob(plain.parts, disturb), plain.backups, target)
-            report = await back_up(settings, hooked)
+            parts = HookedBlob(plain.parts, drop_named, disturb)
+            report = await back_up(settings, BackupTarget(parts, plain.backups, target))
             time = await time_of(target, report.manifest.name)
             await client.wait_for("by_who", time)
             known = await contents(client, time)

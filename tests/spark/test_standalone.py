@@ -34,6 +34,7 @@ from actors.plan.jobs import (
     CancelChildJob,
     ComputeDifference,
     JobFailed,
+    JobProgress,
     QueryAnalyzed,
     SubmitJob,
     VolatileCall,
@@ -89,6 +90,13 @@ def engine(
     cluster.master.wait_for("Removing app")
 
 
+def progress_of(engine: ChildProcess) -> JobProgress:
+    """The next progress that it tells."""
+    told = engine.receive_any()
+    assert isinstance(told, JobProgress), told
+    return told
+
+
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
     check_maintained(engine, prepared=True)
 
@@ -129,6 +137,7 @@ def test_cancel_frees_the_executors(engine: ChildProcess) -> None:
     running = [ComputeDifference(job_id(), FOREVER, given, LONG, 50) for _ in range(2)]
     for job in running:
         engine.send(job)
+    assert progress_of(engine).executors == WORKERS
     for job in running:
         engine.send(CancelChildJob(job.job_id))
     answers = [engine.receive() for _ in running]
@@ -182,6 +191,19 @@ async def test_the_executor_goes_on_when_its_context_has_stopped(
         while not lost(1):  # some may be done before the context has stopped
             number += 1
             await run(f"after-{number}")
+
+
+def test_a_job_without_executors_says_so(cluster: Cluster, tmp_path: Path, java: JavaHome) -> None:
+    settings = settings_of(cluster, java)
+    settings.spark_conf["spark.executor.memory"] = "1g"  # more than a worker has
+    waiting = ChildProcess(tmp_path, settings, java)
+    try:
+        waiting.send(ComputeDifference(job_id(), SHUFFLED, (), LONG, 50))
+        told = progress_of(waiting)
+        assert (told.tasks_done, told.executors) == (0, 0)
+        assert told.shown().endswith("tasks done, and Spark has no executors")
+    finally:
+        waiting.close()
 
 
 @pytest.mark.parametrize(

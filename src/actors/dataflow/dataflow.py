@@ -390,8 +390,7 @@ class DataflowActor(Actor[_Message]):
             case JobProgress():
                 # At rest only rehearsals run, which are not the dataflow's progress.
                 if self._machine.state not in REST:
-                    far = f"{message.tasks_done} of {message.tasks} tasks done"
-                    self._show(self._machine.state.value, far)
+                    self._show(self._machine.state.value, message.shown())
             case WritesAllowed():
                 self._writable = True
                 held, self._held_commit = self._held_commit, None

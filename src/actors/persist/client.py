@@ -281,7 +281,7 @@ class PersistClient:
         self, ids: Sequence[ShardId], extra: Sequence[CompareAndSet] = ()
     ) -> bool:
         """Remove all shards, with the `extra` keys, or none; return False when one does not exist
-        or an extra key was changed. Blobs are deleted now, or when their readers are done."""
+        or an extra key was changed. Blobs are deleted now; those in use become orphans."""
         gone: dict[ShardId, ShardState] = {}
 
         def change(documents: ShardDocuments) -> ChangeOutcome[bool]:

@@ -412,6 +412,19 @@ class JobProgress(msgspec.Struct, frozen=True, gc=False, tag="Progress"):
     job_id: str
     tasks_done: int
     tasks: int
+    executors: int | None = None
+    """The executors that Spark has just now; None: the driver executes, or it is not known."""
+
+    def shown(self) -> str:
+        """Return the progress for people.
+
+        >>> JobProgress("a", 1, 4).shown()
+        '1 of 4 tasks done'
+        >>> JobProgress("a", 0, 2, executors=0).shown()
+        '0 of 2 tasks done, and Spark has no executors'
+        """
+        waits = ", and Spark has no executors" if self.executors == 0 else ""
+        return f"{self.tasks_done} of {self.tasks} tasks done{waits}"
 
 
 def kind_of(job: Job) -> str:

@@ -339,7 +339,7 @@ class EngineChild:
 
     def _tell(self) -> None:
         """Send the progress of jobs that take long, whenever it has changed."""
-        sent: dict[str, tuple[int, int]] = {}
+        sent: dict[str, tuple[int, int, int | None]] = {}
         try:
             while True:
                 threading.Event().wait(PROGRESS_SECONDS)
@@ -355,7 +355,7 @@ class EngineChild:
                             ticket = self._tickets.get(job_id)
                             if ticket is not None and ticket.group == group:
                                 self._wire.send(JobProgress(job_id, *found))
-                    sent[group] = found or sent.get(group, (0, 0))
+                    sent[group] = found or sent.get(group, (0, 0, None))
                 sent = {group: far for group, far in sent.items() if group in groups}
         except OSError:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)

@@ -419,9 +419,11 @@ class SparkEngine:
         java_object(context._gateway, "DriverExecution").cancel(group)
         context._jsc.sc().cancelJobGroupAndFutureJobs(group)
 
-    def progress(self, group: str) -> tuple[int, int] | None:
-        """Return (tasks done, tasks) of a group's Spark jobs; None when it has none."""
-        tracker = self.session.sparkContext.statusTracker()
+    def progress(self, group: str) -> tuple[int, int, int | None] | None:
+        """Return (tasks done, tasks, executors) of a group's Spark jobs; None when it has none; no
+        executors are counted where the driver executes."""
+        context = self.session.sparkContext
+        tracker = context.statusTracker()
         done = total = 0
         for number in tracker.getJobIdsForGroup(group):
             job = tracker.getJobInfo(number)
@@ -429,7 +431,12 @@ class SparkEngine:
                 found = tracker.getStageInfo(stage)
                 if found is not None:
                     done, total = done + found.numCompletedTasks, total + found.numTasks
-        return (done, total) if total else None
+        if not total:
+            return None
+        scala = context._jsc.sc()
+        # The driver is one of these.
+        apart = None if scala.isLocal() else scala.getExecutorMemoryStatus().size() - 1
+        return done, total, apart
 
     def wait_gone(self) -> str:
         """Wait until Spark is gone; return a text that says how."""
