@@ -18,7 +18,7 @@ ARGS ?=
 SOURCE ?= client
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway clients demo test check lint thresholds compatibility matrix bench proof lock clean
+.PHONY: help setup java pathway clients demo test check lint modes thresholds compatibility matrix bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
@@ -34,12 +34,15 @@ demo: setup ## plays a month of real flights through three live views, then prov
 test: setup $(VENV)/.dev clients ## all tests
 	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
-check: lint test ## ruff, mypy --strict, and all tests
+check: lint modes test ## ruff, mypy --strict, the mode of every view script, and all tests
 
 lint: setup $(VENV)/.dev
 	@$(BIN)/ruff check
 	@$(BIN)/ruff format --check
 	@$(BIN)/mypy
+
+modes: setup
+	@$(BIN)/penstock check-views --modes tests/scripts
 
 bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydration, TPC-H and more, each beside its peer (over an hour)
 	@$(BIN)/python bench/run_all.py $(ARGS)

@@ -35,6 +35,7 @@ PENSTOCK: Final = ("-c", "import sys; from actors.commands.cli import main; sys.
 SCRIPTS: Final = "tests/scripts/*.view"
 TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "plans of the public queries": ("tests/proof/conformance.py", "--modes"),
+    "modes of all view scripts": (*PENSTOCK, "check-views", "--modes", "tests/scripts"),
     "prepared steps": (*PYTEST, "tests/spark/test_prepared.py"),
     "delta nodes": (*PYTEST, "tests/spark/test_delta_nodes.py"),
     "Spark Connect": (*PYTEST, "tests/spark/test_connect.py"),

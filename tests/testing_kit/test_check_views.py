@@ -6,6 +6,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import anyio
 import msgspec
@@ -144,6 +145,35 @@ class Showing(InMemoryExecutor):
         if isinstance(told, QueryAnalyzed):
             return msgspec.structs.replace(told, translation=QueryTranslation(None, "no rule"))
         return told
+
+
+async def test_views_are_planned_alone(tmp_path: Path) -> None:
+    (tmp_path / "a.view").write_text(
+        "--! expect kept keyed\n"
+        "--! expect nope error 1 2\n"
+        "create table t (k int);\n"
+        "create materialized view kept as select k, count(*) as n from t group by k;\n"
+        "create materialized view nope as select 1 / k as x from t;\n"
+        "@ 1\n+ t (0)\n"
+    )
+
+    class PlansAlone(InMemoryExecutor):
+        async def receive(self, message: Any) -> None:
+            job = getattr(message, "job", None)
+            assert not isinstance(job, PreparePlan | ComputeDifference), job
+            await super().receive(message)
+
+    with anyio.fail_after(100):
+        async with ActorSystem(seed=1) as system:
+            place = CheckPlace(system, system.spawn(PlansAlone, "engine"), Settings(), tmp_path)
+            options = CheckOptions(planned_only=True)
+            report = await check_scripts(read([tmp_path]), place, options)
+    assert [(each.verdict, each.mode, bool(each.failed)) for each in report.views] == [
+        ("planned", "incremental", True),
+        ("planned", "incremental", False),
+    ]
+    assert not report.ok
+    assert "2 planned alone" in report.summary()
 
 
 async def test_a_script_that_fails_takes_no_other_with_it(tmp_path: Path) -> None:

@@ -156,9 +156,11 @@ def time_bound(part: TreeNode, test: str, write: Callable[[TreeNode], str], zone
     """
     edges: list[TimeEdge] = []
     for each in _comparisons(part):
-        word, (left, right) = each.name, each.children
-        if word not in _TURNED or reads_clock(left) == reads_clock(right):
+        word = each.name
+        # Another predicate may have another number of children.
+        if word not in _TURNED or reads_clock(each.children[0]) == reads_clock(each.children[1]):
             raise NotTranslated(_STAND_ALONE)
+        left, right = each.children
         if reads_clock(left):
             word, left, right = _TURNED[word], right, left
         clock = _clock_value(right, zone)

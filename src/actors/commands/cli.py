@@ -335,6 +335,10 @@ def check_views(
     keep: Annotated[
         Path | None, typer.Option(help="Where made-up scripts that fail are written.")
     ] = None,
+    modes: Annotated[
+        bool,
+        typer.Option(help="Checks alone how views are maintained: plans them, computes nothing."),
+    ] = False,
     log_level: LogLevel = "error",
 ) -> None:
     """Runs view scripts and checks every view at every time against plain Spark.
@@ -349,7 +353,11 @@ def check_views(
 
     if bool(paths) == bool(fuzz):
         raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
-    command = CheckCommand(tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep)
+    if modes and (scaling or fuzz or base):
+        raise typer.BadParameter("--modes computes nothing: not beside --scaling, --fuzz or --base")
+    command = CheckCommand(
+        tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep, modes=modes
+    )
     raise typer.Exit(check(command, load()))
 
 

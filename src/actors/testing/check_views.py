@@ -70,9 +70,10 @@ class CheckReport(msgspec.Struct):
         """Return the last line of the output."""
         verdicts = Counter(view.verdict for view in self.views)
         modes = Counter(view.mode for view in self.views)
+        planned = f", {verdicts['planned']} planned alone" if verdicts["planned"] else ""
         return (
             f"{len(self.views)} views: {verdicts['exact']} exact, {verdicts['WRONG']} wrong, "
-            f"{verdicts['refused']} refused; {modes['incremental']} incremental, "
+            f"{verdicts['refused']} refused{planned}; {modes['incremental']} incremental, "
             f"{modes['keyed']} keyed, {modes['opaque']} opaque"
         )
 
@@ -93,6 +94,8 @@ class CheckCommand(msgspec.Struct, frozen=True):
     """Folder to which failing made-up views are written."""
     base_stays: bool = False
     """See `CheckOptions.base_stays`."""
+    modes: bool = False
+    """See `CheckOptions.planned_only`."""
 
 
 def main(command: CheckCommand, settings: Settings) -> int:
@@ -115,7 +118,11 @@ async def _main(command: CheckCommand, settings: Settings) -> int:
         given, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
     )
     options = CheckOptions(
-        command.splits, command.seed, base=command.base, base_stays=command.base_stays
+        command.splits,
+        command.seed,
+        base=command.base,
+        base_stays=command.base_stays,
+        planned_only=command.modes,
     )
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
         async with ActorSystem(seed=command.seed) as system:

@@ -77,7 +77,7 @@ class ViewResult(msgspec.Struct):
     file: str
     view: str
     verdict: str
-    """``exact``, ``WRONG`` or ``refused``."""
+    """``exact``, ``WRONG``, ``refused``, or ``planned`` where nothing was computed."""
     mode: str
     reason: str = ""
     detail: str = ""
@@ -125,6 +125,8 @@ class CheckOptions(msgspec.Struct, frozen=True):
     """True if the engine's own answers hold decimals exactly (the in-memory one's do not)."""
     batched: bool = True
     """True if one query computes the reference of many times."""
+    planned_only: bool = False
+    """True if the views are planned and their expected modes are checked, and nothing else."""
 
 
 class CheckedScript:
@@ -152,14 +154,24 @@ class CheckedScript:
 
     async def run(self, *, kill: bool = False) -> list[ViewResult]:
         """Return the results of the script's views. Raises `ScriptError`."""
+        if self._options.planned_only:
+            await self.compile(())
+        else:
+            await self._compute(kill)
+        for expectation in self._expectations():
+            if expectation.kind != "error" or self._computes_errors():
+                self._expect(expectation)
+        return self.results()
+
+    def _computes_errors(self) -> bool:
+        # Several times share a step over a base.
+        return not self._options.base and not self._options.planned_only
+
+    async def _compute(self, kill: bool) -> None:
         await self.compile()
         if self.times and self.plans:
             await (self._over_base() if self._options.base else self._every_way(kill))
         await self.forget()
-        for expectation in self._expectations():
-            if expectation.kind != "error" or not self._options.base:
-                self._expect(expectation)
-        return self.results()
 
     async def _every_way(self, kill: bool) -> None:
         for name, plan in self.plans.items():
@@ -198,6 +210,9 @@ class CheckedScript:
             tables[view.name] = plan.output
             result.mode, result.reason = plan.mode, plan.reason
             self.plans[view.name] = plan
+            if self._options.planned_only:
+                result.verdict = "planned"
+                continue
             try:
                 await self.maintained(view.name).prepare()
             except PenstockError as error:
