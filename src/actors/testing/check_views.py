@@ -29,6 +29,7 @@ from actors.kernel.clock import ActorClock
 from actors.settings import Settings
 from actors.spark.launch import EngineProcess, launch
 from actors.spark.remote_address import is_remote
+from actors.spark.spark_releases import installed_version, release_of
 from actors.spark_executor import SparkExecutor
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.drawn_settings import (
@@ -38,7 +39,7 @@ from actors.testing.drawn_settings import (
     drawn_text,
 )
 from actors.testing.scaling import measure_reads
-from actors.testing.view_scripts import ViewScript, parse_script
+from actors.testing.view_scripts import ViewScript, for_release, parse_script
 from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
@@ -108,7 +109,11 @@ async def _main(command: CheckCommand, settings: Settings) -> int:
     from actors.testing.fuzzing import fuzz
 
     try:
-        scripts = [] if command.fuzz else read(command.paths)
+        release = release_of(installed_version())
+        scripts = [
+            each if isinstance(each, ViewResult) else for_release(each, release)
+            for each in ([] if command.fuzz else read(command.paths))
+        ]
     except PenstockError as error:
         sys.stderr.write(f"{error}\n")
         return 1

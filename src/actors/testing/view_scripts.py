@@ -21,6 +21,7 @@ from sqlglot.errors import SqlglotError
 
 from actors.errors import InvalidUsage, PenstockError, QueryRejected
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.spark.spark_releases import release_of
 from actors.testing.expressions import WIDE, cast_value, compile_text, decimal_digits
 from actors.testing.nodes import frozen
 
@@ -100,6 +101,8 @@ class ViewScript(msgspec.Struct):
     """``--! growing``: views whose rows touched by a change grow with the state."""
     eager: set[str] = set()
     """``--! eager``: views that sum a table below a join, whatever the sizes are."""
+    since: dict[str, tuple[int, int]] = {}
+    """``--! since``: the first release of Spark that knows what a view is made of."""
 
 
 class ScriptUpdate(msgspec.Struct, frozen=True):
@@ -176,6 +179,8 @@ def _directive(script: ViewScript, words: list[str], line: int) -> None:
             script.growing.add(rest[0])
         elif name == "eager" and len(rest) == 1:
             script.eager.add(rest[0])
+        elif name == "since" and len(rest) == 2 and re.fullmatch(r"\d+\.\d+", rest[1]):
+            script.since[rest[0]] = release_of(rest[1])
         elif name == "random" and len(rest) == 3:
             script.random = RandomChanges(*(int(word) for word in rest))
         else:
@@ -292,6 +297,24 @@ def _check_names(script: ViewScript) -> None:
             raise _wrong(script, expectation.line, f"no --! expect {name} of an engine with plans")
     if script.random is not None and script.changes:
         raise _wrong(script, script.changes[0].line, "a script has changes or --! random, not both")
+
+
+def for_release(script: ViewScript, release: tuple[int, int]) -> ViewScript:
+    """Return the script without the views that need a later release of Spark.
+
+    >>> lines = ("--! since b 4.2", "--! expect b keyed", "create table t (k int);")
+    >>> views = (f"create materialized view {name} as select k from t;" for name in "ab")
+    >>> script = parse_script("\\n".join([*lines, *views]))
+    >>> older, newer = for_release(script, (4, 1)), for_release(script, (4, 3))
+    >>> [view.name for view in older.views], older.expectations, newer == script
+    (['a'], [], True)
+    """
+    later = {name.lower() for name, first in script.since.items() if first > release}
+    return msgspec.structs.replace(
+        script,
+        views=[view for view in script.views if view.name not in later],
+        expectations=[each for each in script.expectations if each.view.lower() not in later],
+    )
 
 
 def inlined(script: ViewScript, view: ViewText) -> str:
