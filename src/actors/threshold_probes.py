@@ -502,6 +502,11 @@ LOCAL_FILES: Final = KernelLimit(
     "the engine's child reads parts itself",
     "Spark reads them",
 )  # fmt: skip
+LEFTOVER_ROWS: Final = KernelLimit(
+    "engine_leftover_bytes", 256 * 1024,
+    "what jobs have left in Spark's JVM waits for further ones",
+    "it is freed",
+)  # fmt: skip
 LOCAL_RELATION: Final = KernelLimit(
     "engine_relation_bytes", 8 * 1024 * 1024,
     "rows, as often as a plan has them, are objects in it",

@@ -61,6 +61,8 @@ from actors.client.client import concatenate_pieces
 from actors.errors import DuplicateKey, ObjectExists, PenstockError, UnknownObject
 from actors.plan.schema import TIME
 
+SLOW_SECONDS: Final = 60.0
+"""What takes longer is told."""
 LOOK_MS: Final = 20_000
 """A wait for a view takes no longer; then it is asked for again."""
 FOLLOWED: Final = ("by_group", "highest", "sizes")
@@ -175,6 +177,7 @@ class FarCampaign:
         self.world = world
         self.seed: int = arguments.seed
         self.limit: float = arguments.limit
+        self.keep: Path | None = arguments.keep
         self.rng = Random(arguments.seed)
         self.writer = CampaignWriter(self)
         self.oracle = SqliteOracle()
@@ -197,8 +200,14 @@ class FarCampaign:
         """Do something with a client until it succeeds. Raises `StoodStill` after the limit, and
         errors that are `wrong`."""
         last = "nothing serves clients"
+        told, began = False, anyio.current_time()
         with anyio.move_on_after(self.limit):
             while True:
+                if not told and anyio.current_time() - began > SLOW_SECONDS:
+                    told = True  # it may go on before the limit, and then nobody would know
+                    print(f"  slow: {what}: {last}; {await self.states()}", flush=True)
+                    if self.keep is not None:
+                        self.world.keep_logs(self.keep / f"slow-{began:.0f}")
                 try:
                     async with self.world.client() as client:
                         return await work(client)
@@ -488,7 +497,7 @@ async def run(arguments: argparse.Namespace, ground: Path) -> int:
             print(f"WRONG it stands still: {error}", flush=True)
     finally:
         with anyio.CancelScope(shield=True):
-            if wrong and arguments.keep is not None:
+            if arguments.keep is not None:
                 world.keep_logs(arguments.keep)
             await world.in_thread(world.stop)
     print(f"{wrong} wrong", flush=True)
@@ -513,7 +522,7 @@ def main() -> int:
     parser.add_argument("--demo", action="store_true", help="play the demo in place of kills")
     parser.add_argument("--days", type=int, default=12, help="days of the demo")
     parser.add_argument("--scripts", type=int, default=0, help="check every so many-th view script")
-    parser.add_argument("--keep", type=Path, help="logs are written there if anything is wrong")
+    parser.add_argument("--keep", type=Path, help="logs are written there")
     arguments = parser.parse_args()
     if not can_be_apart():
         print("processes cannot be kept apart: `unshare --mount` needs root", file=sys.stderr)

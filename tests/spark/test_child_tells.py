@@ -1,8 +1,12 @@
-"""What a child tells of a job comes before its answer, whatever the threads do meanwhile."""
+"""What a child tells of a job comes before its answer, whatever the threads do meanwhile; and what
+jobs leave behind is freed."""
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,8 +14,9 @@ import pytest
 from actors.plan.jobs import AnalyzeStatement, Answer, JobFailed, JobProgress
 from actors.settings import Settings
 from actors.spark import child as module
-from actors.spark.child import EngineChild
+from actors.spark.child import LEFTOVER_JOBS_MAX, EngineChild
 from actors.spark.jobs import JobTicket
+from actors.threshold_probes import LEFTOVER_ROWS
 
 WAIT_S = 60
 
@@ -22,11 +27,13 @@ class Sent:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self.answers: list[Answer] = []
+        self.frame_bytes = 0
 
-    def send(self, answer: Answer) -> None:
+    def send(self, answer: Answer) -> int:
         with self._changed:
             self.answers.append(answer)
             self._changed.notify_all()
+        return 0
 
     def wait(self, kind: type[Any], job_id: str) -> None:
         with self._changed:
@@ -85,3 +92,54 @@ def test_nothing_is_told_of_a_job_behind_its_answer(monkeypatch: pytest.MonkeyPa
     *told, last = [a for a in sent.answers if a.job_id == "second"]
     assert all(isinstance(a, JobProgress) for a in told)
     assert isinstance(last, JobFailed)
+
+
+class Leftover:
+    """A Java object that was called: its method refers to it."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+class Leaving(Asked):
+    """An engine each of whose jobs leaves something."""
+
+    def __init__(self, sent: Sent) -> None:
+        super().__init__(sent)
+        self.settings = Settings(engine_jobs_in_flight_max=1)
+        self.left: list[weakref.ref[Leftover]] = []
+
+    def run(self, slot: None, ticket: JobTicket, pool: str) -> Answer:
+        self.left.append(weakref.ref(Leftover()))
+        return JobFailed(ticket.job.job_id, "OperationCanceled", "")
+
+
+@pytest.fixture
+def uncollected() -> Iterator[None]:
+    """Python's collector does nothing of its own accord."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("frame_bytes", "due"),
+    [(LEFTOVER_ROWS.default // 2, 3), (LEFTOVER_ROWS.default + 1, 1), (0, LEFTOVER_JOBS_MAX)],
+)
+@pytest.mark.usefixtures("uncollected")
+def test_what_jobs_leave_is_freed_after_large_ones_or_many(frame_bytes: int, due: int) -> None:
+    sent = Sent()
+    sent.frame_bytes = frame_bytes
+    engine = Leaving(sent)
+    given: tuple[Any, Any] = sent, engine
+    child = EngineChild(*given)
+    child.start()
+    # The thread collects before it takes the next job.
+    for number in range(due + 1):
+        child._accept(AnalyzeStatement(f"{number}", (), "SELECT 1"))
+        sent.wait(JobFailed, f"{number}")
+        if number < due - 1:
+            assert engine.left[0]() is not None
+    assert [each() for each in engine.left[:due]] == [None] * due

@@ -13,6 +13,7 @@ process, because it reads our end of a pipe.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import queue
@@ -73,7 +74,7 @@ from actors.telemetry import (
     TracedMessage,
     split_context,
 )
-from actors.threshold_probes import use_kernel_limits
+from actors.threshold_probes import LEFTOVER_ROWS, use_kernel_limits
 
 # Spans of a traced job from the engine's process: the job's own, and one for each Spark stage
 # The spans travel with the job's answer and are exported by the service, as spans of this process.
@@ -169,6 +170,8 @@ def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
 WATCHER_SECONDS: Final = 2.0
+LEFTOVER_JOBS_MAX: Final = 64
+"""Jobs after which what they have left is collected, however small they were."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
 EXIT_PARENT_GONE: Final = 0
 EXIT_SPARK_GONE: Final = 3
@@ -183,6 +186,8 @@ class ChildSocket:
         self._end = end
         self._lock = threading.Lock()
         self._codec: FrameCodec[ChildMessage] = FrameCodec(ChildMessage, frame_bytes_max)
+        self.frame_bytes = 0
+        """Size of the last message received."""
 
     def receive(self) -> ChildMessage | TracedMessage[ChildMessage] | None:
         """Return the next message, with its trace context; None when the parent is gone."""
@@ -190,19 +195,21 @@ class ChildSocket:
             header = self._exactly(HEADER.size)
             if header is None:
                 return None
-            length = self._codec.check_length(header)
+            self.frame_bytes = length = self._codec.check_length(header)
             if length:
                 body = self._exactly(length)
                 return None if body is None else self._codec.decode(body)
 
-    def send(self, answer: Answer) -> None:
-        """Send an answer; in place of one that is too large, send its error."""
+    def send(self, answer: Answer) -> int:
+        """Send an answer; in place of one that is too large, send its error. Return the number of
+        bytes."""
         try:
             data = self._codec.encode(answer)
         except PenstockError as error:
             data = self._codec.encode(JobFailed(answer.job_id, "EngineError", str(error)))
         with self._lock:
             self._end.sendall(data)
+        return len(data)
 
     def _exactly(self, size: int) -> bytes | None:
         data = bytearray(size)
@@ -255,6 +262,8 @@ class EngineChild:
         self._jobs = JobDispatcher()
         self._wake = threading.Event()
         self._serial = 0
+        self._left_jobs = self._left_bytes = 0
+        """What has ended since the last collection, and the rows that came and went with it."""
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def start(self) -> None:
@@ -291,7 +300,13 @@ class EngineChild:
         elif isinstance(job, RunStep | RehearseSteps):
             prepared = self._plans.get(job.dataflow)
         self._serial += 1
-        ticket = JobTicket(job, f"{job.job_id}#{self._serial}", prepared, traced=traced)
+        ticket = JobTicket(
+            job,
+            f"{job.job_id}#{self._serial}",
+            prepared,
+            traced=traced,
+            frame_bytes=self._wire.frame_bytes,
+        )
         with self._lock:
             self._tickets[job.job_id] = ticket
         self._jobs.put(ticket)
@@ -312,7 +327,9 @@ class EngineChild:
                 answer = self._answer(slot, ticket, pool)
                 with self._telling, self._lock:
                     del self._tickets[ticket.job.job_id]
-                self._wire.send(answer)
+                carried = ticket.bytes + self._wire.send(answer)
+                del ticket, answer  # a thread that waits keeps no rows
+                self._collect_after(carried)
                 _bound_log()
         except OSError:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
@@ -320,6 +337,23 @@ class EngineChild:
             exit_process(
                 EXIT_FAULT, f"{pool} failed: {type(error).__name__}: {error}", self._engine
             )
+
+    def _collect_after(self, carried: int) -> None:
+        """Free what ended jobs have left in Spark's JVM: after many of them, or after large ones.
+
+        Each Java object of which Python has called a method is in a cycle with it. Python's
+        collector alone frees it, and by its own count of objects that is after hundreds of jobs:
+        until then the JVM keeps their plans, with all rows that came with them.
+        """
+        with self._lock:
+            self._left_jobs += 1
+            self._left_bytes += carried
+            large = LEFTOVER_ROWS.exceeded_by(self._left_bytes)
+            due = large or self._left_jobs >= LEFTOVER_JOBS_MAX
+            if due:
+                self._left_jobs = self._left_bytes = 0
+        if due:
+            gc.collect()
 
     def _answer(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
         """Return the job's answer. Ends this process if Spark ended during the job."""
@@ -468,6 +502,9 @@ def main(arguments: list[str]) -> None:
     started.set()
     wire = ChildSocket(end, settings.engine_frame_bytes_max)
     child = EngineChild(wire, engine)
+    # What a start has made stays: collections after jobs pass over it, and take a few milliseconds.
+    gc.collect()
+    gc.freeze()
     child.start()
     wire.send(engine.ready())
     try:

@@ -291,13 +291,20 @@ def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: f
 class JobTicket:
     """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
-    __slots__ = ("canceled", "group", "job", "prepared", "traced")
+    __slots__ = ("bytes", "canceled", "group", "job", "prepared", "traced")
 
     def __init__(
-        self, job: Job, group: str, prepared: PreparedPlan | None, *, traced: bool = False
+        self,
+        job: Job,
+        group: str,
+        prepared: PreparedPlan | None,
+        *,
+        traced: bool = False,
+        frame_bytes: int = 0,
     ) -> None:
-        """`traced`: the job came with a trace context."""
+        """`traced`: the job came with a trace context, in a frame of `frame_bytes`."""
         self.job = job
+        self.bytes = frame_bytes
         self.traced = traced
         self.group = group
         self.prepared = prepared

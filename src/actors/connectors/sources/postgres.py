@@ -614,10 +614,14 @@ class PostgresSource:
             lambda: self._config.connection(replication=replication)
         )
         wire = await PostgresConnection.connect(parameters, self._clock)
-        if wire.server_version >= 140_000:
-            # PostgreSQL 14 added the setting; it would end the connection for queries, which is
-            # often idle.
-            await wire.query("SET idle_session_timeout = 0")
+        try:
+            if wire.server_version >= 140_000:
+                # PostgreSQL 14 added the setting; it would end the connection for queries, which
+                # is often idle.
+                await wire.query("SET idle_session_timeout = 0")
+        except BaseException:
+            wire.close()
+            raise
         return wire
 
     def _position_text(self, lsn: int) -> str:
