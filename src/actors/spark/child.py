@@ -262,8 +262,8 @@ class EngineChild:
         self._jobs = JobDispatcher()
         self._wake = threading.Event()
         self._serial = 0
+        # Of the jobs that have ended since the last collection, with their answers.
         self._left_jobs = self._left_bytes = 0
-        """What has ended since the last collection, and the rows that came and went with it."""
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
 
     def start(self) -> None:
