@@ -442,8 +442,8 @@ class SparkEngine:
             return None
         scala = context._jsc.sc()
         # The driver is one of these.
-        apart = None if scala.isLocal() else scala.getExecutorMemoryStatus().size() - 1
-        return done, total, apart
+        executors = None if scala.isLocal() else scala.getExecutorMemoryStatus().size() - 1
+        return done, total, executors
 
     def wait_gone(self) -> str:
         """Wait until Spark is gone; return a text that says how."""
