@@ -287,6 +287,7 @@ class GatewayCalls:
         """Forget all sessions, and end their operations."""
         for session in self._sessions:
             await self._forget(session)
+        await self._sessions.wait_returned()
 
     def describe(self) -> str:
         """Return the number of sessions and operations, as text for people."""

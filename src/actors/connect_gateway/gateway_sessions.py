@@ -7,6 +7,7 @@ reads its objects at the time of that use.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
@@ -136,6 +137,8 @@ class SessionTable:
         self._settings = settings
         self._sessions: dict[SessionKey, GatewaySession] = {}
         self._operations = 0
+        # Tasks that return what ended operations held; each leaves when it is done.
+        self._returning: set[asyncio.Task[None]] = set()
 
     def __iter__(self) -> Iterator[GatewaySession]:
         return iter(list(self._sessions.values()))
@@ -182,7 +185,8 @@ class SessionTable:
         return made
 
     async def end(self, operation: OpenOperation) -> None:
-        """End an operation, and let go of what it holds. Idempotent."""
+        """End an operation and return what it holds. Idempotent. If the caller is cancelled
+        meanwhile, the return goes on without it."""
         # Several calls may end it: its stream, a release, an interrupt, the sweep.
         if operation.session.operations.get(operation.operation_id) is not operation:
             return
@@ -190,6 +194,13 @@ class SessionTable:
         self._operations -= 1
         if operation.own is not None:
             operation.own.cancel()
-        # Shielded: a call that is cancelled here must still give back what others wait for.
-        with anyio.CancelScope(shield=True):
-            await operation.rows.aclose()
+        # A task of its own: gRPC cancels the task of a call whose client has hung up, and PySpark
+        # hangs up as soon as it has the last response. A shielded scope does not hold that off.
+        returning = asyncio.create_task(operation.rows.aclose())
+        self._returning.add(returning)
+        returning.add_done_callback(self._returning.discard)
+        await asyncio.shield(returning)
+
+    async def wait_returned(self) -> None:
+        """Wait until all that ended operations held is returned."""
+        await asyncio.gather(*self._returning, return_exceptions=True)
