@@ -105,6 +105,19 @@ async def test_what_the_stream_does_not_tell_fills_the_table_anew(
     assert not driver.failed
 
 
+async def test_a_slot_that_the_attempt_before_has_left_does_not_stop_a_fill(db: House) -> None:
+    """The server drops a temporary slot only when it notices that its client is gone."""
+    source, driver = await begun(db)
+    await source.close()
+    slot = "SELECT pg_create_logical_replication_slot(%s, 'pgoutput', temporary => true)"
+    await db.run(slot, f"penstock_{db.database}_fill")
+    await db.run("VACUUM FULL parts_1")
+    again = db.source(poll_ms=3_600_000)
+    await driver.open(again)
+    await finish(db, driver, again)
+    await agree(db, driver)
+
+
 async def test_a_publication_for_all_tables_that_was_altered_fills_anew(db: House) -> None:
     await db.run("CREATE PUBLICATION everything FOR ALL TABLES WITH (publish_via_partition_root)")
     source, driver = await begun(db, publication="everything")

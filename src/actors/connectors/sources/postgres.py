@@ -341,8 +341,9 @@ class PostgresSource:
             slot, kind = self._slot, ""
         else:
             # A slot exports a snapshot only when it is created, so the source's own cannot do it
-            # again.
-            slot, kind = f"{self._slot[:52]}_fill", "TEMPORARY "
+            # again. Named after its connection: the slot of the attempt before lives until the
+            # server notices that its client is gone.
+            slot, kind = f"{self._slot[:44]}_fill_{maker.server_pid}", "TEMPORARY "
         try:
             rows = await maker.query(
                 f"CREATE_REPLICATION_SLOT {identifier(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"

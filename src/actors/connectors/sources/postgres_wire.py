@@ -66,6 +66,11 @@ class PostgresConnection:
         """Return the server's version: 150004 for 15.4."""
         return self._connection.server_version
 
+    @property
+    def server_pid(self) -> int:
+        """Return the id of the server's process that serves this connection."""
+        return self._connection.backend_pid
+
     async def query(self, sql: str) -> list[tuple[str | None, ...]]:
         """Run simple statements; return the rows of the last one that has any. Raises
         `ServerRefused`, `SourceUnreachable`."""
