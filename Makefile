@@ -16,25 +16,41 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-dep
 HASHED := $(PIP) --require-hashes --use-pep517
 ARGS ?=
 SOURCE ?= client
+# A folder of tests/, or a file without its `test_` and `.py`.
+ROOM ?=
+# Whole files go to three processes, the longest first: see tests/suite_lanes.py.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+ROOM_TESTS = $(wildcard tests/$(ROOM) tests/test_$(ROOM).py)
+# Compiled modules are kept: without them each of the hundreds of processes that tests start compiles
+# the service anew, and pytest rewrites 600 files of tests at each run.
+unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup java pathway clients demo test check lint modes thresholds compatibility matrix bench proof lock clean
+.PHONY: help setup java pathway clients demo test test-second test-all check lint modes thresholds compatibility matrix bench proof lock clean
 
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
 	@echo '                   (make demo SOURCE=postgres: the flights come from a PostgreSQL)'
+	@echo '                   (make test ROOM=views: the tests of tests/views alone)'
 	@echo
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
 setup: $(VENV)/.project $(VENV)/.demo java ## makes .venv: the service, the demo's data, and Java where there is none
 
 demo: setup ## plays a month of real flights through three live views, then proves them right
 	@$(BIN)/penstock demo --source $(SOURCE) $(ARGS)
 
-test: setup $(VENV)/.dev clients ## all tests
-	@$(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder $(ARGS)
+test: setup $(VENV)/.dev ## the default lane: what decides whether a change is right (minutes; ROOM=views: of one room)
+	@$(if $(ROOM),$(if $(ROOM_TESTS),,echo 'no tests/$(ROOM) and no tests/test_$(ROOM).py; rooms: $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))' >&2; exit 2))
+	@$(PYTEST) $(if $(ROOM),$(ROOM_TESTS)) $(ARGS)
 
-check: lint modes test ## ruff, mypy --strict, the mode of every view script, and all tests
+test-second: setup $(VENV)/.dev clients ## the second lane: clients, the docs' snippets, more seeds and cases
+	@echo 'second lane: clients, the docs, more seeds and cases'
+	@$(PYTEST) --second $(ARGS)
+
+test-all: test test-second ## both lanes, as CI runs them
+
+check: lint modes test ## ruff, mypy --strict, the mode of every view script, and the default lane
 
 lint: setup $(VENV)/.dev
 	@$(BIN)/ruff check
@@ -58,7 +74,7 @@ matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and v
 
 proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuzzers, simulations, kill -9, a bad network, no client, a soak (hours)
 	@$(BIN)/python -m pytest -q -m 'not spark' --messages-encoded --stage-orders 5 --hypothesis-profile search
-	@$(BIN)/python -m pytest -q --whole -m 'sampled or long'
+	@$(BIN)/python -m pytest -q --whole -m 'sampled or long or second'
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --base 50000 tests/scripts
 	@$(BIN)/penstock check-views --base 1000000 $$(ls tests/scripts/*.view | awk 'NR % 8 == 1')

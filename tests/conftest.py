@@ -6,14 +6,18 @@ import logging
 import os
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from actors.threshold_probes import use_kernel_limits
+from suite_lanes import SuiteLanes  # type: ignore[import-not-found]
+
+if TYPE_CHECKING:
+    from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 # How long an example takes says more of the machine than of the code. The suite draws the same
 # examples each time, so that what passes once passes again; `make proof` searches for new ones.
@@ -26,42 +30,10 @@ pytest_plugins = ["actors.testing.fixtures"]
 ROOT = Path(__file__).resolve().parent.parent
 JAVA_VARIABLE = "JDK_JAVA_OPTIONS"
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
-HEAVY = (
-    "testing_kit/test_scripts_on_spark.py",
-    "spark/test_prepared.py",
-    "docs/test_doc_pages.py",
-    "connect_gateway/test_gateway_on_spark.py",
-    "testing_kit/test_check_views.py",
-    "testing_kit/test_simulated_seeds.py",
-    "testing_kit/test_simulation.py",
-    "spark/test_spark_executor_on_spark.py",
-    "spark/test_delta_nodes.py",
-    "spark/test_child.py",
-    "spark/test_connect.py",
-    "test_copy_to.py",
-    "test_memory.py",
-    "test_cli.py",
-    "demo/test_proof.py",
-    "tracing/test_two_processes.py",
-    "persist/test_state_directory.py",
-    "spark/test_taking.py",
-    "sources/test_tpch_source.py",
-    "views/test_maintained_views.py",
-    "dataflow/test_copying_buckets.py",
-    "testing_kit/test_simulated_halves.py",
-    "testing_kit/test_simulated_workers.py",
-    "testing_kit/test_simulated_wal.py",
-    "testing_kit/test_simulated_copies.py",
-    "sinks/test_delta_sink.py",
-    "clients/test_adbc.py",
-    "clients/test_sqlalchemy.py",
-)
-"""Files of more than ten seconds, and those that need an engine which they started: the longest
-first. Processes that share the tests then end at about the same time."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Adds the option of `actors.testing.threshold_counts`, and that of samples."""
+    """Add the options of `actors.testing.threshold_counts` and of `suite_lanes`."""
     parser.addoption(
         "--thresholds",
         action="store_true",
@@ -73,41 +45,26 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="tests marked `sampled` look at everything and those marked `long` run, as in "
         "`make proof`",
     )
+    parser.addoption(
+        "--second",
+        action="store_true",
+        help="run the second lane: what `make test` leaves out, without the tests marked `long`",
+    )
+    parser.addoption(
+        "--record-durations",
+        action="store_true",
+        help="write into tests/durations.json how long each file took, by which files are ordered",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Counts thresholds; in processes of pytest-xdist the environment says where."""
+    """Choose and order the tests, and count thresholds; in processes of pytest-xdist the
+    environment says where."""
+    config.pluginmanager.register(SuiteLanes(config), "suite-lanes")
     if not hasattr(config, "workerinput"):
         from actors.testing.threshold_counts import ThresholdCounting
 
         config.pluginmanager.register(ThresholdCounting(config), "threshold-counting")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Puts the heavy files first; `make test` hands out files in this order, without long tests."""
-    if not config.getoption("whole"):
-        left_out = _left_out(items)
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
-    places = {ROOT / "tests" / name: place for place, name in enumerate(HEAVY)}
-    absent = [str(path) for path in places if not path.is_file()]
-    if absent:
-        raise pytest.UsageError(f"no such files, named in tests/conftest.py: {absent}")
-    items.sort(key=lambda item: places.get(item.path, len(places)))
-
-
-def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """The long tests, and of those of which only every so many-th runs the others."""
-    found: set[pytest.Item] = set()
-    seen: Counter[str] = Counter()
-    for item in items:
-        sampled = item.get_closest_marker("sampled")
-        every = sampled.kwargs.get("every", 1) if sampled else 1
-        name = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("long") or seen[name] % every:
-            found.add(item)
-        seen[name] += 1
-    return found
 
 
 @pytest.fixture(scope="session")
@@ -120,6 +77,22 @@ def root() -> Path:
 def whole(pytestconfig: pytest.Config) -> bool:
     """Whether a test marked `sampled` looks at everything."""
     return bool(pytestconfig.getoption("whole"))
+
+
+@pytest.fixture(scope="session")
+def spark_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
+    """Yield the one service on real Spark of this process."""
+    from spark_house import open_spark_house
+
+    with open_spark_house(tmp_path_factory.mktemp("spark")) as house:
+        yield house
+
+
+@pytest.fixture(scope="module")
+def spark_house(spark_service: SparkHouse) -> Iterator[SparkHouse]:
+    """Yield the service on real Spark; each file of tests finds it empty."""
+    yield spark_service
+    spark_service.drop_all()
 
 
 @pytest.fixture(scope="session", autouse=True)

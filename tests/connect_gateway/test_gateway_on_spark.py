@@ -12,12 +12,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql.connect import functions as sf
 from pyspark.sql.types import LongType
 
 from actors.connect_gateway.object_rows import VIEW_PREFIX
+from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -26,10 +26,9 @@ FOREVER = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
-    with spark_house(tmp_path_factory.mktemp("gateway")) as house:
-        fill(house)
-        yield house
+def house(spark_house: SparkHouse) -> SparkHouse:
+    fill(spark_house)
+    return spark_house
 
 
 def fill(house: SparkHouse) -> None:

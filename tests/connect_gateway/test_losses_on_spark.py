@@ -13,12 +13,12 @@ from typing import Any
 import grpc
 import pyarrow as pa
 import pytest
-from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.proto import base_pb2
 from pyspark.sql.types import StringType
 
 from actors.connect_gateway.object_rows import VIEW_PREFIX
+from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ PATIENCE_S = 120
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
-    with spark_house(tmp_path_factory.mktemp("losses"), connect_detached_ms=1_000) as house:
+    with open_spark_house(tmp_path_factory.mktemp("losses"), connect_detached_ms=1_000) as house:
         client = house.client
         house.call(client.create_table, "big", {"id": "bigint", "s": "string"})
         rows = pa.table({"id": pa.array(range(LARGE), pa.int64()), "s": ["text"] * LARGE})

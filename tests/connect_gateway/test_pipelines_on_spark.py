@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 
 from actors.spark.spark_releases import pipeline_messages
+from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 if pipeline_messages() is None:
@@ -88,7 +88,7 @@ class Project:
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
-    with spark_house(tmp_path_factory.mktemp("pipelines")) as house:
+    with open_spark_house(tmp_path_factory.mktemp("pipelines")) as house:
         client = house.client
         house.call(
             client.create_table, "orders", {"id": "bigint", "name": "string", "n": "int"}, ["id"]

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 from pyspark.errors import PySparkException
 from pyspark.sql.connect.streaming.readwriter import DataStreamReader
 
 from actors.service import Service
+from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -22,7 +22,7 @@ APIS = ("table", "changes")
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkHouse]:
-    with spark_house(tmp_path_factory.mktemp("streams")) as house:
+    with open_spark_house(tmp_path_factory.mktemp("streams")) as house:
         client = house.client
         house.call(client.create_table, "orders", {"id": "bigint", "name": "string"}, ["id"])
         rows = [{"id": number, "name": "ab"[number % 2]} for number in range(6)]
@@ -86,7 +86,7 @@ async def described(service: Service) -> str:
 
 
 def test_streams_are_bounded_and_keep_their_session(tmp_path: Path) -> None:
-    with spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=4_000) as house:
+    with open_spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=4_000) as house:
         spark = house.session()
         try:
             house.session().range(1).toArrow()

@@ -16,6 +16,8 @@ from pg_house import (  # type: ignore[import-not-found]
     pg_service,
 )
 
+from spark_house import SparkHouse  # type: ignore[import-not-found]
+
 TABLE = "CREATE TABLE t (id BIGINT, name STRING, n INT NOT NULL, PRIMARY KEY (id))"
 
 
@@ -173,9 +175,9 @@ async def test_reading_needs_the_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
-async def test_expressions_are_computed_before_the_write(tmp_path: Path) -> None:
-    async with pg_service(tmp_path, on_spark=True) as service, await connected(service) as db:
+async def test_expressions_are_computed_before_the_write(spark_house: SparkHouse) -> None:
+    service = spark_house.service
+    async with await connected(service) as db:
         await db.execute("CREATE TABLE t (id BIGINT, name STRING, d DATE, c CHAR(4), f DOUBLE)")
         found = await rows(
             db,

@@ -5,16 +5,13 @@ from __future__ import annotations
 import shutil
 import subprocess
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import anyio
 import psycopg
 import pytest
 
-from actors.service import Service
-from actors.settings import Settings
-from actors.testing.check_views import for_short_lives
+from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -108,25 +105,16 @@ async def told_of_faults(db: psycopg.AsyncConnection[Any]) -> None:
     assert not await rows(db, "SHOW TABLES LIKE 'x'")
 
 
-async def test_rows_are_changed_by_what_spark_computes(tmp_path: Path) -> None:
-    settings = for_short_lives(
-        Settings(
-            state_dir=str(tmp_path / "state"),
-            listen="127.0.0.1:0",
-            pg_listen="127.0.0.1:0",
-            spark_master="local[2]",
-        )
-    )
-    async with Service(settings) as service:
-        dsn = f"postgresql://tester@{service.pg_address}/penstock"
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as db:
-            await changed_rows(db)
-            await merged(db)
-            await read_in_a_transaction(db)
-            await read_at_earlier_times(db)
-            await told_of_faults(db)
-        if PSQL is not None:
-            command = [PSQL, "-X", "-A", "-t", dsn, "-c", "SHOW TABLES", "-c", "\\d stock"]
-            done = await anyio.run_process(command, stderr=subprocess.STDOUT)
-            assert b"stock" in done.stdout
-            assert b"item|text||not null|" in done.stdout
+async def test_rows_are_changed_by_what_spark_computes(spark_house: SparkHouse) -> None:
+    dsn = spark_house.dsn
+    async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as db:
+        await changed_rows(db)
+        await merged(db)
+        await read_in_a_transaction(db)
+        await read_at_earlier_times(db)
+        await told_of_faults(db)
+    if PSQL is not None:
+        command = [PSQL, "-X", "-A", "-t", dsn, "-c", "SHOW TABLES", "-c", "\\d stock"]
+        done = await anyio.run_process(command, stderr=subprocess.STDOUT)
+        assert b"stock" in done.stdout
+        assert b"item|text||not null|" in done.stdout

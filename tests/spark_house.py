@@ -1,4 +1,4 @@
-"""A service with the gateway before real Spark, in a thread of its own."""
+"""A service with both doors on real Spark, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pyspark.sql.connect.session import SparkSession
@@ -16,14 +16,24 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 
+OBJECTS: Final = "penstock.objects"
+
 
 class SparkHouse:
-    """A service in a thread of its own, and clients of it."""
+    """A service in a thread of its own, and clients of it.
+
+    The fixture `spark_house` is one for all tests of a process; each file of tests finds it empty.
+    """
 
     def __init__(self, portal: BlockingPortal, service: Service, client: Client) -> None:
         self.portal = portal
         self.service = service
         self.client = client
+
+    @property
+    def dsn(self) -> str:
+        """The address for PostgreSQL's clients."""
+        return f"postgresql://tester@{self.service.pg_address}/penstock"
 
     @property
     def remote(self) -> str:
@@ -34,17 +44,23 @@ class SparkHouse:
         """Call a coroutine function in the service's thread."""
         return self.portal.call(partial(function, *given, **named))
 
+    def drop_all(self) -> None:
+        """Drop every table and view."""
+        while names := [each["name"] for each in self.call(self.client.peek, OBJECTS).to_pylist()]:
+            self.call(self.client.drop, names[0], cascade=True)
+
     def session(self) -> Any:
         """A new session of an unmodified PySpark."""
         return SparkSession(self.remote)
 
 
 @contextmanager
-def spark_house(folder: Path, **changes: Any) -> Iterator[SparkHouse]:
+def open_spark_house(folder: Path, **changes: Any) -> Iterator[SparkHouse]:
     """A service whose engine is Spark."""
     given: dict[str, Any] = {
         "state_dir": str(folder / "state"),
         "listen": "127.0.0.1:0",
+        "pg_listen": "127.0.0.1:0",
         "connect_listen": "127.0.0.1:0",
         "connect_inline_bytes_max": 64 * 1024,
         "spark_master": "local[2]",

@@ -1,0 +1,184 @@
+"""Which tests a run takes, in what order, and what it says of those that it did not take.
+
+Three kinds of runs, each by an option of pytest:
+
+- the *default lane* (no option, `make test`): everything that decides whether a change is right;
+- the *second lane* (``--second``, `make test-second`): the tests marked `second`, and the cases
+  that `sampled` leaves out of the default lane;
+- the *whole* (``--whole``, `make proof`): all tests, those marked `long` too.
+
+`SuiteLanes` is the plugin. Files run longest first, by `DURATIONS`, and the files of one group of
+`GROUPS` run in one process of pytest-xdist, so that they share an engine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+DURATIONS: Final = ROOT / "tests" / "durations.json"
+"""Seconds of each file, as ``--record-durations`` last saw them."""
+DURATION_S_MIN: Final = 0.5
+"""Shorter files are not recorded."""
+GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
+    # They share the fixture `child` of tests/spark.
+    "engine": (
+        "tests/spark/test_child.py",
+        "tests/spark/test_delta_nodes.py",
+        "tests/spark/test_plain_query.py",
+        "tests/spark/test_plan_inspector.py",
+        "tests/spark/test_prepared.py",
+        "tests/spark/test_row_arithmetic_on_spark.py",
+        "tests/spark/test_summed_contents.py",
+        "tests/spark/test_taking.py",
+    ),
+    # They share the fixture `spark_house`.
+    "service": (
+        "tests/connect_gateway/test_gateway_on_spark.py",
+        "tests/pg_server/test_returning.py",
+        "tests/spark/test_sql_door_on_spark.py",
+    ),
+}
+"""Files that share what takes long to start."""
+_GROUP_OF: Final = {path: name for name, paths in GROUPS.items() for path in paths}
+
+
+class Lane(StrEnum):
+    """The run that takes a test first, in the words of the report."""
+
+    DEFAULT = "in the default lane (make test)"
+    SECOND = "in the second lane (make test-second)"
+    LONG = "long (make proof)"
+
+
+def lane_of_test(item: pytest.Item, earlier_cases: int) -> Lane:
+    """Return the lane of a test. `earlier_cases`: cases of the same test that come before it, of
+    which `sampled` leaves all but every so many-th to the second lane."""
+    if item.get_closest_marker("long"):
+        return Lane.LONG
+    sampled = item.get_closest_marker("sampled")
+    every = sampled.kwargs.get("every", 1) if sampled else 1
+    if item.get_closest_marker("second") or earlier_cases % every:
+        return Lane.SECOND
+    return Lane.DEFAULT
+
+
+def lanes_of_tests(items: Iterable[pytest.Item]) -> dict[pytest.Item, Lane]:
+    """Return the lane of each of all collected tests."""
+    found: dict[pytest.Item, Lane] = {}
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = item.nodeid.partition("[")[0]
+        found[item] = lane_of_test(item, seen[name])
+        seen[name] += 1
+    return found
+
+
+def scope_of_test(nodeid: str) -> str:
+    """Return the name of the tests that stay together in one process: a group or a file."""
+    path = nodeid.partition("::")[0]
+    return _GROUP_OF.get(path, path)
+
+
+def order_by_duration(scopes: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
+    """Return scopes, the longest first: processes that share them then end at about the same time.
+
+    `seconds`: of each file; a group takes the sum of its files. Files of one length stay in order.
+    """
+    sums: Counter[str] = Counter()
+    for path, taken in seconds.items():
+        sums[_GROUP_OF.get(path, path)] += taken  # type: ignore[assignment]
+    return sorted(scopes, key=lambda scope: -sums[scope])
+
+
+def count_reasons(reasons: Iterable[str]) -> str:
+    """Return the reasons, the most frequent first, each with how often it was given.
+
+    >>> count_reasons(["no Azurite", "no Java", "no Azurite"])
+    '2 no Azurite; 1 no Java'
+    """
+    counts = Counter(reasons)
+    return "; ".join(f"{count:,} {reason}" for reason, count in counts.most_common())
+
+
+class ScopeScheduling(LoadScopeScheduling):  # type: ignore[misc]
+    """Hands whole scopes to the processes of pytest-xdist, in the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return scope_of_test(nodeid)
+
+
+class SuiteLanes:
+    """The plugin of one pytest process."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+        self._left_out: Counter[str] = Counter()
+        self._seconds: Counter[str] = Counter()
+        self._skipped: list[str] = []
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out the tests of other lanes, and put the others in the order of the run."""
+        if not self._config.getoption("whole"):
+            wanted = Lane.SECOND if self._config.getoption("second") else Lane.DEFAULT
+            lanes = lanes_of_tests(items)
+            left_out = [item for item in items if lanes[item] is not wanted]
+            self._left_out.update(lanes[item].value for item in left_out)
+            self._config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if lanes[item] is wanted]
+        scopes = dict.fromkeys(scope_of_test(item.nodeid) for item in items)
+        recorded: dict[str, float] = json.loads(DURATIONS.read_text())
+        places = {name: at for at, name in enumerate(order_by_duration(scopes, recorded))}
+        items.sort(key=lambda item: places[scope_of_test(item.nodeid)])
+
+    def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> ScopeScheduling:
+        """Return the scheduler of this run."""
+        return ScopeScheduling(config, log)
+
+    def pytest_sessionfinish(self) -> None:
+        """Tell the process that reports what this one has left out; write the durations."""
+        output = getattr(self._config, "workeroutput", None)
+        if output is not None:
+            output["left_out"] = dict(self._left_out)
+        elif self._config.getoption("record_durations"):
+            _write_durations(self._seconds)
+
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take over what a process has left out: each collects all tests, so one tells for all."""
+        told = getattr(node, "workeroutput", {}).get("left_out")
+        if told is not None:
+            self._left_out = Counter(told)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Add up what a file takes, and note why a test was skipped."""
+        self._seconds[report.nodeid.partition("::")[0]] += report.duration  # type: ignore[assignment]
+        if report.skipped and isinstance(report.longrepr, tuple):
+            self._skipped.append(report.longrepr[2].removeprefix("Skipped: "))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        """Say how many tests did not run, and why."""
+        if self._config.args_source is pytest.Config.ArgsSource.ARGS:
+            terminalreporter.write_line(f"left out: all but {' '.join(self._config.args)}")
+        if self._left_out:
+            told = "; ".join(f"{count:,} {lane}" for lane, count in self._left_out.most_common())
+            terminalreporter.write_line(f"left out: {told}")
+        if self._skipped:
+            reasons = count_reasons(self._skipped)
+            terminalreporter.write_line(f"skipped {len(self._skipped):,}: {reasons}")
+
+
+def _write_durations(seconds: Mapping[str, float]) -> None:
+    """Replace the recorded seconds of the files that ran; forget files that are gone."""
+    known: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    merged = {path: taken for path, taken in known.items() if (ROOT / path).exists()}
+    merged |= {path: round(taken, 1) for path, taken in seconds.items()}
+    kept = {path: taken for path, taken in sorted(merged.items()) if taken >= DURATION_S_MIN}
+    DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
