@@ -14,7 +14,7 @@ import pytest
 from hypothesis import settings
 
 from actors.threshold_probes import use_kernel_limits
-from suite_lanes import SuiteLanes  # type: ignore[import-not-found]
+from suite_lanes import SuiteLanes, draw_all_examples, examples  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
     from spark_house import SparkHouse  # type: ignore[import-not-found]
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 # How long an example takes says more of the machine than of the code. The suite draws the same
 # examples each time, so that what passes once passes again; `make proof` searches for new ones.
 settings.register_profile("penstock", deadline=None, derandomize=True)
+settings.register_profile(
+    "share", settings.get_profile("penstock"), max_examples=examples(settings().max_examples)
+)
 settings.register_profile("search", deadline=None, max_examples=1000)
-settings.load_profile("penstock")
+settings.load_profile("share")
 
 pytest_plugins = ["actors.testing.fixtures"]
 
@@ -60,6 +63,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose and order the tests, and count thresholds; in processes of pytest-xdist the
     environment says where."""
+    if config.getoption("whole") or config.getoption("second"):
+        draw_all_examples(True)
+        if config.getoption("hypothesis_profile") is None:
+            settings.load_profile("penstock")
     config.pluginmanager.register(SuiteLanes(config), "suite-lanes")
     if not hasattr(config, "workerinput"):
         from actors.testing.threshold_counts import ThresholdCounting
@@ -76,7 +83,7 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def whole(pytestconfig: pytest.Config) -> bool:
     """Whether a test marked `sampled` looks at everything."""
-    return bool(pytestconfig.getoption("whole"))
+    return bool(pytestconfig.getoption("whole") or pytestconfig.getoption("second"))
 
 
 @pytest.fixture(scope="session")

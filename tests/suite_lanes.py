@@ -3,8 +3,8 @@
 Three kinds of runs, each by an option of pytest:
 
 - the *default lane* (no option, `make test`): everything that decides whether a change is right;
-- the *second lane* (``--second``, `make test-second`): the tests marked `second`, and the cases
-  that `sampled` leaves out of the default lane;
+- the *second lane* (``--second``, `make test-second`): the tests marked `second`, the cases that
+  `sampled` leaves out of the default lane, and all examples of what that draws a share of;
 - the *whole* (``--whole``, `make proof`): all tests, those marked `long` too.
 
 `SuiteLanes` is the plugin. Files run longest first, by `DURATIONS`, and the files of one group of
@@ -48,7 +48,32 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Files that share what takes long to start."""
+CLIENTS: Final = "tests/clients/"
+"""They share the services of their conftest, and are a group as well."""
 _GROUP_OF: Final = {path: name for name, paths in GROUPS.items() for path in paths}
+
+
+EXAMPLES_SHARE: Final = 4
+"""The default lane draws one in so many examples of a property."""
+EXAMPLES_MIN: Final = 3
+_draws_all = False
+
+
+def draw_all_examples(wanted: bool) -> None:
+    """Choose between all examples and the default lane's share, before tests are imported."""
+    global _draws_all
+    _draws_all = wanted
+
+
+def examples(count: int) -> int:
+    """Return how many of `count` drawn examples this run looks at: all, or a share of them.
+
+    For tests of hypothesis, and for those marked `sampled`: the second lane runs both again.
+
+    >>> examples(300)
+    75
+    """
+    return count if _draws_all else max(EXAMPLES_MIN, count // EXAMPLES_SHARE)
 
 
 class Lane(StrEnum):
@@ -59,25 +84,27 @@ class Lane(StrEnum):
     LONG = "long (make proof)"
 
 
-def lane_of_test(item: pytest.Item, earlier_cases: int) -> Lane:
-    """Return the lane of a test. `earlier_cases`: cases of the same test that come before it, of
+def lanes_of_test(item: pytest.Item, earlier_cases: int) -> tuple[Lane, ...]:
+    """Return the lanes of a test. `earlier_cases`: cases of the same test that come before it, of
     which `sampled` leaves all but every so many-th to the second lane."""
     if item.get_closest_marker("long"):
-        return Lane.LONG
+        return (Lane.LONG,)
     sampled = item.get_closest_marker("sampled")
     every = sampled.kwargs.get("every", 1) if sampled else 1
     if item.get_closest_marker("second") or earlier_cases % every:
-        return Lane.SECOND
-    return Lane.DEFAULT
+        return (Lane.SECOND,)
+    if item.get_closest_marker("hypothesis") or (sampled and "every" not in sampled.kwargs):
+        return (Lane.DEFAULT, Lane.SECOND)
+    return (Lane.DEFAULT,)
 
 
-def lanes_of_tests(items: Iterable[pytest.Item]) -> dict[pytest.Item, Lane]:
-    """Return the lane of each of all collected tests."""
-    found: dict[pytest.Item, Lane] = {}
+def lanes_of_tests(items: Iterable[pytest.Item]) -> dict[pytest.Item, tuple[Lane, ...]]:
+    """Return the lanes of each of all collected tests."""
+    found: dict[pytest.Item, tuple[Lane, ...]] = {}
     seen: Counter[str] = Counter()
     for item in items:
         name = item.nodeid.partition("[")[0]
-        found[item] = lane_of_test(item, seen[name])
+        found[item] = lanes_of_test(item, seen[name])
         seen[name] += 1
     return found
 
@@ -85,7 +112,7 @@ def lanes_of_tests(items: Iterable[pytest.Item]) -> dict[pytest.Item, Lane]:
 def scope_of_test(nodeid: str) -> str:
     """Return the name of the tests that stay together in one process: a group or a file."""
     path = nodeid.partition("::")[0]
-    return _GROUP_OF.get(path, path)
+    return CLIENTS if path.startswith(CLIENTS) else _GROUP_OF.get(path, path)
 
 
 def order_by_duration(scopes: Iterable[str], seconds: Mapping[str, float]) -> list[str]:
@@ -95,7 +122,7 @@ def order_by_duration(scopes: Iterable[str], seconds: Mapping[str, float]) -> li
     """
     sums: Counter[str] = Counter()
     for path, taken in seconds.items():
-        sums[_GROUP_OF.get(path, path)] += taken  # type: ignore[assignment]
+        sums[scope_of_test(path)] += taken  # type: ignore[assignment]
     return sorted(scopes, key=lambda scope: -sums[scope])
 
 
@@ -125,15 +152,16 @@ class SuiteLanes:
         self._seconds: Counter[str] = Counter()
         self._skipped: list[str] = []
 
+    @pytest.hookimpl(trylast=True)  # after hypothesis has marked its own
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Leave out the tests of other lanes, and put the others in the order of the run."""
         if not self._config.getoption("whole"):
             wanted = Lane.SECOND if self._config.getoption("second") else Lane.DEFAULT
             lanes = lanes_of_tests(items)
-            left_out = [item for item in items if lanes[item] is not wanted]
-            self._left_out.update(lanes[item].value for item in left_out)
+            left_out = [item for item in items if wanted not in lanes[item]]
+            self._left_out.update(lanes[item][0].value for item in left_out)
             self._config.hook.pytest_deselected(items=left_out)
-            items[:] = [item for item in items if lanes[item] is wanted]
+            items[:] = [item for item in items if wanted in lanes[item]]
         scopes = dict.fromkeys(scope_of_test(item.nodeid) for item in items)
         recorded: dict[str, float] = json.loads(DURATIONS.read_text())
         places = {name: at for at, name in enumerate(order_by_duration(scopes, recorded))}

@@ -29,6 +29,7 @@ def test_a_former_code_becomes_the_error_of_today(code: str) -> None:
     assert type(error).__name__ == FORMER_CODES[code]
 
 
+@pytest.mark.second
 def test_the_former_command_runs_the_simulators() -> None:
     command = [sys.executable, "-m", "actors.commands.cli", "simulate", "--wal", "--runs", "1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

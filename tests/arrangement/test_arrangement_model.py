@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from actors.arrangement import Arrangement, ArrangementLimits, partition
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 DAY = datetime.date(2013, 1, 1)
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 1, tzinfo=datetime.UTC)
@@ -137,7 +138,7 @@ def histories(draw: st.DrawFn) -> tuple[tuple[str, ...], list[Any]]:
 
 
 @given(histories(), st.data())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 def test_it_holds_what_a_list_holds(
     history: tuple[tuple[str, ...], list[Any]], data: st.DataObject
 ) -> None:
@@ -185,7 +186,7 @@ def check_end(arrangement: Arrangement, model: Model) -> None:
 
 
 @given(histories(), st.integers(1, 5))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_partitions_hold_everything_once_and_keep_keys_together(
     history: tuple[tuple[str, ...], list[Any]], count: int
 ) -> None:

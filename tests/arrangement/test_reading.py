@@ -17,6 +17,7 @@ from actors import threshold_probes
 from actors.arrangement import Arrangement, ArrangementLimits
 from actors.arrangement.hashing import hash_columns, hash_values
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema(
     (TableColumn("k", "bigint"), TableColumn("s", "string"), TableColumn("v", "double"))
@@ -80,7 +81,7 @@ UPDATES = st.lists(
     st.sampled_from(KEYS),
     st.integers(0, 20),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_rows_of_any_runs_equal_a_list(
     inserts: list[tuple[Any, int, bool]], key: tuple[str, ...], since: int
 ) -> None:
@@ -176,7 +177,7 @@ def test_a_view_outlives_its_arrangement(tmp_path: Path) -> None:
         max_size=4,
     )
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_one_row_hashes_as_columns_do(row: list[Any]) -> None:
     columns = [pa.chunked_array([pa.array([value])]) for value in row]
     alone = hash_values(row)

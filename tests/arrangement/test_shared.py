@@ -21,6 +21,7 @@ from actors.arrangement import ArrangementHandle, ArrangementLimits, SharedArran
 from actors.errors import InvalidUsage, ReadBelowSince, ResourceClosed
 from actors.persist.filtering import PartCondition, PartFilter
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 PAIRS = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
 TINY = ArrangementLimits(
@@ -235,7 +236,7 @@ class Play:
     st.integers(0, 3),
     st.tuples(*[st.integers(0, len(KINDS) - 1)] * 3) | st.just((0, 0, 0)),
 )
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_every_user_reads_what_its_shard_held(
     history: list[tuple[str, Any, int]],
     lag_bytes_max: int,
@@ -257,7 +258,7 @@ def test_every_user_reads_what_its_shard_held(
 
 
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=6), st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_views_that_start_together_share_however_far_each_had_got(
     los: list[int], data: st.DataObject
 ) -> None:

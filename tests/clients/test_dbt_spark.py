@@ -14,7 +14,7 @@ from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_pr
 
 
 @pytest.mark.spark
-@pytest.mark.long
+@pytest.mark.second
 @pytest.mark.timeout(900)
 def test_what_dbt_spark_can_do(
     spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path

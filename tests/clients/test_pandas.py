@@ -6,6 +6,7 @@ import pytest
 from client_house import ClientHouse, clients_python, hold_to_page, run_python
 
 
+@pytest.mark.second
 def test_what_pandas_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
     python = clients_python("pandas", "sqlalchemy", "adbc_driver_postgresql")
     hold_to_page(run_python("pandas_program", [house.pg_address], python=python), pytestconfig)

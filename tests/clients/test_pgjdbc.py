@@ -10,6 +10,7 @@ from client_house import ClientHouse, hold_to_page, needed, run_java
 DRIVER = "/usr/share/java/postgresql.jar"
 
 
+@pytest.mark.second
 def test_what_pgjdbc_can_do(
     house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ from client_house import ClientHouse, clients_python, hold_to_page, needed, run_
 DRIVER = "/usr/lib/*/odbc/psqlodbcw.so"
 
 
+@pytest.mark.second
 def test_what_psqlodbc_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
     driver = needed(DRIVER, "odbc-postgresql")
     python = clients_python("pyodbc")

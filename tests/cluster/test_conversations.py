@@ -66,6 +66,7 @@ from actors.protocol.internal import (
 from actors.sequencer import CommandOrder
 from actors.settings import Settings
 from cluster_house import SOURCE, index, subscribe  # type: ignore[import-not-found]
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SETTINGS = Settings()
 DATAFLOWS = [index(f"i{n}") for n in range(3)] + [subscribe(f"t{n}") for n in range(2)]
@@ -386,7 +387,7 @@ class Conversations(RuleBasedStateMachine):
 
 
 Conversations.TestCase.settings = settings(
-    max_examples=150,
+    max_examples=examples(150),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

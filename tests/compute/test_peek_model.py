@@ -30,6 +30,7 @@ from actors.protocol.compute import IndexTarget, Peek, PeekError, PeekRows, Peek
 from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.row_finishing import RowFinisher, finished, thinned
 from actors.settings import Settings
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema(
     (TableColumn("k", "bigint"), TableColumn("s", "string"), TableColumn("v", "double"))
@@ -211,7 +212,7 @@ async def _get(persist: PersistClient, key: str) -> bytes:
 
 
 @given(cases())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_answers_equal_a_list(case: dict[str, Any]) -> None:
     peek = made_peek(case)
     with tempfile.TemporaryDirectory() as place:

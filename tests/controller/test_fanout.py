@@ -22,6 +22,7 @@ from actors.protocol.compute import (
     SubscribeBatch,
     SubscribeExport,
 )
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 SOURCE = ShardImport("s1", SCHEMA)
@@ -218,7 +219,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(actions)
 def test_everybody_sees_what_a_single_one_would(actions: list[tuple[str, int, int]]) -> None:
     house = House()

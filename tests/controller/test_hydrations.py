@@ -28,6 +28,7 @@ from actors.protocol.compute import (
     ViewExport,
 )
 from actors.telemetry import TracedMessage
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 PLAN = DeltaPlan(("t",), (SCHEMA,), SCHEMA, "", "incremental", "", ())
@@ -120,7 +121,7 @@ def test_what_the_replica_kept_makes_room_at_once() -> None:
     assert (hydrations.hydrating, hydrations.waiting) == (0, 0)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.integers(1, 4),
     st.lists(
@@ -188,7 +189,7 @@ def test_a_withheld_schedule_keeps_its_trace_context() -> None:
     assert hydrations.responded(hydrated("u1")) == [second]
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     st.integers(2, 3),
     st.integers(1, 3),

@@ -47,6 +47,7 @@ from actors.protocol.compute import (
     SubscribeResponse,
     ViewExport,
 )
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 PLAN = DeltaPlan(("table",), (SCHEMA,), SCHEMA, "SELECT id FROM table", "incremental", "")
@@ -531,4 +532,4 @@ class Merging(RuleBasedStateMachine):
 
 
 TestMerging = Merging.TestCase
-TestMerging.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
+TestMerging.settings = settings(max_examples=examples(150), stateful_step_count=60, deadline=None)

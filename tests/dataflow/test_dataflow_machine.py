@@ -24,6 +24,7 @@ from actors.protocol.internal import (
     PartFetched,
     PartsDescribed,
 )
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 def updates(*times: int, error: str | None = None) -> pa.Table:
@@ -534,7 +535,7 @@ def worlds(draw: st.DrawFn) -> World:
     return World(batches)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(worlds(), st.randoms(use_true_random=False), st.booleans(), st.integers(1, 60))
 def test_any_order_of_arrival_seals_no_time_early(
     world: World, random: Random, opaque: bool, budget: int

@@ -18,6 +18,7 @@ from actors.connectors.ingest.staging import (
 from actors.connectors.sources.source import ExportFailed, PositionMark
 from actors.persist import BatchPart
 from actors.plan.schema import DIFF, TIME
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 Pool = dict[str, Counter[Row]]
 
@@ -135,7 +136,7 @@ class Run:
 
 
 @given(STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_a_batch_is_what_came_before_the_last_mark(steps: list[tuple[str, str, int]]) -> None:
     run = Run()
     for kind, name, number in steps:

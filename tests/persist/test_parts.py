@@ -20,6 +20,7 @@ from actors.errors import CorruptData, InvalidUsage, StorageError, TypeMismatch
 from actors.persist.parts import VERSION, EncodedPart, decode, encode
 from actors.persist.shard import PLACED
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 NOON = datetime.datetime(2013, 1, 1, 12, 0, 0, 1)  # noqa: DTZ001 - timestamp_ntz
 KINDS = (
@@ -116,7 +117,7 @@ def test_columns_are_taken_by_name_and_cast() -> None:
 
 
 @pytest.mark.parametrize("inline", [0, 1 << 20])
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_a_flipped_bit_is_found(inline: int, place: float, bit: int) -> None:
     (piece,) = encoded(narrow([1, 2, 3]), inline=inline)

@@ -38,6 +38,7 @@ from actors.persist import (
 from actors.persist.documents import decode_shard
 from actors.persist.shard import ShardState, UpperMismatch
 from actors.plan.schema import DIFF
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 def rows(*values: int | None) -> pa.Table:
@@ -105,7 +106,7 @@ async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) 
 
 
 @given(steps=steps)
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_it_reads_as_rows_at_their_time_by_snapshot_listen_and_after_compaction(
     steps: list[tuple[str, list[int], int]],
 ) -> None:

@@ -28,6 +28,7 @@ from actors.persist.shard import (
     without_hold,
 )
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 Update = tuple[int | None, int, int]
@@ -145,7 +146,7 @@ def rows(part: BatchPart) -> list[Update]:
     return list(zip(*columns, strict=True))
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(st.lists(actions, max_size=25))
 def test_contents_never_change(steps: list[tuple[str, object, object]]) -> None:
     world = World()

@@ -29,6 +29,7 @@ from actors.persist.statistics import BOUND_BYTES_MAX, ColumnStatistics, of_foot
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema, arrow_type
 from actors.plan.updates import to_ipc
 from actors.protocol.message_parts import ColumnComparison
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 FLOATS = st.floats(width=32) | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf])
 INSTANTS = st.datetimes(datetime.datetime(1, 1, 2), datetime.datetime(9999, 12, 30))  # noqa: DTZ001
@@ -123,7 +124,7 @@ def cases(draw: st.DrawFn) -> tuple[str, list[Any], list[tuple[Op, list[Any]]]]:
     return kind, values, conditions
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(cases(), st.booleans())
 def test_no_row_that_passes_is_in_a_discarded_part(
     case: tuple[str, list[Any], list[tuple[Op, list[Any]]]], from_spark: bool

@@ -29,6 +29,7 @@ from actors.pgwire.row_decoding import copy_decoder
 from actors.pgwire.row_encoding import CopyEncoder
 from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.schema import TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 FORMS = {
     "text": row_format("text"),
@@ -109,7 +110,7 @@ def test_any_rows_in_any_pieces(form: str, draw: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(draw=st.data())
 def test_damaged_streams_are_rows_or_the_error(form: str, draw: st.DataObject) -> None:
     schema, batch = table(EDGES | NESTED)

@@ -30,6 +30,7 @@ from actors.protocol.frames import (
     FrameCodec,
 )
 from actors.telemetry import TracedMessage, split_context
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 CODEC: FrameCodec[compute.Command] = FrameCodec(compute.Command, 1024)
 
@@ -110,7 +111,7 @@ def poured(buffer: FrameBuffer, data: bytes, pieces: Callable[[], int]) -> list[
     return found
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.lists(st.one_of(SIZES, st.none()), max_size=8), st.randoms(use_true_random=False))
 def test_frames_are_found_however_the_bytes_come(sizes: list[int | None], rng: Random) -> None:
     bodies = [None if size is None else rng.randbytes(size) for size in sizes]

@@ -23,6 +23,7 @@ from actors.errors import (
 )
 from actors.protocol.frames import HEADER
 from actors.testing.wire_fuzz import FRAME_BYTES_MAX, HANDSHAKES, TARGETS, framed, mutated
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 FRAMES = [name for name in TARGETS if "handshake" not in name]
 
@@ -57,7 +58,7 @@ def test_commands_are_held_to_the_rules_too() -> None:
 
 
 @pytest.mark.parametrize("name", FRAMES)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_mutated_frames(name: str, seed: int) -> None:
     rng = Random(seed)
@@ -74,7 +75,7 @@ def test_mutated_frames(name: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["handshake of a listener", "handshake of a dialler"])
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(st.integers(0, 2**64 - 1))
 def test_mutated_handshakes(name: str, seed: int) -> None:
     rng = Random(seed)

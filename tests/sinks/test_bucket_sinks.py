@@ -35,6 +35,7 @@ from actors.object_store.bucket_paths import BucketPath
 from actors.object_store.bucket_store import FetchedObject, ObjectVersion
 from actors.progress import EMPTY
 from actors.settings import Settings
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 R = TypeVar("R")
 
@@ -188,7 +189,7 @@ async def test_of_two_writers_one_is_fenced(lab: Lab) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 async def test_failing_or_killed_anywhere_every_batch_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -37,6 +37,7 @@ from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 
@@ -103,7 +104,7 @@ async def test_contents_are_what_the_changes_sum_up_to(tmp_path: Path) -> None:
 ROW = st.tuples(st.sampled_from([None, 0, 1, 2]), st.sampled_from([None, "", "x"]))
 
 
-@example_settings(max_examples=25)
+@example_settings(max_examples=examples(25))
 @given(
     st.lists(st.dictionaries(ROW, st.integers(0, 3), max_size=6), min_size=1, max_size=6),
     st.booleans(),

@@ -29,6 +29,7 @@ from actors.connectors.sources.source import (
 from actors.errors import InvalidUsage
 from actors.plan.jobs import InferFiles, TakeFiles
 from actors.plan.schema import DIFF, TableSchema
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ async def test_objects_are_taken_once_over_restarts(lab: BucketLab) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 async def test_killed_or_failing_anywhere_every_object_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -25,6 +25,7 @@ from actors.connectors.sources.file_listing import (
 from actors.connectors.sources.source import POSITION_BYTES_MAX
 from actors.errors import InvalidUsage
 from actors.settings import Settings
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 def file(name: str, modified: int, changed: int | None = None, size: int = 1) -> FoundFile:
@@ -49,7 +50,7 @@ def names(files: object) -> list[str]:
 
 
 @given(st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_each_file_is_taken_once_and_none_is_lost_unsaid(data: st.DataObject) -> None:
     """Against a model that remembers all: files come with any time, are taken in batches, and the
     position goes through its text between them."""

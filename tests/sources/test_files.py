@@ -37,6 +37,7 @@ from actors.errors import DefiniteError, EngineLost, InvalidUsage, ResourceBusy
 from actors.plan.jobs import Answer, FileDone, InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
 from actors.plan.schema import DIFF, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 COLUMNS = (TableColumn("k", "bigint"), TableColumn("v", "string"))
 ROWS = SourceExport(EXPORT, TableSchema(COLUMNS))
@@ -152,7 +153,7 @@ def test_files_are_taken_once_over_restarts(lab: Lab) -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_stopped_anywhere_every_file_is_there_once(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

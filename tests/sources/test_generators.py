@@ -29,6 +29,7 @@ from actors.connectors.sources.nexmark import (
 )
 from actors.errors import InvalidUsage
 from actors.plan.schema import DIFF
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 KINDS: dict[str, Callable[..., Any]] = {
     "counter": CounterConfig,
@@ -69,7 +70,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 @kinds
 @given(st.data())
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_contents_are_the_sum_of_all_changes(kind: str, data: st.DataObject) -> None:
     config = KINDS[kind](seed=data.draw(st.integers(0, 3)))
     at = data.draw(st.integers(0, 300))
@@ -86,7 +87,7 @@ def test_contents_are_the_sum_of_all_changes(kind: str, data: st.DataObject) -> 
 
 @kinds
 @given(st.data())
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 def test_stopped_anywhere_it_goes_on_to_the_same_contents(kind: str, data: st.DataObject) -> None:
     up_to = data.draw(st.integers(0, 200))
     config = KINDS[kind](up_to=up_to, rate=1000, every_ms=data.draw(st.sampled_from([1, 7, 50])))
@@ -234,7 +235,7 @@ def test_churn_keeps_its_proportions_and_its_keys() -> None:
 
 
 @given(st.integers(1, 400), st.integers(0, 1 << 30))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_each_key_has_one_turn_a_round(keys: int, seed: int) -> None:
     series = ChurnSeries(ChurnConfig(keys=keys, deletes=0, seed=seed, payload_bytes=0))
     for start in (0, keys, 7 * keys):

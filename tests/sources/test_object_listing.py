@@ -19,6 +19,7 @@ from actors.connectors.sources.file_listing import FoundFile, hash_of
 from actors.connectors.sources.source import POSITION_BYTES_MAX
 from actors.errors import InvalidUsage
 from actors.object_store.bucket_store import ListedObject, ObjectVersion
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 def file(name: str, modified: int, tag: str | None = "1", size: int = 1) -> FoundFile:
@@ -33,7 +34,7 @@ def looked(taken: TakenObjects, files: list[FoundFile]) -> BucketListing:
 
 
 @given(st.data())
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_each_object_is_taken_once_and_those_that_are_not_are_counted(data: st.DataObject) -> None:
     """Against a model that remembers all: objects come with any time, are written again or
     removed, are taken in batches, and the position goes through its text between them."""

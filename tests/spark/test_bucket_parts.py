@@ -41,6 +41,7 @@ from actors.plan.updates import concat, consolidate, negate, set_column, to_ipc
 from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
 
@@ -199,7 +200,7 @@ UPDATES = st.lists(
 )
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), UPDATES), min_size=1, max_size=3),
     st.integers(0, 4),
@@ -393,7 +394,7 @@ def test_executors_write_the_large_difference_of_a_query(
     assert sorted(map(repr, found.to_pylist())) == plain(wanted)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(UPDATES, st.lists(UPDATES, min_size=3, max_size=3), st.booleans())
 def test_the_difference_to_old_contents_is_one_for_each_shard(
     engine: ChildProcess,

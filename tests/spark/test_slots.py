@@ -20,6 +20,7 @@ from actors.spark.prepared import (
     positional,
     write,
 )
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 CAPACITY = 64 * 1024
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("K", "string")))
@@ -37,7 +38,7 @@ def rows(values: list[tuple[int | None, str | None]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=KINDS)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.lists(
         st.lists(st.tuples(st.none() | st.integers(-9, 9), st.none() | st.text(max_size=20))),

@@ -11,6 +11,7 @@ from actors.errors import SqlSyntaxError, from_wire, to_wire
 from actors.sql.grammar import parse_statement, split_statements
 from actors.sql.statements import SqlStatement
 from actors.sql.tokens import SqlDialect, line_and_column
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 # The mark stands where the error is.
 ERRORS: list[tuple[SqlDialect, str, str]] = [
@@ -305,7 +306,7 @@ cuts = st.tuples(beginnings, st.integers(0, 80), sentences).map(
 
 
 @given(st.one_of(sentences, cuts, st.text()), st.sampled_from(SqlDialect))
-@settings(max_examples=500)
+@settings(max_examples=examples(500))
 def test_no_text_does_anything_else(text: str, dialect: SqlDialect) -> None:
     try:
         found = parse_statement(text, dialect)

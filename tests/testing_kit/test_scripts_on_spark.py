@@ -27,6 +27,7 @@ BASE_SEED = 4
 """It draws no small bound for a plan, whose many pieces would be most of what is done."""
 
 
+@pytest.mark.second
 def test_some_scripts_hold_on_spark(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One of each kind, in steps of one time and of all times; `make proof` cuts all at random."""
     report = tmp_path / "report.json"

@@ -12,6 +12,7 @@ SEEDS = 80
 BATCHES = 4
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_seeds_find_nothing(batch: int) -> None:
     seeds = range(batch * SEEDS // BATCHES, (batch + 1) * SEEDS // BATCHES)

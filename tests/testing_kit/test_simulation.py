@@ -187,6 +187,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
     assert simulate(schedule).violation == ""
 
 
+@pytest.mark.second
 def test_a_seed_is_the_same_run_in_every_process() -> None:
     code = (
         "from tests.simulators.service.cluster import simulate\n"
@@ -222,6 +223,7 @@ def test_a_failure_is_shrunk_to_what_it_takes(monkeypatch: pytest.MonkeyPatch) -
     assert failure.runs <= simulation.SHRINK_RUNS_MAX
 
 
+@pytest.mark.second
 def test_the_command_line_replays_and_counts() -> None:
     again = CliRunner().invoke(app, ["--seed", "3", "--json"])
     assert again.exit_code == 0

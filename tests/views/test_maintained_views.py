@@ -15,6 +15,7 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
 from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 TABLES = {
     "a": TableSchema(
@@ -105,7 +106,7 @@ async def maintained(
 
 @pytest.mark.parametrize("name", VIEWS)
 @settings(
-    max_examples=25,
+    max_examples=examples(25),
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

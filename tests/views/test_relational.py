@@ -36,6 +36,7 @@ from actors.testing.parsed.parse import read_tables
 from actors.testing.parsed.resolve import resolve
 from actors.testing.parsed.trees import UnsupportedConstruct, factored, reads, text, tree_of
 from actors.views.explain import explain_tree
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 TABLES: dict[str, TableSchema] = view_corpus.TABLES
 
@@ -79,7 +80,7 @@ CONTENTS = st.fixed_dictionaries({name: rows(TABLES[name]) for name in ("a", "b"
 
 
 @pytest.mark.parametrize("name", view_corpus.PORTABLE)
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(8), deadline=None, suppress_health_check=list(HealthCheck))
 @given(contents=CONTENTS)
 def test_the_plan_means_the_query(name: str, contents: dict[str, list[tuple[Any, ...]]]) -> None:
     sql = view_corpus.PORTABLE[name]

@@ -18,6 +18,7 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
 from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 TABLES: dict[str, TableSchema] = view_corpus.TABLES
 Update = tuple[int, str, tuple[Any, ...], int]
@@ -98,7 +99,7 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> None:
 
 @pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("name", sorted(view_corpus.PORTABLE))
-@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(4), deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
 def test_the_plan_is_exact_at_every_time(
     name: str, history: tuple[list[Update], list[int]]

@@ -41,6 +41,7 @@ from actors.testing.stage import ScriptStage
 from actors.views.delta import derive
 from actors.views.fingerprint import FULL, with_policy
 from actors.views.rule_temporal import first_ms
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 DAY = 86_400_000_000
 TABLES = {
@@ -226,7 +227,7 @@ async def maintained(shape: str, bounds: str, history: Any, cuts: list[int]) -> 
 
 @pytest.mark.parametrize("shape", ["rows", "counted", "joined", "twice"])
 @pytest.mark.parametrize("bounds", sorted(BOUNDS))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(history=histories())
 def test_rows_come_and_go_exactly_in_their_millisecond(
     shape: str, bounds: str, history: tuple[Any, list[int]]

@@ -22,6 +22,7 @@ from actors.wal.framing import (
 )
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import RecordScanner
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 PLACES = (
     START_LSN,
@@ -72,7 +73,7 @@ def test_the_header_of_a_page_and_of_a_segment() -> None:
 
 
 @pytest.mark.parametrize("lsn", PLACES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(payloads=PAYLOADS, cuts=st.lists(st.integers(0, 40_000), max_size=5))
 def test_what_is_read_is_what_was_written(lsn: int, payloads: list[bytes], cuts: list[int]) -> None:
     log, expected = written(payloads, lsn)
@@ -91,7 +92,7 @@ def test_what_is_read_is_what_was_written(lsn: int, payloads: list[bytes], cuts:
         assert again == expected[number:]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(at=st.integers(0, 20_000), flip=st.integers(1, 255))
 def test_a_byte_that_is_wrong_is_never_given(at: int, flip: int) -> None:
     payloads = [b"a" * 9000, b"b" * 30, b"c" * 9000]

@@ -16,6 +16,7 @@ from actors.errors import CorruptData, InvalidUsage, StorageError
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
 from actors.wal.files import ControlState
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
+from suite_lanes import examples  # type: ignore[import-not-found]
 from tests.simulators.wal.files import MachineCrashed, MemoryFiles
 
 TENANT, TIMELINE = "0123456789abcdef" * 2, "fedcba9876543210" * 2
@@ -143,7 +144,7 @@ STATES = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(STATES)
 def test_what_is_written_is_read(state: ControlState) -> None:
     kept = state if state.membership.generation else msgspec.structs.replace(state, created_at_ms=0)

@@ -16,6 +16,7 @@ from actors.wal.registry import (
     TimelineFeeds,
     ValueWatch,
 )
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 
 class Slots(RuleBasedStateMachine):
@@ -67,7 +68,7 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
-TestSlots.settings = settings(max_examples=40, stateful_step_count=30)
+TestSlots.settings = settings(max_examples=examples(40), stateful_step_count=30)
 
 
 def feedback(number: int) -> PageserverFeedback:
