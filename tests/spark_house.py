@@ -45,9 +45,15 @@ class SparkHouse:
         return self.portal.call(partial(function, *given, **named))
 
     def drop_all(self) -> None:
-        """Drop every table and view."""
+        """Drop every table and view, Spark's own too."""
         while names := [each["name"] for each in self.call(self.client.peek, OBJECTS).to_pylist()]:
             self.call(self.client.drop, names[0], cascade=True)
+        spark = self.session()
+        for table in spark.catalog.listTables():
+            spark.sql(
+                f"DROP {table.tableType if table.tableType == 'VIEW' else 'TABLE'} `{table.name}`"
+            )
+        spark.stop()
 
     def session(self) -> Any:
         """A new session of an unmodified PySpark."""

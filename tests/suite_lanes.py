@@ -42,14 +42,15 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # They share the fixture `spark_house`.
     "service": (
+        "tests/clients/test_connect_jdbc.py",
+        "tests/clients/test_dbt_spark.py",
+        "tests/clients/test_pyspark_remote.py",
         "tests/connect_gateway/test_gateway_on_spark.py",
         "tests/pg_server/test_returning.py",
         "tests/spark/test_sql_door_on_spark.py",
     ),
 }
 """Files that share what takes long to start."""
-CLIENTS: Final = "tests/clients/"
-"""They share the services of their conftest, and are a group as well."""
 _GROUP_OF: Final = {path: name for name, paths in GROUPS.items() for path in paths}
 
 
@@ -112,7 +113,7 @@ def lanes_of_tests(items: Iterable[pytest.Item]) -> dict[pytest.Item, tuple[Lane
 def scope_of_test(nodeid: str) -> str:
     """Return the name of the tests that stay together in one process: a group or a file."""
     path = nodeid.partition("::")[0]
-    return CLIENTS if path.startswith(CLIENTS) else _GROUP_OF.get(path, path)
+    return _GROUP_OF.get(path, path)
 
 
 def order_by_duration(scopes: Iterable[str], seconds: Mapping[str, float]) -> list[str]:

@@ -39,7 +39,6 @@ from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.check_views import for_short_lives
 from actors.testing.engine import InMemoryExecutor
 
 HERE: Final = Path(__file__).resolve().parent
@@ -76,28 +75,21 @@ def in_memory(
 
 
 @contextmanager
-def open_house(folder: Path, *, on_spark: bool = False) -> Iterator[ClientHouse]:
-    """Run a service with `sample_rows` in it; Spark Connect's door needs Spark."""
+def open_house(folder: Path) -> Iterator[ClientHouse]:
+    """Run a service on the in-memory engine with `sample_rows` in it."""
     settings = Settings(
-        state_dir=str(folder / "state"),
-        listen="127.0.0.1:0",
-        pg_listen="127.0.0.1:0",
-        connect_listen="127.0.0.1:0" if on_spark else "",
-        spark_master="local[2]",
+        state_dir=str(folder / "state"), listen="127.0.0.1:0", pg_listen="127.0.0.1:0"
     )
     with start_blocking_portal("asyncio") as portal:
-        service = (
-            Service(for_short_lives(settings)) if on_spark else Service(settings, engine=in_memory)
-        )
+        service = Service(settings, engine=in_memory)
         with portal.wrap_async_context_manager(service):
             client = portal.call(partial(Client.in_process, service))
-            house = ClientHouse(portal, service, client)
-            _fill(house)
-            yield house
+            yield fill_house(ClientHouse(portal, service, client))
             portal.call(client.aclose)
 
 
-def _fill(house: ClientHouse) -> None:
+def fill_house(house: ClientHouse) -> ClientHouse:
+    """Write `sample_rows` into an empty service, and return it."""
     house.call("create_table", "kinds", KINDS)
     shape = house.call("peek", "kinds", limit=0).schema
     rows = [kinds_row(number) for number in range(KINDS_ROWS)]
@@ -119,6 +111,7 @@ def _fill(house: ClientHouse) -> None:
         "s": pa.array([f"text {number % 1000}" for number in numbers]),
     }
     house.call("insert", "many", pa.table(columns))
+    return house
 
 
 # -- programs --------------------------------------------------------------------------------------

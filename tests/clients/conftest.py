@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from client_house import ClientHouse, open_house
+from client_house import ClientHouse, fill_house, open_house
+
+from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientHouse]:
     """A service on the in-memory engine, with a door for PostgreSQL's clients."""
     with open_house(tmp_path_factory.mktemp("clients")) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
-def spark_house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientHouse]:
-    """A service on Spark, with both doors."""
-    with open_house(tmp_path_factory.mktemp("clients"), on_spark=True) as made:
-        yield made
+@pytest.fixture(scope="module")
+def client_house_on_spark(spark_house: SparkHouse) -> ClientHouse:
+    """The service on Spark, with both doors."""
+    return fill_house(ClientHouse(spark_house.portal, spark_house.service, spark_house.client))

@@ -22,10 +22,12 @@ OPTIONS = (
 @pytest.mark.second
 @pytest.mark.timeout(600)
 def test_what_the_connect_driver_can_do(
-    spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
+    client_house_on_spark: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     # The driver and the client that it needs lie beside Spark's other jars in its distribution.
     own = sorted((JARS / "connect-repl").glob("spark-connect-client-*.jar"))
     jars = [*map(str, own), str(JARS / "*")]
-    sight = run_java("ConnectJdbcProgram", jars, [spark_house.connect_address], tmp_path, *OPTIONS)
+    sight = run_java(
+        "ConnectJdbcProgram", jars, [client_house_on_spark.connect_address], tmp_path, *OPTIONS
+    )
     hold_to_page(sight, pytestconfig)

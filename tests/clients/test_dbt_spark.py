@@ -17,7 +17,7 @@ from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_pr
 @pytest.mark.second
 @pytest.mark.timeout(900)
 def test_what_dbt_spark_can_do(
-    spark_house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
+    client_house_on_spark: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     python = clients_python("dbt.adapters.spark", "grpc_status", "zstandard")
     # PySpark of the service's own version: no wheel has the client alone.
@@ -29,7 +29,7 @@ def test_what_dbt_spark_can_do(
     project = tmp_path / "project"
     shutil.copytree(HERE / "dbt_project", project)
     environ = {
-        "SPARK_REMOTE": f"sc://{spark_house.connect_address}",
+        "SPARK_REMOTE": f"sc://{client_house_on_spark.connect_address}",
         "DBT_SEND_ANONYMOUS_USAGE_STATS": "false",
         "DBT_LOG_PATH": str(tmp_path / "logs"),
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, lent))),

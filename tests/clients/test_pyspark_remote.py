@@ -10,7 +10,7 @@ from client_house import ClientHouse, hold_to_page, run_python
 @pytest.mark.second
 @pytest.mark.timeout(600)
 def test_what_a_remote_pyspark_can_do(
-    spark_house: ClientHouse, pytestconfig: pytest.Config
+    client_house_on_spark: ClientHouse, pytestconfig: pytest.Config
 ) -> None:
-    sight = run_python("pyspark_program", [spark_house.connect_address])
+    sight = run_python("pyspark_program", [client_house_on_spark.connect_address])
     hold_to_page(sight, pytestconfig)
