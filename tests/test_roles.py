@@ -287,7 +287,7 @@ class Turmoil:
             await each.aclose()
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("seed", range(6))
 async def test_takeovers_and_replicas_in_any_order(tmp_path: Path, seed: int) -> None:
     async with roles(tmp_path) as house:

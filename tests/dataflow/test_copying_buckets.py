@@ -204,7 +204,7 @@ class Trap:
             return self.fate if line == self.line and not self.once else None
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("fate", ["fail", "deny", "late"])
 async def test_a_copy_that_fails_at_any_request_leaves_nothing(house: House, fate: Fate) -> None:
     description = await house.three_files()
@@ -292,7 +292,7 @@ async def test_a_copy_that_is_canceled_at_any_request_leaves_nothing(house: Hous
 # -- a store that hangs ----------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     "part", ["GET .*manifest", "uploads", "partNumber", "POST .*uploadId", f"PUT .*{MANIFEST}"]
 )

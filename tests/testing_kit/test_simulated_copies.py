@@ -46,13 +46,13 @@ def test_only_some_of_the_seeds_with_a_source_copy() -> None:
         assert drawn.setting.copies == bool(kinds & {"copy", "copy again", "leave a copy"})
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("seed", range(5, 5 + 35 * 16, 70))
 def test_seeds_with_copies_find_nothing(seed: int) -> None:
     assert simulate(draw(seed)).violation == ""
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize(
     ("site", "kind"),
     [
