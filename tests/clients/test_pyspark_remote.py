@@ -8,7 +8,6 @@ from client_house import ClientHouse, hold_to_page, run_python
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_what_a_remote_pyspark_can_do(
     spark_house: ClientHouse, pytestconfig: pytest.Config
 ) -> None:

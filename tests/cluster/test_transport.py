@@ -31,6 +31,7 @@ from actors.errors import (
 )
 from actors.protocol.frames import HEADER
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_S
 from actors.transport.connection import FramedConnection, HandshakeOpening, TransportListener, dial
 
 MAGIC = b"TESTPROT"
@@ -250,7 +251,7 @@ def test_a_listener_that_was_closed_before_it_served_ends_at_once(runner: Any) -
     async def body() -> None:
         listener = await TransportListener.bind("127.0.0.1:0", Ping, Ping, Settings(), MAGIC)
         await listener.aclose()
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             await listener.serve(echo)
 
     runner(body())

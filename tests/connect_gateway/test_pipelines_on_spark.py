@@ -14,8 +14,9 @@ import pytest
 from gateway_house import SparkHouse, spark_house  # type: ignore[import-not-found]
 
 from actors.spark.spark_releases import pipeline_messages
+from actors.testing.patience import PROGRAM_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 if pipeline_messages() is None:
     pytest.skip("Spark has pipelines since 4.1", allow_module_level=True)
 
@@ -80,7 +81,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=PROGRAM_S,
             check=False,
         )
         return found.returncode, found.stdout

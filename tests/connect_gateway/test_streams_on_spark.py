@@ -14,7 +14,7 @@ from pyspark.sql.connect.streaming.readwriter import DataStreamReader
 
 from actors.service import Service
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 APIS = ("table", "changes")
 """An older PySpark has the first alone."""

@@ -22,6 +22,7 @@ from actors.persist import blob_file as files
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.location import VersionedData
+from actors.testing.patience import PATIENCE_S
 
 pytestmark = pytest.mark.anyio
 
@@ -60,7 +61,7 @@ def hanging(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 async def eventually(wanted: Any, found: Any) -> None:
     """Until both are the same."""
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         while await found() != wanted:
             await anyio.sleep(0.01)
 
@@ -129,7 +130,7 @@ async def test_a_transaction_that_hangs_is_open_and_holds_nobody(
         assert gate.reached.is_set()
         assert not found[0].determinate, "it began; the others, which did not, may know"
         assert len(found) == 3
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await call(store.close)
             await call(lambda: store.list_keys())
     await eventually(VersionedData(1, b"1"), lambda: store.head("a"))
@@ -149,7 +150,7 @@ async def test_an_append_on_a_disk_that_hung_is_there_once(
             await add(client, "s", 2, (2, 1, 1))
         assert not caught.value.determinate
         assert gate.reached.is_set()
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         while True:
             try:
                 done = await add(client, "s", await client.recent_upper("s") + 1)

@@ -173,7 +173,6 @@ async def test_reading_needs_the_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 async def test_expressions_are_computed_before_the_write(tmp_path: Path) -> None:
     async with pg_service(tmp_path, on_spark=True) as service, await connected(service) as db:
         await db.execute("CREATE TABLE t (id BIGINT, name STRING, d DATE, c CHAR(4), f DOUBLE)")

@@ -42,7 +42,7 @@ from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 TYPES = {
     "k": "bigint",

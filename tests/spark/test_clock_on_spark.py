@@ -18,7 +18,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 LASTS = datetime.timedelta(seconds=3)
 
 

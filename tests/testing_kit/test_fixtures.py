@@ -11,6 +11,7 @@ import asyncio
 import anyio
 import pytest
 from actors.kernel import Actor
+from actors.testing.patience import PROGRAM_S
 from actors.testing.virtual_time import VirtualTimeLoop
 
 
@@ -58,7 +59,7 @@ def run(folder: Path, *options: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
         check=False,
     )
     return done.stdout + done.stderr
