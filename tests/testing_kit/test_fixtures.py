@@ -6,12 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+from actors.testing.patience import PROGRAM_S
+
 TESTS = """
 import asyncio
 import anyio
 import pytest
 from actors.kernel import Actor
-from actors.testing.patience import PROGRAM_S
 from actors.testing.virtual_time import VirtualTimeLoop
 
 
