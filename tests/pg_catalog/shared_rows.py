@@ -137,7 +137,7 @@ class MinorChange:
     """The changes of a made-up minor release in one system table; rows are named by their keys."""
 
     table: str
-    removed: tuple[Any, ...]
+    removed: tuple[tuple[Any, ...], ...]
     copied: tuple[Any, ...]
     """A row that is there a second time, with the values of `added`."""
     added: Mapping[str, Any]
@@ -161,7 +161,7 @@ EARLIER = {"server_version": "15.0", "server_version_num": "150000"}
 SERVER_CHANGES = (
     MinorChange(
         "pg_proc",
-        removed=("array_ndims", ANYARRAY, PG_CATALOG),
+        removed=(("array_ndims", ANYARRAY, PG_CATALOG),),
         copied=("array_append", (ANYCOMPATIBLEARRAY, ANYCOMPATIBLE), PG_CATALOG),
         added={"oid": 9_901, "proname": "array_of_a_later_minor"},
         corrected=("array_length", (*ANYARRAY, INT4), PG_CATALOG),
@@ -169,7 +169,7 @@ SERVER_CHANGES = (
     ),
     MinorChange(
         "pg_type",
-        removed=("_pg_snapshot", PG_CATALOG),
+        removed=(("_pg_snapshot", PG_CATALOG),),
         copied=("macaddr", PG_CATALOG),
         added={"oid": 9_902, "typname": "type_of_a_later_minor"},
         corrected=("circle", PG_CATALOG),
@@ -177,7 +177,7 @@ SERVER_CHANGES = (
     ),
     MinorChange(
         "pg_operator",
-        removed=(3_629,),
+        removed=((3_629,),),
         copied=(3_677,),
         added={"oid": 9_903, "oprleft": 9_902},
         corrected=(1_220,),
@@ -185,7 +185,7 @@ SERVER_CHANGES = (
     ),
     MinorChange(
         "pg_cast",
-        removed=(CIDR, TEXT),
+        removed=((CIDR, TEXT),),
         copied=(INET, TEXT),
         added={"oid": 9_904, "castsource": 9_902},
         corrected=(CIDR, INET),
@@ -195,7 +195,10 @@ SERVER_CHANGES = (
 FILE_CHANGES = (
     MinorChange(
         "pg_proc",
-        removed=("array_dims", ANYARRAY, PG_CATALOG),
+        removed=(
+            ("array_dims", ANYARRAY, PG_CATALOG),
+            ("array_positions", (ANYCOMPATIBLEARRAY, ANYCOMPATIBLE), PG_CATALOG),
+        ),
         copied=("array_append", (ANYCOMPATIBLEARRAY, ANYCOMPATIBLE), PG_CATALOG),
         added={"oid": 9_911, "proname": "array_of_an_earlier_minor"},
         corrected=("array_lower", (*ANYARRAY, INT4), PG_CATALOG),
@@ -203,7 +206,7 @@ FILE_CHANGES = (
     ),
     MinorChange(
         "pg_type",
-        removed=("_txid_snapshot", PG_CATALOG),
+        removed=(("_txid_snapshot", PG_CATALOG), ("_pg_lsn", PG_CATALOG)),
         copied=("macaddr", PG_CATALOG),
         added={"oid": 9_912, "typname": "type_of_an_earlier_minor"},
         corrected=("line", PG_CATALOG),
@@ -211,7 +214,7 @@ FILE_CHANGES = (
     ),
     MinorChange(
         "pg_operator",
-        removed=(3_362,),
+        removed=((3_362,), (3_222,)),
         copied=(3_677,),
         added={"oid": 9_913, "oprleft": 9_912},
         corrected=(1_222,),
@@ -219,7 +222,7 @@ FILE_CHANGES = (
     ),
     MinorChange(
         "pg_cast",
-        removed=(INET, TEXT),
+        removed=((INET, TEXT), (XML, 1_043)),
         copied=(XML, TEXT),
         added={"oid": 9_914, "castsource": 9_912},
         corrected=(XML, 1_042),
@@ -234,7 +237,7 @@ def alter_live(connection: psycopg.Connection[Any]) -> None:
     transaction."""
     for change in SERVER_CHANGES:
         table, records = change.table, live_records(connection, change.table)
-        delete_live_rows(connection, table, [records[change.removed]])
+        delete_live_rows(connection, table, (records[key] for key in change.removed))
         columns = connection.execute(
             "SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass AND attnum > 0"
             " ORDER BY attnum",
@@ -261,7 +264,8 @@ def alter_catalog(catalog: SystemCatalog) -> SystemCatalog:
         records = by_key(change.table, rows[change.table])
         records[change.corrected].update(change.values)
         added = {**records[change.copied], **change.added}
-        del records[change.removed]
+        for key in change.removed:
+            del records[key]
         rows[change.table] = table_of([*records.values(), added], rows[change.table].columns)
     settings = [
         row | {"setting": EARLIER[row["name"]]} if row["name"] in EARLIER else row
