@@ -152,9 +152,10 @@ async def test_a_canceled_read_is_canceled_at_the_service() -> None:
     service = Service()
     client = await service.connected()
     with anyio.fail_after(PATIENCE_S):
-        with anyio.move_on_after(0.01):
-            await client.wait_for("v", 5)
-        request = await service.far.receive()
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.wait_for, "v", 5)
+            request = await service.far.receive()
+            group.cancel_scope.cancel()
         assert isinstance(request, WaitFor)
         cancel = await service.far.receive()
         assert isinstance(cancel, EndRequest)

@@ -86,7 +86,7 @@ async def described(service: Service) -> str:
 
 
 def test_streams_are_bounded_and_keep_their_session(tmp_path: Path) -> None:
-    with spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=4_000) as house:
+    with spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=30_000) as house:
         spark = house.session()
         try:
             house.session().range(1).toArrow()

@@ -76,7 +76,7 @@ async def test_ask_has_a_deadline() -> None:
     async with ActorSystem() as system:
         doubler = system.spawn(Doubler, "doubler")
         with pytest.raises(DeadlineExceeded):
-            await ask(doubler, 13, deadline_ms=1)
+            await ask(doubler, 13, deadline_ms=1)  # expires: 13 gets no answer
 
 
 async def test_a_dead_actor_answers_its_unanswered_asks() -> None:
