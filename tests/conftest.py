@@ -9,16 +9,18 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from actors.threshold_probes import use_kernel_limits
 
 # How long an example takes says more of the machine than of the code. The suite draws the same
 # examples each time, so that what passes once passes again; `make proof` searches for new ones.
-settings.register_profile("penstock", deadline=None, derandomize=True)
-settings.register_profile("search", deadline=None, max_examples=1000)
+lenient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("penstock", derandomize=True, **lenient)
+settings.register_profile("search", max_examples=1000, **lenient)
 settings.load_profile("penstock")
 
 pytest_plugins = ["actors.testing.fixtures"]
