@@ -150,7 +150,7 @@ class ScriptStage:
         self.settings = settings
         self.progress: dict[str, int] = {}
         self.statuses: dict[str, StatusResponse] = {}
-        self.wait_seconds = WAIT_SECONDS
+        self.wait_seconds: float = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system
         self._executor = executor
