@@ -8,10 +8,10 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from actors.threshold_probes import use_kernel_limits
 from suite_lanes import SuiteLanes, draw_all_examples, examples  # type: ignore[import-not-found]
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 # How long an example takes says more of the machine than of the code. The suite draws the same
 # examples each time, so that what passes once passes again; `make proof` searches for new ones.
-settings.register_profile("penstock", deadline=None, derandomize=True)
+lenient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("penstock", derandomize=True, **lenient)
 settings.register_profile(
     "share", settings.get_profile("penstock"), max_examples=examples(settings().max_examples)
 )
-settings.register_profile("search", deadline=None, max_examples=1000)
+settings.register_profile("search", max_examples=1000, **lenient)
 settings.load_profile("share")
 
 pytest_plugins = ["actors.testing.fixtures"]

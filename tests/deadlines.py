@@ -30,7 +30,6 @@ class Deadlines:
         monkeypatch.setattr(ActorContext, "after", after)
 
     def end(self, delay_ms: float) -> None:
-        """The one that was begun last, and for so long, has passed."""
-        begun_ms, message = self._begun[-1]
-        assert begun_ms == delay_ms
-        message()
+        """The one that was begun last for so long has passed."""
+        passes = [message for begun_ms, message in self._begun if begun_ms == delay_ms]
+        passes[-1]()

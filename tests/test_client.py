@@ -47,6 +47,7 @@ from actors.protocol.api import (
     WriteTables,
 )
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_S
 
 
 class Service:
@@ -80,7 +81,7 @@ def _rows(*values: int) -> bytes:
 async def test_a_write_encodes_rows_and_returns_its_time() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
 
             async def answer() -> None:
@@ -101,7 +102,7 @@ async def test_a_write_encodes_rows_and_returns_its_time() -> None:
 async def test_create_table_reads_columns() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(
                 client.create_table, "t", {"a": "BIGINT not null", "b": "string"}, ["a"]
@@ -121,7 +122,7 @@ async def test_tasks_share_the_connection_in_any_order() -> None:
     async def peek(name: str) -> None:
         found[name] = (await client.peek(name)).to_pylist()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             for name in ("a", "b", "c"):
                 group.start_soon(peek, name)
@@ -135,7 +136,7 @@ async def test_tasks_share_the_connection_in_any_order() -> None:
 async def test_errors_are_the_services_own_classes() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
 
             async def answer() -> None:
@@ -150,10 +151,11 @@ async def test_errors_are_the_services_own_classes() -> None:
 async def test_a_canceled_read_is_canceled_at_the_service() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
-        with anyio.move_on_after(0.01):
-            await client.wait_for("v", 5)
-        request = await service.far.receive()
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(client.wait_for, "v", 5)
+            request = await service.far.receive()
+            group.cancel_scope.cancel()
         assert isinstance(request, WaitFor)
         cancel = await service.far.receive()
         assert isinstance(cancel, EndRequest)
@@ -163,7 +165,7 @@ async def test_a_canceled_read_is_canceled_at_the_service() -> None:
 async def test_subscribe_yields_whole_changes_and_ends() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
 
             async def answer() -> None:
@@ -190,7 +192,7 @@ async def test_subscribe_yields_whole_changes_and_ends() -> None:
 async def test_leaving_a_subscribe_ends_it_at_the_service() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         stream = client.subscribe("v")
         async with anyio.create_task_group() as group:
 
@@ -209,7 +211,7 @@ async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
     service = Service()
     settings = Settings(subscribe_inflight_bytes_max=1000)
     client = await service.connected(settings)
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         stream = client.subscribe("v")
         async with anyio.create_task_group() as group:
 
@@ -274,7 +276,7 @@ async def test_a_request_that_only_reads_may_be_sent_again() -> None:
 async def test_a_lost_connection_says_whether_a_write_may_have_happened() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
 
             async def vanish() -> None:
@@ -313,7 +315,7 @@ async def test_rows_that_make_no_column_are_named() -> None:
 
 async def test_a_service_of_another_version_is_refused_by_name() -> None:
     service = Service()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         await service.far.send(
             RequestFailed(0, "IncompatibleVersion", "the client speaks version 1")
         )
@@ -324,7 +326,7 @@ async def test_a_service_of_another_version_is_refused_by_name() -> None:
 async def test_peek_by_key_names_its_columns() -> None:
     service = Service()
     client = await service.connected()
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
 
             async def answer() -> None:
@@ -343,7 +345,7 @@ async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() ->
     """Pieces of an interval that did not end are forgotten: all of it comes again."""
     service = Service()
     client = await service.connected(Settings(subscribe_inflight_bytes_max=1000))
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         stream = client.subscribe("v")
         async with anyio.create_task_group() as group:
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.testing.patience import PROGRAM_S
+
 NAME = "penstock-views"
 EXTRAS = re.compile(r"pip install '?([\w.-]+)\[([\w,]+)\]'?")
 
@@ -23,7 +25,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     root = Path(__file__).resolve().parent.parent
     folder = tmp_path_factory.mktemp("dist")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
-    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120)
+    subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=PROGRAM_S)
     (made,) = folder.iterdir()
     assert made.name.startswith(f"{NAME.replace('-', '_')}-")
     return zipfile.ZipFile(made)

@@ -115,6 +115,7 @@ async def test_a_lost_store_is_named_and_health_stays(tmp_path: Path) -> None:
 async def test_a_store_that_does_not_answer_is_not_ready_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # expires: the documents never answer
     service = Service(settings_of(tmp_path, readiness_timeout_ms=50), engine=in_memory)
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url, service:
@@ -210,6 +211,7 @@ async def test_a_head_request_has_no_body() -> None:
 
 async def test_half_a_request_and_silence_end_in_time() -> None:
     with anyio.fail_after(60):
+        # expires: the request never ends
         async with small_pages(http_request_timeout_ms=100) as (_, port):
             for sent in (b"", b"GET /healthz HT"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from actors.testing.patience import PROGRAM_S
+
 PROOF = Path(__file__).parent / "proof"
 
 
@@ -16,7 +18,7 @@ def test_clients_get_right_answers_over_a_broken_network() -> None:
         [*command, "--seed", str(seed), "--seconds", "2"],
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=PROGRAM_S,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"seed {seed}: right" in done.stdout

@@ -306,16 +306,30 @@ async def test_a_client_that_goes_away_or_is_late_cancels_the_job(
         assert await world.rows(sql) == [{"n": 6}]
 
 
-async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
+async def test_only_so_many_run_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = Deadlines(monkeypatch, QueryLate)
     async with running(tmp_path, queries_in_flight_max=1, queries_waiting_max=2) as world:
+
+        async def queued(count: int) -> bool:
+            found = await world.client.peek("penstock.peeks", where=[("kind", "=", "query")])
+            states: list[str] = found["state"].to_pylist()
+            return states.count("waiting for other queries") == count
+
         await fill(world.client)
         world.controls.hold("Select")
         sql = "SELECT count(*) AS n FROM t"
         async with anyio.create_task_group() as group:
             group.start_soon(world.rows, sql)
             await world.controls.wait_begun("Select")
-            with pytest.raises(DeadlineExceeded, match="it was waiting for other queries"):
-                await world.rows(sql, deadline_ms=1)
+
+            async def ask_in_vain() -> None:
+                with pytest.raises(DeadlineExceeded, match="it was waiting for other queries"):
+                    await world.rows(sql, deadline_ms=1)
+
+            group.start_soon(ask_in_vain)
+            await until(lambda: queued(1))
+            deadlines.end(1)
+            await until(lambda: queued(0))
             waited: list[list[Any]] = []
 
             async def wait(sql: str) -> None:
@@ -324,12 +338,7 @@ async def test_only_so_many_run_at_a_time(tmp_path: Path) -> None:
             for number in range(2):
                 group.start_soon(wait, f"SELECT count(*) + {number} AS n FROM t")
 
-            async def queued() -> bool:
-                found = await world.client.peek("penstock.peeks", where=[("kind", "=", "query")])
-                states: list[str] = found["state"].to_pylist()
-                return states.count("waiting for other queries") == 2
-
-            await until(queued)
+            await until(lambda: queued(2))
             with pytest.raises(ResourceBusy, match="queries_waiting_max"):
                 await world.rows(sql)
             assert await world.rows("SELECT k FROM t WHERE k = 1") == [{"k": 1}], "a read goes on"

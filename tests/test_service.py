@@ -201,6 +201,7 @@ async def test_subscribe_resumes_by_its_frontier_without_gap_or_repeat(tmp_path:
                 await anext(client.subscribe("by_carrier", frontier + 10**8))
 
 
+@pytest.mark.usefixtures("patient_loop")
 async def test_bad_input_is_named_and_disturbs_nothing(tmp_path: Path) -> None:
     async with running(tmp_path) as client:
         await _objects(client)
@@ -224,7 +225,7 @@ async def test_bad_input_is_named_and_disturbs_nothing(tmp_path: Path) -> None:
         with pytest.raises(ReadTooFarAhead):
             await client.peek("flights", as_of=time + 10**8)
         with pytest.raises(DeadlineExceeded, match="sealed below"):
-            await client.peek("by_carrier", as_of=time + 1000, deadline_ms=20)
+            await client.peek("by_carrier", as_of=time + 50_000, deadline_ms=1_000)
         with pytest.raises(ReadBelowSince):
             await client.peek("by_carrier", as_of=1)
         with pytest.raises(InvalidUsage, match="only tables are written"):

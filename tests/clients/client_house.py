@@ -40,11 +40,10 @@ from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from actors.testing.patience import PROGRAM_S
 
 HERE: Final = Path(__file__).resolve().parent
 ROOT: Final = HERE.parents[1]
-PROGRAM_S: Final = 200
-"""Time for one program; pytest's own limit is above it."""
 CLIENTS_PYTHON: Final = os.environ.get("CLIENTS_PYTHON") or str(
     ROOT / ".venv" / "clients" / "bin" / "python"
 )
@@ -178,9 +177,7 @@ def run_python(name: str, arguments: Sequence[str], *, python: str = sys.executa
     return run_program([python, str(HERE / f"{name}.py"), *arguments])
 
 
-def run_program(
-    command: Sequence[str], environ: Mapping[str, str] | None = None, *, seconds: int = PROGRAM_S
-) -> ClientSight:
+def run_program(command: Sequence[str], environ: Mapping[str, str] | None = None) -> ClientSight:
     """Run a program of a client, and return what it has told."""
     # What a user has set for a database of their own must not lead the clients there.
     outside = {k: v for k, v in os.environ.items() if not k.startswith(("PG", "SPARK_", "DBT_"))}
@@ -188,7 +185,7 @@ def run_program(
         command,
         capture_output=True,
         text=True,
-        timeout=seconds,
+        timeout=PROGRAM_S,
         env={**outside, **(environ or {})},
         check=False,
     )

@@ -20,7 +20,6 @@ OPTIONS = (
 
 @pytest.mark.spark
 @pytest.mark.second
-@pytest.mark.timeout(600)
 def test_what_the_connect_driver_can_do(
     client_house_on_spark: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:

@@ -15,7 +15,6 @@ from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_pr
 
 @pytest.mark.spark
 @pytest.mark.second
-@pytest.mark.timeout(900)
 def test_what_dbt_spark_can_do(
     client_house_on_spark: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
@@ -35,4 +34,4 @@ def test_what_dbt_spark_can_do(
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, lent))),
     }
     command = [python, str(HERE / "dbt_program.py"), str(project)]
-    hold_to_page(run_program(command, environ, seconds=600), pytestconfig)
+    hold_to_page(run_program(command, environ), pytestconfig)

@@ -8,7 +8,6 @@ from client_house import ClientHouse, hold_to_page, run_python
 
 @pytest.mark.spark
 @pytest.mark.second
-@pytest.mark.timeout(600)
 def test_what_a_remote_pyspark_can_do(
     client_house_on_spark: ClientHouse, pytestconfig: pytest.Config
 ) -> None:

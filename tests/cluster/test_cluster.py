@@ -307,6 +307,7 @@ async def test_hello_alone_displaces_nobody(tmp_path: Path, wire: bool) -> None:
         await good.close()
 
 
+@pytest.mark.usefixtures("patient_loop")
 @pytest.mark.parametrize("said", [(), (Hello("slow"),)], ids=["nothing", "Hello"])
 async def test_who_does_not_introduce_itself_in_time_is_sent_away(
     tmp_path: Path, said: tuple[Command, ...]

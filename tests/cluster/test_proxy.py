@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -18,11 +17,13 @@ from actors.settings import Settings
 from actors.testing.proxy import SIDES, TcpProxy
 from actors.transport.connection import FramedConnection, TransportListener, dial
 
+pytestmark = pytest.mark.usefixtures("patient_loop")
+
 MAGIC = b"TESTPROT"
 IDLE_MS = 400
 SETTINGS = Settings(keepalive_ms=20, idle_timeout_ms=IDLE_MS, write_timeout_ms=IDLE_MS)
 LATE_S = 1.5
-"""How late a busy machine may be."""
+"""How late the timers and the proxy may be, in the time of the patient loop."""
 
 
 class Ping(msgspec.Struct, frozen=True, tag=True):
@@ -46,7 +47,7 @@ class Peer:
                 for _ in range(self.flood):
                     await connection.send(Ping(0, bytes(1 << 20)))
         except PenstockError as error:
-            self.ended.append((str(error), time.monotonic()))
+            self.ended.append((str(error), anyio.current_time()))
             self.end.set()
             raise
 
@@ -67,7 +68,7 @@ class World:
         with pytest.raises(ConnectionBroken) as caught:
             while True:
                 await self.connection.receive()
-        return str(caught.value), time.monotonic()
+        return str(caught.value), anyio.current_time()
 
 
 @asynccontextmanager
@@ -130,7 +131,7 @@ async def test_a_network_that_vanishes_is_found_by_both_within_the_idle_limit(bu
         if busy:
             group.start_soon(talk)
         w.proxy.vanish()
-        began = time.monotonic()
+        began = anyio.current_time()
         mine = await w.lost()
         await w.peer.end.wait()
         for text, when in (mine, w.peer.ended[0]):
@@ -145,7 +146,7 @@ async def test_what_one_side_sends_is_read_no_more() -> None:
         async with world() as w:
             await w.echoed(1)
             w.proxy.stop_reading(side)
-            began = time.monotonic()
+            began = anyio.current_time()
             if side == "client":
                 await w.peer.end.wait()
                 text, when = w.peer.ended[0]
@@ -166,7 +167,7 @@ async def test_a_side_that_reads_nothing_is_found_by_the_one_that_writes() -> No
     async with world() as w:
         w.peer.flood = 40
         await w.connection.send(Ping(1))
-        began = time.monotonic()
+        began = anyio.current_time()
         w.proxy.stop_reading("target")
         await w.peer.end.wait()
         text, when = w.peer.ended[0]
@@ -179,7 +180,7 @@ async def test_a_side_that_reads_nothing_is_found_by_the_one_that_writes() -> No
 async def test_a_half_closed_connection_ends_for_both(side: Any) -> None:
     async with world() as w:
         await w.echoed(1)
-        began = time.monotonic()
+        began = anyio.current_time()
         w.proxy.half_close(side)
         if side == "client":
             await w.peer.end.wait()

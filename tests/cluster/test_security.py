@@ -28,6 +28,8 @@ from actors.transport.address import NetworkAddress
 from actors.transport.connection import FramedConnection, TransportListener, dial
 from actors.transport.security import TransportSecurity, for_dialler, for_listener
 
+pytestmark = pytest.mark.usefixtures("patient_loop")
+
 MAGIC = b"TESTPROT"
 TOKEN, OLD_TOKEN, WRONG = "t" * 32, "o" * 32, "w" * 32
 QUICK = Settings(connect_timeout_ms=1000)

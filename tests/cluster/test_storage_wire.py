@@ -102,6 +102,7 @@ async def test_a_newer_client_displaces_and_keeps_what_runs(tmp_path: Path) -> N
             await client.close()
 
 
+@pytest.mark.usefixtures("patient_loop")
 @pytest.mark.parametrize("first", [InitializationComplete(), None], ids=["other", "nothing"])
 async def test_who_does_not_introduce_himself_is_sent_away(
     tmp_path: Path, first: Command | None

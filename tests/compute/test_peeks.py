@@ -37,6 +37,7 @@ from actors.protocol.compute import (
 from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.protocol.row_finishing import finished
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_S
 
 SCHEMA = TableSchema((TableColumn("k", "int"), TableColumn("v", "string")))
 LIMIT = 1 << 20
@@ -189,7 +190,7 @@ async def test_rows_of_a_shard(tmp_path: Path) -> None:
         return contents(answer)
 
     try:
-        with anyio.fail_after(20):
+        with anyio.fail_after(PATIENCE_S):
             await append(0, 6, updates((1, "a", 5, 1), (2, "b", 5, 1)))
             await append(6, 9, updates((1, "a", 7, -1), errors=(("boom", 8, 1),)))
             assert await read(5) == [(1, "a", 1), (2, "b", 1)]
@@ -236,7 +237,7 @@ async def test_parts_without_a_row_that_passes_are_not_read(tmp_path: Path) -> N
         fetched.append(part.key)
         return await fetch(part, schema)
 
-    with anyio.fail_after(20), pytest.MonkeyPatch.context() as patch:
+    with anyio.fail_after(PATIENCE_S), pytest.MonkeyPatch.context() as patch:
         patch.setattr(persist, "fetch", counted)
         for number in range(6):
             rows = updates((number, "a", number, 1), (number + 1, "b", number, 2))
@@ -307,7 +308,7 @@ async def test_a_limit_ends_the_reading_of_parts_that_retract_nothing(tmp_path: 
         rows = finished(from_ipc(answer.arrow), finishing, None)
         return int(pc.sum(rows[DIFF]).as_py() or 0), len(fetched)
 
-    with anyio.fail_after(20), pytest.MonkeyPatch.context() as patch:
+    with anyio.fail_after(PATIENCE_S), pytest.MonkeyPatch.context() as patch:
         patch.setattr(persist, "fetch", counted)
         for number in range(6):
             rows = updates((number, "a", number, 1), (number, "b", number, 2))

@@ -11,7 +11,7 @@ from actors.testing.connect_fuzz import fuzzed_request, read_plan
 
 CASES = 1_500
 SECONDS_MAX = 20.0
-"""Of one request, on a machine that does much else."""
+"""Processor time of one request."""
 
 
 def test_every_request_has_one_of_three_outcomes() -> None:
@@ -19,9 +19,9 @@ def test_every_request_has_one_of_three_outcomes() -> None:
     slowest = 0.0
     for seed in range(CASES):
         data = fuzzed_request(Random(seed))
-        began = time.perf_counter()
+        began = time.thread_time()
         outcome = read_plan(data)
-        slowest = max(slowest, time.perf_counter() - began)
+        slowest = max(slowest, time.thread_time() - began)
         outcomes[outcome] = outcomes.get(outcome, 0) + 1
     assert outcomes.keys() == {"refused", "passed on", "rewritten"}
     assert min(outcomes.values()) > CASES // 50, outcomes

@@ -316,6 +316,7 @@ async def test_sessions_and_operations_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_idle_sessions_are_released(tmp_path: Path) -> None:
+    # expires: no session is in use
     async with gateway_world(tmp_path, connect_session_idle_ms=1) as world:
         spark = await world.session()
         await world.run(lambda: spark.range(1).toArrow())

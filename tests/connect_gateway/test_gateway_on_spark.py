@@ -19,7 +19,7 @@ from pyspark.sql.types import LongType
 from actors.connect_gateway.object_rows import VIEW_PREFIX
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 LARGE = 40_000
 FOREVER = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10000000) b, orders o"

@@ -18,13 +18,13 @@ from pyspark.sql.connect.proto import base_pb2
 from pyspark.sql.types import StringType
 
 from actors.connect_gateway.object_rows import VIEW_PREFIX
+from actors.testing.patience import PATIENCE_S
 from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 LARGE = 40_000
 ENDLESS = "SELECT sum(hash(a.id * b.id + o.id)) FROM range(10000000) a, range(10000000) b, big o"
-PATIENCE_S = 120
 
 
 @pytest.fixture(scope="module")

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from actors.spark.spark_releases import pipeline_messages
+from actors.testing.patience import PROGRAM_S
 from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 if pipeline_messages() is None:
     pytest.skip("Spark has pipelines since 4.1", allow_module_level=True)
 
@@ -80,7 +81,7 @@ class Project:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=300,
+            timeout=PROGRAM_S,
             check=False,
         )
         return found.returncode, found.stdout

@@ -14,7 +14,7 @@ from pyspark.sql.connect.streaming.readwriter import DataStreamReader
 from actors.service import Service
 from spark_house import SparkHouse, open_spark_house  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 APIS = ("table", "changes")
 """An older PySpark has the first alone."""
@@ -86,7 +86,7 @@ async def described(service: Service) -> str:
 
 
 def test_streams_are_bounded_and_keep_their_session(tmp_path: Path) -> None:
-    with open_spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=4_000) as house:
+    with open_spark_house(tmp_path, connect_streams_max=1, connect_session_idle_ms=30_000) as house:
         spark = house.session()
         try:
             house.session().range(1).toArrow()

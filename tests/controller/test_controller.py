@@ -242,6 +242,7 @@ async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
         world.replica.respond(StatusResponse("u2", "hydrating", "waiting for the engine"))
         while (await world.ask(ReadStatus(n()), StatusReport)).objects[-1].state != "hydrating":
             pass
+        # expires: v is never ready
         late = await world.ask(ReadObject(n(), "v", deadline_ms=30), RequestFailed)
         assert late.code == "DeadlineExceeded"
         assert "it is hydrating waiting for the engine" in late.text

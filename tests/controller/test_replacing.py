@@ -182,7 +182,7 @@ async def test_a_replacement_that_is_given_up_leaves_the_old_one(tmp_path: Path)
         writer = await started(client)
         await client.create_materialized_view("v", SUMS)
         for _ in range(5):
-            with anyio.move_on_after(0.002):
+            with anyio.move_on_after(0.002):  # expires: at any moment of it
                 await client.create_materialized_view("v", EVEN, replace=True)
             await writer.write((3, 3))
             found = counted(await client.peek("v"))

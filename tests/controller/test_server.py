@@ -30,6 +30,7 @@ from actors.protocol.api import (
     SubscribeChanges,
 )
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_S
 from actors.testing.probe import MessageProbe, settle
 from actors.transport.connection import TransportListener, dial
 
@@ -235,7 +236,7 @@ async def test_memory_link_is_bounded_and_keeps_what_was_sent_before_the_close()
         await left.send(2)
         sent.append(2)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(third)
             await settle()

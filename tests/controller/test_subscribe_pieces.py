@@ -304,7 +304,7 @@ async def test_a_piece_is_read_again_when_the_store_fails(
 
 
 async def test_one_that_takes_no_piece_is_cut_off_and_holds_nothing(tmp_path: Path) -> None:
-    async with started(tmp_path, subscribe_idle_ms=1) as world:
+    async with started(tmp_path, subscribe_idle_ms=1) as world:  # expires: no piece is taken
         room = await Room.of(world)
         number, flow = await room.subscribed()
         parts = await room.stashed(*(updates(MANY, room.time) for _ in range(3)))

@@ -16,6 +16,7 @@ from controller_world import (  # type: ignore[import-not-found]
 )
 
 from actors.controller.messages import BytesDelivered, changes_bytes
+from actors.kernel import SystemClock
 from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
@@ -143,8 +144,12 @@ async def test_a_slow_one_leaves_the_others_alone(tmp_path: Path) -> None:
         assert {changes.request for changes in told} == {slow, fast}
 
 
-async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(tmp_path: Path) -> None:
-    async with started(tmp_path, subscribe_idle_ms=1_500) as world:
+async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later_ms, monotonic_ms = 0, SystemClock.monotonic_ms
+    monkeypatch.setattr(SystemClock, "monotonic_ms", lambda self: monotonic_ms(self) + later_ms)
+    async with started(tmp_path, subscribe_idle_ms=600_000) as world:
         time = await table(world)
         stuck, lively = world.number(), world.number()
         flow = await subscribed(world, SubscribeObject(stuck, "t", from_=time + 1))
@@ -162,6 +167,7 @@ async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(tmp_path: Pat
             if isinstance(answer, SubscribeChanges) and answer.request == lively:
                 taken = BytesDelivered(world.session.address.path, lively, changes_bytes(answer))
                 await world.controller.send(taken)
+                later_ms += 60_000
             await anyio.sleep(0.01)  # not a batch a turn of the loop
         cut = answers[-1]
         assert isinstance(cut, RequestFailed)

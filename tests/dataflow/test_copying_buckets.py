@@ -44,6 +44,7 @@ from actors.plan.schema import TableSchema
 from actors.protocol.compute import CopyDone, CopyFailed, DataflowDescription, StatusResponse
 from actors.protocol.internal import CopyFinished, DataflowScheduled, WritesAllowed
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_MS, PATIENCE_S, growing_deadlines_ms
 from actors.testing.probe import MessageProbe
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
@@ -70,7 +71,7 @@ class House:
         self.settings: Settings = settings_of(
             place,
             copy_buckets=(f"s3://{self.bucket}/exports",),
-            copy_request_timeout_ms=10_000,
+            copy_request_timeout_ms=PATIENCE_MS,
             copy_request_retries_max=1,
         )
 
@@ -307,10 +308,12 @@ async def test_a_store_that_hangs_fails_the_copy_within_its_limits(house: House,
         return None
 
     house.s3.rule = rule
-    # Long enough for those requests that are answered, however slowly.
-    limits: dict[str, Any] = {"copy_request_timeout_ms": 2_000, "copy_request_retries_max": 0}
-    with pytest.raises(StorageError, match=r"did not answer|it may be there"):
-        await house.copied(description, **limits)
+    limits: dict[str, Any] = {"copy_request_retries_max": 0}
+    for limits["copy_request_timeout_ms"] in growing_deadlines_ms():
+        with pytest.raises(StorageError, match=r"did not answer|it may be there"):
+            await house.copied(description, str(limits["copy_request_timeout_ms"]), **limits)
+        if met:
+            break
     assert met
     house.s3.forget()
     assert MANIFEST not in house.keys
@@ -422,7 +425,7 @@ async def test_of_two_copies_to_one_place_one_is_whole(house: House, overwrite: 
         if line.startswith("PUT") and MANIFEST in line:
             house.s3.rule = lambda _: None
             loop.call_soon_threadsafe(here.set)
-            assert goes.wait(30)
+            assert goes.wait(PATIENCE_S)
         return None
 
     house.s3.rule = rule
@@ -451,7 +454,7 @@ async def test_another_attempt_at_the_same_copy_is_the_same_answer(house: House)
         if line.startswith("PUT") and MANIFEST in line:
             house.s3.rule = lambda _: None
             loop.call_soon_threadsafe(here.set)
-            assert goes.wait(30)
+            assert goes.wait(PATIENCE_S)
         return None
 
     house.s3.rule = rule
@@ -559,7 +562,7 @@ async def test_the_other_kinds_are_opened_and_tell_what_they_lack(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """No server of theirs is at hand: only that they are reached for, and that it is told."""
-    settings = Settings(copy_request_timeout_ms=10_000, copy_request_retries_max=1)
+    settings = Settings(copy_request_timeout_ms=PATIENCE_MS, copy_request_retries_max=1)
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "nobody")

@@ -16,6 +16,7 @@ import typer.main
 from typer.testing import CliRunner
 
 from actors.commands import cli
+from actors.testing.patience import PROGRAM_S
 
 IN_MEMORY = Path(__file__).with_name("serve_in_memory.py")
 BIN = """#!/bin/sh
@@ -89,7 +90,7 @@ class Shell:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PROGRAM_S,
             check=False,
         )
         assert found.returncode in (0, cli.STATUS_FAILED), (command, found.stderr)

@@ -10,6 +10,7 @@ import pytest
 
 from actors.errors import ActorDead, DeadlineExceeded, InvalidUsage
 from actors.kernel import STOP, Actor, ActorAddress, ActorCrashed, ActorSystem, ReplySlot, restart
+from actors.testing.patience import PATIENCE_MS, PATIENCE_S
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -55,7 +56,7 @@ class Doubler(Actor[Ask | Fail | Computed]):
                 raise ValueError(text)
 
 
-async def ask(address: ActorAddress[Any], number: int, deadline_ms: float = 5000) -> int:
+async def ask(address: ActorAddress[Any], number: int, deadline_ms: float = PATIENCE_MS) -> int:
     def make(reply: ReplySlot[int]) -> Ask:
         return Ask(number, reply)
 
@@ -75,7 +76,7 @@ async def test_ask_has_a_deadline() -> None:
     async with ActorSystem() as system:
         doubler = system.spawn(Doubler, "doubler")
         with pytest.raises(DeadlineExceeded):
-            await ask(doubler, 13, deadline_ms=1)
+            await ask(doubler, 13, deadline_ms=1)  # expires: 13 gets no answer
 
 
 async def test_a_dead_actor_answers_its_unanswered_asks() -> None:
@@ -103,7 +104,7 @@ async def test_a_crash_escalates_with_its_story() -> None:
         async with ActorSystem() as system:
             doubler = system.spawn(Doubler, "doubler")
             await doubler.send(Fail("no"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(PATIENCE_S):
                 await system.failed.wait()
 
 
@@ -118,7 +119,7 @@ async def test_restart_keeps_waiting_messages_and_is_limited() -> None:
             assert Doubler.starts == 2
             await doubler.send(Fail("two"))
             await doubler.send(Fail("three"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(PATIENCE_S):
                 await system.failed.wait()
 
 
@@ -160,11 +161,11 @@ async def test_children_stop_first_watchers_hear_of_it_and_timers_fire() -> None
     log: list[str] = []
     async with ActorSystem() as system:
         parent = system.spawn(lambda: Parent(log, 1), "parent")
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             while "tick" not in log:
                 await anyio.lowlevel.checkpoint()
         await parent.send("stop child")
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             while "child stopped" not in log:
                 await anyio.lowlevel.checkpoint()
         assert log == ["tick", "stop child", "child says bye", "child stopped"]

@@ -9,6 +9,7 @@ import pytest
 
 from actors.errors import ConnectionBroken, ResourceClosed, WouldBlock
 from actors.kernel import ActorAddress, BoundedMailbox, FlowWindow
+from actors.testing.patience import PATIENCE_S
 
 
 def _lane(limit: int, room: int = 100) -> tuple[BoundedMailbox[int], FlowWindow[int]]:
@@ -25,7 +26,7 @@ async def test_a_message_is_under_way_until_the_receiver_is_done_with_it() -> No
             await lane.send(number)
             sent.append(number)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(send)
             await anyio.wait_all_tasks_blocked()
@@ -91,7 +92,7 @@ async def test_who_is_given_room_and_leaves_passes_it_on() -> None:
     await anyio.wait_all_tasks_blocked()
     lane.done()
     first.cancel()  # in the same turn
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         await second
     assert first.cancelled()
     assert await box.receive() == [0, 2]
@@ -110,7 +111,7 @@ async def test_who_leaves_while_it_waits_for_the_mailbox_gives_its_room_back() -
         assert sender.cancelled()
         assert lane.under_way == 1
     assert await box.receive() == [0]
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         await lane.send(2)
     assert await box.receive() == [2]
 
@@ -131,12 +132,12 @@ async def test_who_waits_learns_that_the_mailbox_has_closed(
         except (ResourceClosed, ConnectionBroken) as found:
             ends.append(type(found))
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(send)
             group.start_soon(send)
             await anyio.wait_all_tasks_blocked()
             box.close(broken=broken)
     assert ends == [error, error]
-    with anyio.fail_after(5), pytest.raises(error):
+    with anyio.fail_after(PATIENCE_S), pytest.raises(error):
         await lane.send(2)

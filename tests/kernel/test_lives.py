@@ -15,6 +15,7 @@ import pytest
 from actors.errors import AskCycle, ConnectionBroken, DeadlineExceeded
 from actors.kernel import STOP, Actor, ActorAddress, ActorCrashed, ActorSystem, ReplySlot, restart
 from actors.telemetry import TRACEPARENT, activate_context, deactivate_context
+from actors.testing.patience import PATIENCE_S
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -74,7 +75,7 @@ def asker(system: ActorSystem, name: str) -> tuple[Asker, ActorAddress[Any]]:
 
 
 async def test_a_circle_of_asks_is_named_and_nobody_hangs() -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             (a, to_a), (b, to_b), (c, to_c) = (asker(system, name) for name in "abc")
             a.next, b.next = to_b, to_c
@@ -91,7 +92,7 @@ async def test_a_circle_of_asks_is_named_and_nobody_hangs() -> None:
 
 
 async def test_an_ask_that_waits_in_the_queue_closes_a_circle_too() -> None:
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
             a.next, b.next = to_b, to_a
@@ -111,7 +112,7 @@ async def test_an_ask_that_waits_in_the_queue_closes_a_circle_too() -> None:
 
 async def test_what_was_put_off_is_no_circle() -> None:
     """b owes a an answer, but does not keep it back while it waits for a."""
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             (a, to_a), (b, to_b) = (asker(system, name) for name in "ab")
             a.next, b.next = to_b, to_a
@@ -175,7 +176,7 @@ class Odd(Actor[Do]):
 async def test_an_effect_that_fails_crashes_its_actor_where_it_stands(what: str) -> None:
     log: list[str] = []
     Odd.lives = 0
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             to = system.spawn(lambda: Odd(log), "odd", policy=restart(delay_ms=1))
             to.send_nowait(Do(what))
@@ -191,7 +192,7 @@ async def test_a_crash_by_an_effect_tells_of_the_effect() -> None:
         async with ActorSystem() as system:
             to = system.spawn(lambda: Odd([]), "odd")
             to.send_nowait(Do("wait"))
-            with anyio.fail_after(5):
+            with anyio.fail_after(PATIENCE_S):
                 await system.failed.wait()
 
 
@@ -201,7 +202,7 @@ async def test_what_nobody_handled_is_counted() -> None:
         to = system.spawn(lambda: Odd(log), "odd", policy=STOP)
         for what in ("wait", "one", "two"):
             to.send_nowait(Do(what))
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             while system.cells:
                 await anyio.lowlevel.checkpoint()
         assert system.unhandled == 2
@@ -243,7 +244,7 @@ async def test_an_ask_with_a_deadline_leaves_nothing_behind() -> None:
 
 async def test_abort_ends_who_does_not_stop() -> None:
     log: list[str] = []
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             to = system.spawn(lambda: Odd(log), "odd")
 
@@ -277,7 +278,7 @@ async def test_a_cancelled_effect_sends_nothing_though_its_wait_was_over() -> No
                 self.gate.set()
                 self.waiting.cancel()
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with ActorSystem() as system:
             to = system.spawn(Waiter, "waiter")
             await anyio.wait_all_tasks_blocked()
@@ -326,7 +327,7 @@ async def test_a_crash_below_restarts_the_guardian_and_all_that_stands_below_it(
     async with ActorSystem(seed=1) as system:
         guardian = system.spawn(Guardian, "guardian", policy=restart(delay_ms=1))
         other = system.spawn(Fragile, "other")
-        with anyio.fail_after(10):
+        with anyio.fail_after(PATIENCE_S):
             assert await guardian.ask(Ask) == "/guardian/middle/low"
             before = {path: cell.address for path, cell in system.cells.items()}
             await guardian.send(Crash())
@@ -345,7 +346,7 @@ async def test_a_guardian_that_crashes_too_often_ends_the_system() -> None:
         async with ActorSystem(seed=1) as system:
             policy = restart(restarts_max=1, within_ms=60_000, delay_ms=1)
             guardian = system.spawn(Guardian, "guardian", policy=policy)
-            with anyio.fail_after(10):
+            with anyio.fail_after(PATIENCE_S):
                 for life in (1, 2):
                     while Guardian.lives < life or system.cells["/guardian"].statistics().state != (
                         "idle"

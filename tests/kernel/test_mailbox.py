@@ -8,6 +8,7 @@ import pytest
 from actors.errors import ActorDead, ConnectionBroken, ResourceClosed, WouldBlock
 from actors.kernel import BoundedMailbox, ReplySlot, TracedMessage
 from actors.telemetry import activate_context, deactivate_context
+from actors.testing.patience import PATIENCE_S
 
 
 async def test_first_in_first_out_in_one_wake_up() -> None:
@@ -30,7 +31,7 @@ async def test_full_mailbox_refuses_or_waits() -> None:
         await box.send(3)
         sent.append(3)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(sender)
             await anyio.wait_all_tasks_blocked()
@@ -103,7 +104,7 @@ async def test_a_cancelled_sender_passes_its_turn_on() -> None:
         await box.send(number)
         sent.append(number)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             first = anyio.CancelScope()
 
@@ -125,7 +126,7 @@ async def test_room_goes_to_who_waits_for_it_and_nobody_overtakes() -> None:
     box.send_nowait(0)
     box.send_nowait(1)
 
-    with anyio.fail_after(5):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             for number in (2, 3, 4):
                 group.start_soon(box.send, number)

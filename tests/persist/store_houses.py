@@ -23,7 +23,7 @@ PIECE = 64 * 1024
 """Larger objects go to buckets in several requests."""
 SETTINGS = replace(
     Settings(),
-    store_request_timeout_ms=20_000,
+    store_request_timeout_ms=60_000,
     store_requests_in_flight_max=8,
     store_bytes_in_flight_max=4 * PIECE,
     retry_delay_ms_min=1,

@@ -28,6 +28,7 @@ from actors.persist import (
 )
 from actors.persist.shard import shard_key
 from actors.progress import EMPTY
+from actors.testing.patience import PATIENCE_S
 
 Make = Callable[[BatchPart, BatchPart, BatchPart], ShardAppend]
 """From a fresh part of "s" at time 6, one of it that was appended, and one of "t"."""
@@ -224,7 +225,7 @@ async def test_the_empty_upper_closes_the_shard_and_its_readers_end() -> None:
             _, frontier = await reader.next(frontier)
             seen.append(frontier)
 
-    with anyio.fail_after(20):
+    with anyio.fail_after(PATIENCE_S):
         async with anyio.create_task_group() as group:
             group.start_soon(listen)
             await client.append([parts(fresh)])

@@ -232,6 +232,7 @@ class HookedBlob:
 
 
 async def test_what_is_dropped_and_compacted_meanwhile_does_no_harm(tmp_path: Path) -> None:
+    # expires: unless they are renewed, and a lost lease does no harm
     settings = settings_of(tmp_path / "state", backup_blobs_in_flight_max=1, reader_lease_ms=1_000)
     target = str(tmp_path / "kept")
     calls = itertools.count()

@@ -24,8 +24,10 @@ from actors.persist.postgres_link import PostgresPlace, postgres_place
 from actors.testing.postgres_server import PostgresServer
 from actors.testing.proxy import TcpProxy
 
+pytestmark = pytest.mark.usefixtures("patient_loop")
+
 _NUMBERS = itertools.count()
-IMPATIENT_MS = 3_000
+IMPATIENT_MS = 3_000  # expires: on a patient loop, and the server does little
 """Where the server is not to answer in time. The requests that it answers there have it, too; half
 of it for a lock."""
 

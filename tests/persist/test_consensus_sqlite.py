@@ -14,6 +14,7 @@ from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.location import CompareAndSet, VersionedData
+from actors.testing.patience import PATIENCE_S
 
 
 class Held(SqliteConsensus):
@@ -30,11 +31,11 @@ class Held(SqliteConsensus):
         if self.holding:
             self.holding = False
             self._reached.set()
-            assert self._go.wait(30)
+            assert self._go.wait(PATIENCE_S)
         return done
 
     async def reached(self) -> None:
-        assert await asyncio.to_thread(self._reached.wait, 30)
+        assert await asyncio.to_thread(self._reached.wait, PATIENCE_S)
 
     def go(self) -> None:
         self._go.set()
@@ -61,7 +62,7 @@ async def cancelled(held: Held, *ops: CompareAndSet) -> None:
 async def test_no_one_reads_within_the_transaction_of_a_cancelled_task(held: Held) -> None:
     await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
     reading = asyncio.create_task(held.head("b"))
-    await asyncio.wait([reading], timeout=0.1)  # it may, if nothing holds it
+    await asyncio.wait([reading], timeout=0.1)  # expires: it waits for the other one
     assert not reading.done()
     held.go()
     assert await reading == VersionedData(0, b"2")
@@ -70,7 +71,7 @@ async def test_no_one_reads_within_the_transaction_of_a_cancelled_task(held: Hel
 async def test_no_one_rolls_back_what_a_cancelled_task_has_begun(held: Held) -> None:
     await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
     setting = asyncio.create_task(held.compare_and_set([CompareAndSet("a", None, b"3")]))
-    await asyncio.wait([setting], timeout=0.1)
+    await asyncio.wait([setting], timeout=0.1)  # expires: it waits, too
     held.go()
     assert not await setting
     assert await held.head("a") == VersionedData(0, b"1")
@@ -80,7 +81,7 @@ async def test_no_one_rolls_back_what_a_cancelled_task_has_begun(held: Held) -> 
 async def test_closing_waits_for_what_a_cancelled_task_has_begun(held: Held) -> None:
     await cancelled(held, CompareAndSet("a", None, b"1"), CompareAndSet("b", None, b"2"))
     closing = asyncio.create_task(held.close())
-    await asyncio.wait([closing], timeout=0.1)
+    await asyncio.wait([closing], timeout=0.1)  # expires: it waits, too
     assert not closing.done()
     held.go()
     await closing

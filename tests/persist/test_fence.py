@@ -27,7 +27,7 @@ from actors.persist.places import take_stores
 from actors.persist.standby import wait_for_stores
 from actors.settings import Settings
 
-SOON = {"standby": True, "heartbeat_ms": 1, "takeover_ms": 5}
+SOON = {"standby": True, "heartbeat_ms": 1, "takeover_ms": 5}  # expires: no owner lives
 
 
 async def taken(documents: FlakyConsensus, process: str) -> FencedConsensus:
@@ -116,6 +116,7 @@ async def test_of_two_that_saw_an_owner_die_the_second_waits_again(
 async def test_while_the_stores_do_not_answer_an_owner_is_not_silent() -> None:
     looks = [(0, True), (2_000, True), (9_000, False), (9_100, True), (11_000, True)]
     looks += [(12_200, True)]
+    # expires: by the clock of the test
     clock, settings = Clock(), replace(TINY, heartbeat_ms=1, takeover_ms=3_000)
 
     class FarConsensus(MemoryConsensus):
@@ -177,7 +178,7 @@ async def test_a_fenced_client_is_told_while_it_waits_and_its_leases_go_at_once(
 
 async def test_who_stood_by_knows_whether_the_owner_died(tmp_path: Path) -> None:
     urls = {"consensus_url": f"sqlite:{tmp_path}/d.db", "blob_url": f"file:{tmp_path}/b"}
-    settings = Settings(**urls, standby=True, heartbeat_ms=1, takeover_ms=2)  # type: ignore[arg-type]
+    settings = Settings(**urls, **SOON)  # type: ignore[arg-type]
     opened = [await PersistClient.open(tmp_path / "a", settings, SystemClock())]
     assert not opened[0].took_over, "there was nobody"
     opened.append(await PersistClient.open(tmp_path / "b", settings, SystemClock()))

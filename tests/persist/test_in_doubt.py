@@ -28,6 +28,7 @@ from actors.persist import (
 from actors.persist.location import VersionedData
 from actors.persist.memory_stores import MemoryConsensus
 from actors.persist.shard import TABLES_UPPER
+from actors.testing.patience import PATIENCE_S
 
 
 class SlowConsensus(MemoryConsensus):
@@ -93,7 +94,7 @@ async def test_who_waits_hears_of_what_an_abandoned_set_did() -> None:
     consensus, client = await world()
     waiter = asyncio.ensure_future(client.wait_upper("s", 0))
     await abandon(consensus, client, "after")
-    assert await asyncio.wait_for(waiter, 5) == 1
+    assert await asyncio.wait_for(waiter, PATIENCE_S) == 1
 
 
 async def test_an_abandoned_set_comes_too_late_once_its_document_was_believed() -> None:
@@ -156,7 +157,7 @@ async def test_the_tables_upper_is_in_doubt_as_shards_are() -> None:
     consensus, client = await world(tables=True)
     waiter = asyncio.ensure_future(client.wait_upper("s", 0))
     await abandon(consensus, client, "after", tables_upper=(0, 1))
-    assert await asyncio.wait_for(waiter, 5) == 1
+    assert await asyncio.wait_for(waiter, PATIENCE_S) == 1
     assert await client.tables_upper() == 1
 
 

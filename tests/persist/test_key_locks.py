@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from actors.persist.machine import Held, KeyLocks
+from actors.testing.patience import PATIENCE_S
 
 
 async def test_several_keys_are_locked_together_and_forgotten_afterwards() -> None:
@@ -49,7 +50,7 @@ async def test_a_turn_that_comes_as_its_owner_is_cancelled_is_the_next_ones() ->
     second.cancel()
     with pytest.raises(asyncio.CancelledError):
         await second
-    await asyncio.wait_for(third, 10)
+    await asyncio.wait_for(third, PATIENCE_S)
     assert entered == ["third"]
     assert held == {}
 
@@ -78,7 +79,7 @@ async def test_any_mix_of_waits_and_cancels_leaves_no_lock_behind(seed: int) -> 
             random.choice(tasks).cancel()
         if random.random() < 0.5:
             await anyio.lowlevel.checkpoint()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         ends = await asyncio.gather(*tasks, return_exceptions=True)
     assert all(end is None or isinstance(end, asyncio.CancelledError) for end in ends)
     assert held == {}

@@ -160,10 +160,15 @@ async def unanswered(stores: Stores, client: PersistClient, how: str) -> tuple[B
     assert len(parts) == 2
     append = ShardAppend("s", 0, 9, parts)
     if how == "cancelled":
-        async with client._machine._locked([shard_key("s")]):
-            with anyio.move_on_after(0.02) as scope:
-                await client.append([append])
-        assert scope.cancelled_caught
+        async with (
+            client._machine._locked([shard_key("s")]),
+            anyio.create_task_group() as group,
+        ):
+            group.start_soon(client.append, [append])
+            while len(await stores.keys()) < 3:
+                await anyio.lowlevel.checkpoint()
+            await anyio.wait_all_tasks_blocked()  # for the lock
+            group.cancel_scope.cancel()
     else:
         stores.consensus.fail, stores.consensus.reads_fail = how, 1000
         with pytest.raises(StorageError) as caught:

@@ -113,6 +113,7 @@ async def test_a_wait_for_a_table_ends_when_another_process_seals_all_tables(
 
 
 async def test_leases_of_who_only_reads_are_renewed(house: StoreHouse) -> None:
+    # expires: perhaps late, and only a write drops a lease that was not renewed
     async with two(house, replace(POLLING, reader_lease_ms=400)) as (writer, reader):
         assert await writer.create_shards([NewShard("s", SCHEMA)])
         opened = await reader.open_reader("s", "r")

@@ -35,7 +35,10 @@ QUICK: dict[str, Any] = {
     "store_request_timeout_ms": 60_000,
 }
 # A slow machine may hold a controller up for seconds.
-STANDBY: dict[str, Any] = {"standby": True, "takeover_ms": 6_000}
+STANDBY: dict[str, Any] = {"standby": True, "takeover_ms": 30_000}
+
+# Where the owner stands still at once, and nothing is asked of it before.
+SOON: dict[str, Any] = STANDBY | {"takeover_ms": 6_000}  # expires: the owner is stopped
 
 
 @pytest.fixture(
@@ -276,7 +279,7 @@ async def test_a_controller_that_was_only_slow_commands_no_replica(
             await until_replicas(client, connected(address))
             await model.write(client)
             await model.check(client)
-        successor = house.start("c2", "controller", **STANDBY)
+        successor = house.start("c2", "controller", **SOON)
         assert (await successor.line()).startswith("standing by")
         # Nobody but PostgreSQL holds locks of the store: a process that is stopped in the midst of
         # a transaction of SQLite would stop all others.

@@ -120,7 +120,9 @@ async def test_of_two_services_the_newer_one_goes_on(tmp_path: Path, urls: dict[
 
 
 # A slow machine may hold an owner up for seconds.
-STANDBY: dict[str, Any] = {"standby": True, "heartbeat_ms": 100, "takeover_ms": 8_000}
+STANDBY: dict[str, Any] = {"standby": True, "heartbeat_ms": 100, "takeover_ms": 30_000}
+# Where the owner stands still at once, and nothing is asked of it before.
+SOON: dict[str, Any] = STANDBY | {"takeover_ms": 8_000}  # expires: the owner is stopped
 
 
 @pytest.mark.long
@@ -160,7 +162,7 @@ async def test_an_owner_that_was_only_slow_is_fenced(tmp_path: Path, urls: dict[
     waiting = None
     try:
         address = await owner.line()
-        waiting = Apart(tmp_path, urls, "waiting", **STANDBY)
+        waiting = Apart(tmp_path, urls, "waiting", **SOON)
         assert (await waiting.line()).startswith("standing by")
         owner.signal(signal.SIGSTOP)
         async with await Client.connect(await waiting.line()) as client:

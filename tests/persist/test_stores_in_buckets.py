@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -21,11 +21,10 @@ from actors.persist.blob_bucket import ByteBudget
 from actors.persist.consensus_bucket import BucketConsensus, escaped
 from actors.persist.location import BlobStore, CompareAndSet, ConsensusStore, VersionedData
 from actors.persist.places import open_blob, open_consensus
+from actors.testing.patience import PATIENCE_S, growing_deadlines_ms
 from s3_server import KEY_ID, S3, SECRET, Fate  # type: ignore[import-not-found]
 
 LIMITS = replace(SETTINGS, store_request_retries_max=1, retry_delay_ms_max=5)
-IMPATIENT_MS = 2_000
-"""Where a request hangs; also for those that are answered there."""
 
 
 class Place:
@@ -202,7 +201,11 @@ async def test_a_removal_that_is_refused_later_may_have_happened(place: Place) -
 
 @pytest.mark.sampled(every=2)
 async def test_a_store_that_hangs_holds_nobody(place: Place) -> None:
-    blob = await place.blob(store_request_timeout_ms=IMPATIENT_MS, store_request_retries_max=0)
+    for timeout_ms in growing_deadlines_ms():
+        with suppress(StorageError):
+            limits = {"store_request_timeout_ms": timeout_ms, "store_request_retries_max": 0}
+            blob = await place.blob(**limits)
+            break
     place.s3.rule = always("hang", "PUT", "GET", "HEAD")
     async with ticking() as turns:
         async with anyio.create_task_group() as group:
@@ -309,17 +312,21 @@ async def test_a_store_that_is_asked_too_often_is_asked_again_later(
 
 @pytest.mark.parametrize("fate", ["fail", "hang"])
 async def test_a_set_that_did_not_happen_may_still_happen(place: Place, fate: Fate) -> None:
-    limits = {"store_request_timeout_ms": IMPATIENT_MS} if fate == "hang" else {}
-    documents = await place.documents(**limits)
-    assert await documents.compare_and_set([CompareAndSet("a", None, b"0")])
+    for timeout_ms in growing_deadlines_ms():
+        limits = {"store_request_timeout_ms": timeout_ms} if fate == "hang" else {}
+        key = f"a{timeout_ms}"
+        with suppress(StorageError):
+            documents = await place.documents(**limits)
+            assert await documents.compare_and_set([CompareAndSet(key, None, b"0")])
+            break
     place.s3.rule = always(fate, "PUT")
     place.s3.calls.clear()
     async with ticking() as turns:
-        await failed(documents.compare_and_set([CompareAndSet("a", 0, b"1")]), determinate=False)
+        await failed(documents.compare_and_set([CompareAndSet(key, 0, b"1")]), determinate=False)
         assert fate == "fail" or turns() > 10
     assert place.calls("PUT") == 1, "a conditional write is never repeated unseen"
     place.s3.release()
-    assert await documents.head("a") == VersionedData(0, b"0")
+    assert await documents.head(key) == VersionedData(0, b"0")
 
 
 async def test_an_answer_and_the_look_for_it_are_lost(place: Place) -> None:
@@ -359,7 +366,7 @@ async def test_the_same_again_is_another_version(place: Place) -> None:
     def rule(line: str) -> Fate:
         if line.startswith("PUT") and not arrived.is_set():
             arrived.set()
-            go.wait(20)
+            go.wait(PATIENCE_S)
         return None
 
     place.s3.rule = rule

@@ -48,7 +48,6 @@ async def test_rows_come_a_few_at_a_time(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_transactions_of_two_accounts_keep_their_sum(tmp_path: Path) -> None:
     """Money moves between accounts by sessions that meet; the view has one total at every time."""
     accounts, each, rounds = 4, 100, 3

@@ -160,7 +160,6 @@ async def test_positions_of_a_prepared_statement_count_in_what_was_sent(tmp_path
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(900)
 async def test_errors_of_spark_point_at_what_the_user_wrote(tmp_path: Path) -> None:
     async with pg_service(tmp_path, on_spark=True) as service, await connected(service) as db:
         await db.execute(TABLE)

@@ -12,7 +12,7 @@ import psycopg
 import pytest
 from pg_house import connected, dsn_of, pg_service  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 HOUR = 3_600_000_000
 VALUES: list[tuple[str, str, tuple[int, int, int]]] = [
     ("INTERVAL '1 02:03:04.5' DAY TO SECOND", "1 day 02:03:04.5", (7_384_500_000, 1, 0)),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from random import Random
 
-import pytest
 from pg_house import pg_service  # type: ignore[import-not-found]
 
 from actors.errors import RemoteProtocolError
@@ -53,7 +52,6 @@ def test_how_bytes_are_cut_changes_nothing() -> None:
         assert str(found[0][1]) == str(found[1][1])
 
 
-@pytest.mark.timeout(300)
 async def test_a_service_goes_on_whatever_comes(tmp_path: Path) -> None:
     rng = Random(1)
     async with pg_service(tmp_path, **SMALL) as service:

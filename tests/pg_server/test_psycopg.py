@@ -235,7 +235,7 @@ async def test_several_statements_of_one_text_are_one_transaction(tmp_path: Path
 
 async def test_the_session_has_variables(tmp_path: Path) -> None:
     async with pg_service(tmp_path) as service, await connected(service) as db:
-        assert db.info.server_version == 150000
+        assert db.info.server_version == 150000  # version: our own
         assert db.info.parameter_status("standard_conforming_strings") == "on"
         await db.execute("SET application_name = 'mine'")
         assert db.info.parameter_status("application_name") == "mine"

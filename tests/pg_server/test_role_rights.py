@@ -268,7 +268,6 @@ async def test_without_the_setting_nothing_is_audited(
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 async def test_spark_reads_no_more_than_the_role_may(tmp_path: Path) -> None:
     """Names that a text computes, hides or quotes; a view's inputs; code of the JVM."""
     given = {"on_spark": True, "spark_master": "local[2]"}

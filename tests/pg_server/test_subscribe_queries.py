@@ -156,14 +156,12 @@ async def test_any_query_is_followed(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_any_query_is_followed_on_spark(tmp_path: Path) -> None:
     await followed_to_the_end(tmp_path, on_spark=True)
 
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_faults_of_a_query_have_their_place(tmp_path: Path) -> None:
     async with with_orders(tmp_path, on_spark=True) as (service, db):
         text = 'COPY (SUBSCRIBE (\n  SELECT "customer",\n    nothing FROM orders)) TO STDOUT'

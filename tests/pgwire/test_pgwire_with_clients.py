@@ -25,6 +25,7 @@ from actors.pgwire.row_encoding import CopyEncoder, RowEncoder
 from actors.pgwire.scram import MECHANISM, ScramExchange, make_verifier, parse_sasl_initial
 from actors.pgwire.sqlstate import error_report
 from actors.pgwire.type_map import pg_type
+from actors.testing.patience import PATIENCE_S
 
 VERIFIER = make_verifier("pencil", bytes(16))
 SCHEMA, BATCH = table(EDGES)
@@ -252,6 +253,6 @@ async def test_asyncpg_reads_and_copies_scalars(server: ToyServer) -> None:
         source = io.BytesIO(data.getvalue())
         await wire.copy_to_table("t", source=source, format="binary")
     finally:
-        await wire.close(timeout=5)
+        await wire.close(timeout=PATIENCE_S)
     copied = pa.Table.from_batches(server.copied)
     assert all(same(copied.column(at).to_pylist(), each) for at, each in enumerate(wanted))

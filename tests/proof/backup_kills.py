@@ -46,7 +46,7 @@ from actors.persist.backups import BackupTarget
 from actors.settings import Settings
 
 SERVE_IN_MEMORY: Final = Path(__file__).resolve().parents[1] / "docs" / "serve_in_memory.py"
-SHARED: Final = {"reader_lease_ms": 4_000}
+SHARED: Final = {"reader_lease_ms": 4_000}  # expires: of backups that were killed
 """Leases of a killed backup end soon."""
 SETTINGS: Final = {
     # Small parts and few batches: much is written, and each compaction replaces many parts.

@@ -61,6 +61,7 @@ from actors.plan.updates import concat, with_time
 from actors.protocol.compute import DataflowDescription, ViewExport
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from actors.testing.patience import PATIENCE_S
 
 SCRIPT: Final = Path(__file__).with_name("controller_script.py")
 PERIOD_S: Final = 0.05
@@ -71,7 +72,7 @@ COMPACT_S: Final = 1.0
 DECODED_BYTES: Final = 4 << 20
 """Of decoded parts that are kept: a cache that is soon full."""
 RETAIN: Final = "retain"
-START_S: Final = 60.0
+START_S: Final = PATIENCE_S
 """For a controller to be ready: on a busy machine this finds what hangs, not what is slow."""
 KILLS_OF_MEMORY: Final = 40
 """Fewer say nothing of growth."""

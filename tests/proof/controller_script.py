@@ -59,6 +59,7 @@ from actors.protocol.compute import (
 )
 from actors.settings import Settings
 from actors.testing.analysis import analyze_in_memory
+from actors.testing.patience import PATIENCE_S
 from actors.views.compile import compile_view
 
 Row = tuple[int, ...]
@@ -77,7 +78,7 @@ SOURCE: Final = ShardImport("t", TABLE)
 BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX = "base-index", "base-view", "base-view-index"
 PERMANENT: Final = (BASE_INDEX, BASE_VIEW, BASE_VIEW_INDEX)
 
-ANSWER_S: Final = 30.0
+ANSWER_S: Final = PATIENCE_S
 """An answer that takes longer is missing: generous, for a busy machine."""
 PAUSE_S: Final = 0.005
 """Between two operations."""

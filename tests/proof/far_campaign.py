@@ -63,7 +63,7 @@ from actors.plan.schema import TIME
 
 SLOW_SECONDS: Final = 60.0
 """What takes longer is told."""
-LOOK_MS: Final = 20_000
+LOOK_MS: Final = 20_000  # expires: it looks again
 """A wait for a view takes no longer; then it is asked for again."""
 FOLLOWED: Final = ("by_group", "highest", "sizes")
 T = TypeVar("T")
@@ -221,7 +221,7 @@ class FarCampaign:
 
     async def states(self) -> str:
         """What the service says of its objects, for people."""
-        with anyio.move_on_after(20):
+        with anyio.move_on_after(20):  # expires: then the states are left out
             with suppress(PenstockError, OSError):
                 async with self.world.client() as client:
                     found = (await client.status()).objects

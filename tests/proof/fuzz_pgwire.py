@@ -71,7 +71,7 @@ async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
         pg_listen="127.0.0.1:0",
         frame_bytes_max=MESSAGE_BYTES_MAX,
         result_bytes_max=MESSAGE_BYTES_MAX // 2,
-        connect_timeout_ms=1_000,
+        connect_timeout_ms=1_000,  # expires: of openings that never end
     )
     ends = time.monotonic() + arguments.minutes * 60
     number, before, decoded = 0, 0, 0

@@ -113,6 +113,7 @@ async def check_contents(client: PersistClient, shard: str, upper: int) -> None:
 
 async def check_leaks(state: Path, url: str) -> int:
     """How many blobs there are in the end."""
+    # expires: the processes that had leases are dead
     limits = replace(SETTINGS, consensus_url=url, blob_orphan_grace_ms=1, reader_lease_ms=1)
     client = await PersistClient.open(state, limits, SystemClock())
     try:

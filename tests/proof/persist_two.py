@@ -169,7 +169,7 @@ class Ahead(SystemClock):
 
 async def audited(urls: tuple[str, str], history: History) -> list[str]:
     """What is wrong in the end, with the histories and with what is in the stores."""
-    limits, clock = replace(SETTINGS, reader_lease_ms=1), Ahead()
+    limits, clock = replace(SETTINGS, reader_lease_ms=1), Ahead()  # expires: its processes are dead
     dice = random.Random(0)
     blob = await open_blob(urls[0], limits, clock, exclusive=False)
     consensus = await open_consensus(urls[1], limits, clock, dice)

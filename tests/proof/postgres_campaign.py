@@ -175,7 +175,7 @@ async def campaign(kills: int, seed: int, rate: int, victims: Sequence[str]) -> 
     dice = random.Random(seed)
     with (
         tempfile.TemporaryDirectory() as folder,
-        postgres_server(wal_level="logical", wal_sender_timeout="10s") as server,
+        postgres_server(wal_level="logical", wal_sender_timeout="30s") as server,
     ):
         service = Service(Path(folder) / "state", free_port())
         await service.start()

@@ -68,7 +68,7 @@ async def soak(days: int, folder: Path) -> int:
     async def watch() -> None:
         while not finished.is_set():
             samples.append(sample(root))
-            with anyio.move_on_after(2):
+            with anyio.move_on_after(2):  # expires: it looks every two seconds
                 await finished.wait()
 
     changes = 0

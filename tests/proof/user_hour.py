@@ -287,7 +287,7 @@ def hour(scale: int, seconds: int, rate: int, kills: int, seed: int) -> None:
     """Do all of it. Raises `Different`."""
     with (
         tempfile.TemporaryDirectory(prefix="penstock-hour-") as name,
-        postgres_server(wal_level="logical", wal_sender_timeout="10s") as server,
+        postgres_server(wal_level="logical", wal_sender_timeout="30s") as server,
     ):
         folder = Path(name)
         bank = Bank(server)

@@ -26,9 +26,9 @@ from actors.wal.framing import START_LSN, RecordDecoder, encode, framed_bytes_ma
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import LeadingProposer, ProposerTiming, propose
 
-TIMING = ProposerTiming(connect_timeout_ms=5_000, retry_delay_ms_max=500)
+TIMING = ProposerTiming(connect_timeout_ms=5_000, retry_delay_ms_max=500)  # expires: it dials again
 PAYLOAD_BYTES_MAX = 400
-READ_TIMEOUT_S = 5.0
+READ_TIMEOUT_S = 5.0  # expires: it reads from another one
 
 
 class Orders(msgspec.Struct):
@@ -90,7 +90,10 @@ class Bank:
     async def _read(self, number: int, end_lsn: int) -> None:
         orders = self._orders
         connection = await dial(
-            self._addresses[number], orders.tenant, orders.timeline, timeout_ms=2_000
+            self._addresses[number],
+            orders.tenant,
+            orders.timeline,
+            timeout_ms=2_000,  # expires: it reads from another one
         )
         reader = LogReader(connection, orders.lsn)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,6 +25,7 @@ from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, WriterFenced
 from actors.kernel import SystemClock
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_MS, growing_deadlines_ms
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
 FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
@@ -49,7 +51,7 @@ class Lab:
         self.lives = 0
         self.settings = Settings(
             sink_buckets=(f"s3://{self.bucket}/out",),
-            copy_request_timeout_ms=10_000,
+            copy_request_timeout_ms=PATIENCE_MS,
             copy_request_retries_max=1,
             retry_delay_ms_max=100,
         )
@@ -220,9 +222,12 @@ async def test_errors_by_their_names_and_without_secrets(
 
 @pytest.mark.parametrize("kind", ["changes", "files"])
 async def test_a_store_that_does_not_answer(lab: Lab, kind: str) -> None:
-    # Long enough for those requests that are answered, however slowly.
-    made = lab.sink(kind, copy_request_timeout_ms=2_000, copy_request_retries_max=0)
-    await made.open(SCHEMA)
+    for timeout_ms in growing_deadlines_ms():
+        made = lab.sink(kind, copy_request_timeout_ms=timeout_ms, copy_request_retries_max=0)
+        with suppress(SourceUnreachable):
+            await made.open(SCHEMA)
+            break
+        await made.close()
     lab.s3.rule = lambda _: "hang"
     with pytest.raises(SourceUnreachable):
         await batch(made, 5, 6, *FIRST)

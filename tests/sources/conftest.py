@@ -42,7 +42,7 @@ def postgres() -> Iterator[PostgresServer]:
         fsync="off",
         max_replication_slots="20",
         max_wal_senders="20",
-        wal_sender_timeout="10s",
+        wal_sender_timeout="30s",
     ) as server:
         yield server
 

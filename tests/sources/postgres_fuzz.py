@@ -64,7 +64,8 @@ class Fuzz:
         for _ in range(rounds):
             for _ in range(self._draw.randrange(1, 8)):
                 await (self._rows() if self._draw.random() < 0.6 else self._table())
-                with anyio.move_on_after(0.05):  # where nothing comes; asking is given up anywhere
+                # expires: where nothing comes; asking is given up anywhere
+                with anyio.move_on_after(0.05):
                     for _ in range(self._draw.choice((0, 0, 1, 3))):
                         await self._step()
             if self._draw.random() < 0.6:

@@ -271,7 +271,6 @@ async def live_and_die(db: House, tmp_path: Path, life: int, dice: random.Random
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_killed_anywhere_while_columns_are_added(db: House, tmp_path: Path) -> None:
     """A writer goes on all the time. After each life both tables are what PostgreSQL has, in all of
     the columns that the catalog says."""

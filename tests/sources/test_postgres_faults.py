@@ -131,12 +131,16 @@ async def test_a_quiet_source_lets_the_server_forget(db: House, monkeypatch: Any
 
 async def test_the_server_hears_from_a_source_that_nobody_asks(db: House) -> None:
     """Whoever drives it may be busy for longer than the server waits for a word."""
-    await db.run(f"ALTER DATABASE {db.database} SET wal_sender_timeout = '3s'")
+    # It asks for a word after half of this time, and waits for the other half.
+    await db.run(f"ALTER DATABASE {db.database} SET wal_sender_timeout = '10s'")
     source, driver = await begun(db, poll_ms=3_600_000)
     await finish(db, driver, source)
     sql = "SELECT active_pid FROM pg_replication_slots WHERE database = %s"
     reader = await db.run(sql, db.database)
-    await db.run("SELECT pg_sleep(5)")
+    asked = "SELECT reply_time FROM pg_stat_replication WHERE pid = %s"
+    heard = await db.run(asked, reader[0][0])
+    while await db.run(asked, reader[0][0]) == heard:
+        await db.run("SELECT pg_sleep(0.1)")
     assert await db.run(sql, db.database) == reader
     assert reader[0][0] is not None
     await finish(db, driver, source, 2)

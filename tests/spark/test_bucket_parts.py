@@ -43,7 +43,7 @@ from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 from suite_lanes import examples  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.spark
 
 TYPES = {
     "k": "bigint",
@@ -119,7 +119,7 @@ def bucket_settings(conf: dict[str, str], spark_master: str = "local[2]") -> Set
         spark_conf=conf,
         engine_jobs_in_flight_max=2,
         kernel_limits={"engine_local_bytes": 1},
-        store_request_timeout_ms=5_000,
+        store_request_timeout_ms=60_000,
         store_request_retries_max=1,
         engine_scan_task_bytes=200_000,
         engine_collected_bytes_max=1_000_000,

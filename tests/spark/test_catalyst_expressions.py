@@ -22,8 +22,9 @@ import pytest
 import actors
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
+from actors.testing.patience import PROGRAM_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.sampled, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.sampled]
 
 ONE_IN = 6
 """Of so many functions one is in the sample."""
@@ -605,7 +606,7 @@ def outcomes(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5_000:]

@@ -49,7 +49,7 @@ from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 TABLE = TableSchema((TableColumn("k", "bigint", False), TableColumn("v", "string")))
 OUTPUT = TableSchema((TableColumn("v", "string"), TableColumn("c", "bigint")))

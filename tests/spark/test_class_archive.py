@@ -153,7 +153,6 @@ def test_jobs_of_a_training_are_done_and_some_of_them_prepared(child: ChildProce
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 def test_an_engine_starts_from_an_archive_and_one_that_does_not_fit_is_ignored(
     tmp_path: Path, java: JavaHome
 ) -> None:

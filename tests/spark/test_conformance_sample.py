@@ -81,7 +81,6 @@ async def judge_sample(
 @pytest.mark.spark
 @pytest.mark.long
 @pytest.mark.sampled
-@pytest.mark.timeout(600)
 def test_a_sample_of_the_public_corpora_is_exact(whole: bool) -> None:
     found, schemas, trees = anyio.run(judge_sample, whole)
     assert len(schemas) == (QUERIES if whole else len(found))

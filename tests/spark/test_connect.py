@@ -58,7 +58,7 @@ from actors.spark.jobs import JobTicket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 LONG = TableSchema((TableColumn("x", "bigint"),))
 ODD = TableSchema((TableColumn("x", "int", False),))

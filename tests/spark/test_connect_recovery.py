@@ -22,7 +22,7 @@ from actors.spark.java import JavaHome
 from actors.spark_executor import SparkExecutor
 from actors.testing.postgres_server import reserve_port
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 FOREVER = "SELECT sum(hash(a.id * b.id)) AS x FROM range(10000000) a CROSS JOIN range(10000000) b"
 SECRETS = (TOKEN, TOKEN_WRITTEN)

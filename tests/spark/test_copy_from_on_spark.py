@@ -22,7 +22,7 @@ from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 from actors.testing.drawn_settings import draw_for_test
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 COLUMNS = {"id": "bigint not null", "at": "timestamp", "price": "decimal(9,2)", "note": "string"}
 AT = datetime(2026, 3, 1, 12, 30, tzinfo=UTC)

@@ -45,7 +45,7 @@ from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 LEFT = TableSchema(
     (TableColumn("k", "bigint"), TableColumn("v", "int"), TableColumn("s", "string"))

@@ -24,7 +24,7 @@ from actors import Client, Service, Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROWS = 200_000
 GROUPS = 1_000

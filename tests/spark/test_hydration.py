@@ -15,7 +15,7 @@ import pytest
 from actors import Client, Service, Settings
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROWS = 15_000
 COLUMNS = {

@@ -44,7 +44,6 @@ def test_cores_of_a_local_master() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
     pq.write_table(pa.table({"k": [1, 1, 2], "v": [10, None, 30]}), path)
@@ -58,7 +57,6 @@ def test_a_query_has_its_own_columns_and_no_others(child: ChildProcess, tmp_path
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> None:
     updates = pa.table(
         {
@@ -84,7 +82,6 @@ def test_a_select_sums_up_contents_and_keeps_the_order(child: ChildProcess) -> N
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_large_select_goes_into_files_that_keep_the_order(
     child: ChildProcess, tmp_path: Path
 ) -> None:
@@ -121,7 +118,6 @@ TRAPS = (
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_large_answer_over_small_inputs_goes_into_files_too(child: ChildProcess) -> None:
     count = 800
     assert count * count * PAIR_BYTES > child.settings.engine_collected_bytes_max

@@ -8,7 +8,7 @@ from engine_child import ChildProcess, job_id  # type: ignore[import-not-found]
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, VolatileCall
 from actors.plan.schema import TableColumn, TableSchema
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 TABLES = (
     (

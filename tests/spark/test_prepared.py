@@ -63,8 +63,9 @@ from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
+from actors.testing.patience import PROGRAM_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 FACTS = TableSchema((TableColumn("k", "bigint"), TableColumn("K", "int"), TableColumn("v", "int")))
 NAMES = TableSchema((TableColumn("k", "bigint"), TableColumn("n n", "string")))
@@ -385,7 +386,6 @@ def test_every_type_passes_through_slots(child: ChildProcess) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_executions_are_right(
     tmp_path: Path, java: JavaHome
 ) -> None:
@@ -397,7 +397,7 @@ def test_without_the_look_at_its_plan_a_step_is_stale_and_with_it_executions_are
         env=environment,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr

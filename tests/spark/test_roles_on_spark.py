@@ -91,7 +91,6 @@ async def write_again(standby: ServedRole, row: dict[str, int]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 async def test_views_go_on_at_a_replica_whose_controller_is_killed(tmp_path: Path) -> None:
     replica = serve(tmp_path, "r", "--role", "replica", "--cluster-listen", "127.0.0.1:0")
     first = serve(tmp_path, "c1", "--role", "controller")

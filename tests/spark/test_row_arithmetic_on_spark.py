@@ -16,7 +16,7 @@ from actors.plan.updates import to_ipc
 from actors.sql_session.row_arithmetic import computed_array
 from actors.sql_session.row_values import NotLocal
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 SCHEMA = TableSchema(
     (

@@ -22,7 +22,7 @@ from actors.testing.drawn_settings import (
 )
 from actors.threshold_probes import KERNEL_LIMITS
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 SCRIPTS = ("join_keys",)
 HALF_SETTINGS = {"prepared_slot_bytes_max": 400, "prepared_plans_max": 2}

@@ -115,7 +115,6 @@ class Canceler:
 
 @pytest.mark.long
 @pytest.mark.spark
-@pytest.mark.timeout(600)
 async def test_the_engine_runs_cancels_and_survives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

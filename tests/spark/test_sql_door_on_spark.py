@@ -13,7 +13,7 @@ import pytest
 
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 PSQL = shutil.which("psql")
 

@@ -47,7 +47,7 @@ from actors.spark.remote_address import on_loopback
 from actors.spark.session import spark_conf
 from actors.spark_executor import SparkExecutor
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 LONG = TableSchema((TableColumn("x", "bigint"),))
 QUICK_JAVA = "-XX:TieredStopAtLevel=1"

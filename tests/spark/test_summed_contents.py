@@ -47,7 +47,7 @@ from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 TEXTS = TableSchema((TableColumn("s", "string"), TableColumn("f", "double")))
 NUMBERS = TableSchema((TableColumn("n", "int"), TableColumn("f", "double")))

@@ -16,7 +16,7 @@ from actors.connectors.sources.file_reading import reads_like_spark
 from actors.plan.jobs import InferFiles, JobFailed, QueryAnalyzed, RowsDone, TakeFiles
 from actors.plan.schema import TableColumn, TableSchema
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.spark
 
 AB = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 HEADER = (("header", "true"), ("mode", "FAILFAST"))

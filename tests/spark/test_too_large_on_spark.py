@@ -17,7 +17,7 @@ from actors import Client
 from actors.errors import JobTooLarge, PenstockError, ViewInError
 from actors.protocol.api import ObjectStatus
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 WAIT_MS = 400_000
 GUILTY = r"JobTooLarge: Step .* ended the engine twice, alone"

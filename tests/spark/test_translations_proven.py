@@ -15,8 +15,9 @@ import translation_lab  # type: ignore[import-not-found]
 import actors
 from actors.spark.class_archive import find_archive
 from actors.spark.java import JavaHome
+from actors.testing.patience import PROGRAM_S
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 EXPECTED = {
     "AggregationNode: one key less",
@@ -72,7 +73,7 @@ def told(java: JavaHome, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-5_000:]

@@ -20,7 +20,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 ROOT = Path(__file__).parents[2]
 TAKEN = [

@@ -15,7 +15,7 @@ from actors.sql_session import SqlSession, writing
 from actors.sql_session.keyed_merge import read_keyed_merge
 from actors.testing.check_views import for_short_lives
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 TABLE = "CREATE TABLE {} (id INT PRIMARY KEY, name TEXT, x FLOAT8, d NUMERIC(8,2), at TIMESTAMPTZ)"
 ROWS = (

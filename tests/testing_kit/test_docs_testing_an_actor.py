@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from actors.testing.patience import PROGRAM_S
+
 
 def files(page: Path) -> dict[str, str]:
     """What the page says stands in each file: snippets of one file follow each other."""
@@ -36,7 +38,7 @@ def test_a_stranger_can_follow_it(root: Path, tmp_path: Path, options: list[str]
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from actors.testing.patience import PROGRAM_S
+
 TESTS = """
 import asyncio
 import anyio
@@ -58,7 +60,7 @@ def run(folder: Path, *options: str) -> str:
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=PROGRAM_S,
         check=False,
     )
     return done.stdout + done.stderr

@@ -28,6 +28,7 @@ from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.analysis import analyze_in_memory
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, WeightedRows, accumulated
+from actors.testing.patience import PATIENCE_S
 from actors.views.compile import compile_view
 
 T = TableSchema((TableColumn("k", "int"), TableColumn("x", "int")))
@@ -157,7 +158,7 @@ async def test_a_lookup_from_rows_that_nobody_looked_up_is_told() -> None:
     plan = null_key_plan()
     lookup = StateLookup("s0", ("k",), (("s0", ("x",)),))
     stratum = msgspec.structs.replace(plan.strata[0], lookups=(lookup,))
-    with anyio.fail_after(20), pytest.raises(InvalidUsage, match="looked up s0 before"):
+    with anyio.fail_after(PATIENCE_S), pytest.raises(InvalidUsage, match="looked up s0 before"):
         await maintained(msgspec.structs.replace(plan, strata=(stratum,)), DELTAS, fuse=False)
 
 

@@ -11,7 +11,7 @@ from actors.settings import Settings
 from actors.testing import check_views
 from actors.testing.check_views import CheckCommand
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.spark
 
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 SCRIPTS_ON_SPARK = ("global_sums_beside_extremes", "large_top")

@@ -11,6 +11,7 @@ import anyio
 import pytest
 
 from actors.testing import virtual_time
+from actors.testing.patience import PATIENCE_S
 from actors.testing.virtual_time import (
     EPOCH_MS,
     VirtualClock,
@@ -55,7 +56,7 @@ def test_an_hour_takes_no_time_and_clocks_agree() -> None:
 
     began = time.monotonic()
     wall, monotonic = run(body, 3)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < PATIENCE_S < 3600
     assert monotonic == pytest.approx(3_600_000)
     assert wall == EPOCH_MS + 7 + int(monotonic)
 

@@ -17,6 +17,7 @@ from actors.protocol.relations import RELATIONS
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
+from actors.testing.patience import PATIENCE_S
 from actors.testing.waits import Edge, WaitingMailbox, by_role, cycle, drawing
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "waiting-sends.md"
@@ -165,7 +166,7 @@ async def test_a_ball_between_two_is_a_cycle_an_effect_and_an_answer_are_none(
         await left.ask(lambda reply: reply)
         assert edges == {("/left", "/right"): {"ReplySlot"}}
         await left.send(2)
-        with anyio.fail_after(5):
+        with anyio.fail_after(PATIENCE_S):
             while ("/right", "/left") not in edges:
                 await anyio.lowlevel.checkpoint()
     assert cycle(edges) == ["/left", "/right", "/left"]

@@ -29,7 +29,7 @@ from actors.testing.maintain import EngineCaller
 from actors.views.compile import compile_view
 from actors.views.query_analysis import analyzed_query
 
-pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 TABLES: dict[str, TableSchema] = view_corpus.TABLES
 BATCH = 12

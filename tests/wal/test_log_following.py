@@ -22,6 +22,7 @@ from wal_nodes import (  # type: ignore[import-not-found]
 
 from actors.errors import ConnectionBroken
 from actors.kernel import SystemClock
+from actors.testing.patience import PATIENCE_MS
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.following import AllRemoved, WalFollower, choose_furthest
 from actors.wal.framing import START_LSN, RecordDecoder
@@ -46,7 +47,7 @@ def lines(first: int, stop: int) -> list[bytes]:
 
 
 async def connect(address: AcceptorAddress) -> AcceptorConnection:
-    return await dial(address, TENANT, TIMELINE, timeout_ms=10_000)
+    return await dial(address, TENANT, TIMELINE, timeout_ms=PATIENCE_MS)
 
 
 class Reading:
@@ -183,6 +184,7 @@ async def test_a_reader_leaves_who_learns_of_nothing_new(tmp_path: Path) -> None
 async def test_one_that_says_nothing_is_left_for_another(tmp_path: Path) -> None:
     async with nodes(tmp_path, 1) as those, impostor() as silent:
         await append(those, lines(0, 10))
+        # expires: the first says nothing
         async with reading([silent, *those], silence_ms=300) as found:
             while len(found.ids) < 10:
                 try:

@@ -98,7 +98,7 @@ async def test_without_a_quorum_nothing_is_acknowledged() -> None:
         await log.append(b"x" * 8)
         await those[0].down()
         await those[1].down()
-        with anyio.move_on_after(0.2) as waited:
+        with anyio.move_on_after(0.2) as waited:  # expires: there is no quorum
             await log.append(b"y" * 8)
         assert waited.cancelled_caught
         await those[0].up()
@@ -248,11 +248,11 @@ def test_addresses() -> None:
 def test_times_are_settings() -> None:
     settings = Settings(
         wal_heartbeat_ms=7,
-        wal_silence_ms=70,
+        wal_silence_ms=70,  # expires: nothing runs
         wal_donor_absent_ms=700,
-        wal_fetch_timeout_ms=7_000,
+        wal_fetch_timeout_ms=7_000,  # expires: nothing runs
         wal_redial_ms_max=77,
-        connect_timeout_ms=777,
+        connect_timeout_ms=777,  # expires: nothing runs
     )
     config = ProposerConfig(TENANT, TIMELINE, 8).timed(settings)
     assert (config.tenant, config.start_lsn) == (TENANT, 8)

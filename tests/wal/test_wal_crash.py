@@ -34,7 +34,6 @@ END = MIDDLE + 10 * COUNT
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_nothing_acknowledged_is_lost() -> None:
     command = [sys.executable, str(PROOF / "wal_crash.py"), "--pause-ms", "50"]
     command += ["--strikes", "proposer and acceptor,all acceptors"]

@@ -380,6 +380,7 @@ async def test_a_store_that_hangs_or_fails_holds_up_nobody(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bucket = Bucket()
+    # expires: the store hangs
     node = Node(tmp_path, bucket, settings=Settings(wal_blob_timeout_ms=1))
     await node.open()
     timeline = await node.lead()

@@ -31,7 +31,6 @@ VERSION = 150_018
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_real_log_reaches_all_acceptors_byte_for_byte() -> None:
     """An acceptor and the relay are killed on the way; PostgreSQL waits for the relay as for a
     synchronous standby; pg_waldump reads all of it."""

@@ -34,6 +34,7 @@ from actors.errors import (
 from actors.kernel import ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_MS
 from actors.transport.security import TransportSecurity
 from actors.wal import codec_v3, dialling
 from actors.wal.dialling import (
@@ -90,7 +91,9 @@ class Served:
         self.dialled: list[AcceptorConnection] = []
 
     async def dial(self, token: str = "", tls: ssl.SSLContext | None = None) -> AcceptorConnection:
-        made = await dial(self.address, TENANT, TIMELINE, timeout_ms=10_000, token=token, tls=tls)
+        made = await dial(
+            self.address, TENANT, TIMELINE, timeout_ms=PATIENCE_MS, token=token, tls=tls
+        )
         self.dialled.append(made)
         return made
 
@@ -508,7 +511,7 @@ async def test_pg_receivewal_writes_the_same_segment(tmp_path: Path) -> None:
 
 async def test_who_says_nothing_for_too_long_is_given_up() -> None:
     ours, theirs = socket.socketpair()
-    stream = PgStream(Settings(wal_idle_timeout_ms=20))
+    stream = PgStream(Settings(wal_idle_timeout_ms=20))  # expires: nothing is sent
     await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, ours)
     with theirs:
         with pytest.raises(ConnectionBroken, match="sent nothing for"):

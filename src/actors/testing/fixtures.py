@@ -5,6 +5,9 @@
 not take it keep the loop they have. A conftest with a hook of that name overrides this one for its
 folder: it then has to give the loop of virtual time itself.
 
+`patient_loop` puts a test on a loop whose time stops while the loop is late, for tests of sockets
+and their deadlines; see `actors.testing.patient_loop`.
+
 Options. ``--messages-encoded``: every message between actors is encoded and decoded on its way, in
 all tests. ``--stage-orders N``: tests on a stage run N times, each time with another order of
 callbacks that are ready at once, drawn from a seed that the test's name shows.
@@ -22,12 +25,15 @@ import pytest_asyncio
 
 from actors.testing.encoding import encode_all
 from actors.testing.isolation import ActorIsolation
+from actors.testing.patient_loop import PatientLoop
 from actors.testing.virtual_time import VirtualTimeLoop
 
 LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 FIXTURES: Final = ("stage",)
 """Fixtures that put a test on a loop of virtual time."""
+PATIENT: Final = "patient_loop"
+"""Fixture that puts a test on a loop whose time stops while the loop is late."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -63,8 +69,9 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> Mapping[str, LoopFactory]:
     """Return the loops on which a test runs, once on each."""
-    if not set(FIXTURES) & set(getattr(item, "fixturenames", ())):
-        return {"asyncio": asyncio.new_event_loop}
+    names = set(getattr(item, "fixturenames", ()))
+    if not names.intersection(FIXTURES):
+        return {"patient": PatientLoop} if PATIENT in names else {"asyncio": asyncio.new_event_loop}
     orders: int = config.getoption("stage_orders")
     if orders < 1:
         return {"virtual": VirtualTimeLoop}
@@ -76,6 +83,11 @@ async def stage() -> AsyncIterator[ActorIsolation]:
     """Yield an empty stage; see `actors.testing.isolation`."""
     async with ActorIsolation() as made:
         yield made
+
+
+@pytest.fixture
+def patient_loop() -> None:
+    """Run the test on a `PatientLoop`; see `pytest_asyncio_loop_factories`."""
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:

@@ -26,6 +26,7 @@ from actors.errors import PenstockError, RemoteProtocolError
 from actors.pgwire.decoder import FrontendDecoder
 from actors.pgwire.messages import EncryptionRequest, StartupPacket, encode_message
 from actors.service import Service
+from actors.testing.patience import PATIENCE_S
 from actors.testing.wire_fuzz import mutated
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
@@ -48,7 +49,7 @@ _WORDS: Final = (
 )
 QUIET_SECONDS: Final = 0.25
 """A server that sends nothing for so long waits for more."""
-ANSWER_SECONDS: Final = 30.0
+ANSWER_SECONDS: Final = PATIENCE_S
 """Time in which another client must be answered."""
 
 

@@ -22,7 +22,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-_TIMEOUT_S: Final = 60
+from actors.testing.patience import PATIENCE_S
+
+_TIMEOUT_S: Final = PATIENCE_S
 _GUARD: Final = 'cat >/dev/null; "$0" -D "$1/data" -m immediate stop >/dev/null 2>&1; rm -rf "$1"'
 _PLACES: Final = "/usr/lib/postgresql/*/bin"
 
@@ -156,7 +158,9 @@ class PostgresServer:
         return (self.folder / "log").read_text()
 
     def _control(self, *arguments: str) -> None:
-        self._run([binary("pg_ctl"), "-D", str(self._data), "-w", *arguments])
+        self._run(
+            [binary("pg_ctl"), "-D", str(self._data), "-w", "-t", str(_TIMEOUT_S), *arguments]
+        )
 
     def _run(self, command: list[str], *, timeout_s: float = _TIMEOUT_S) -> str:
         done = subprocess.run(

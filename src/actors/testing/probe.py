@@ -18,11 +18,12 @@ import anyio
 import anyio.lowlevel
 
 from actors.kernel import Actor, ActorAddress, ActorSystem
+from actors.testing.patience import PATIENCE_S
 from actors.testing.virtual_time import TURNS_MAX, VirtualLivelock, VirtualTimeLoop
 
 T = TypeVar("T")
 
-EXPECT_SECONDS: Final = 100.0
+EXPECT_SECONDS: Final = PATIENCE_S
 """Longest wait of `expect` before the test fails: never a delay of a test that passes."""
 
 

@@ -49,10 +49,11 @@ from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
 from actors.testing.nodes import NodeRelation
 from actors.testing.nodes import Update as Row
+from actors.testing.patience import PATIENCE_S
 from actors.views.input_uses import input_filter
 
 RETAIN: Final = "retain"
-WAIT_SECONDS: Final = 120.0
+WAIT_SECONDS: Final = PATIENCE_S
 LARGE_PARTS: Final = 3
 """Number of parts into which a large table is cut that is written at once."""
 LOOK_SECONDS: Final = 0.25
@@ -149,7 +150,7 @@ class ScriptStage:
         self.settings = settings
         self.progress: dict[str, int] = {}
         self.statuses: dict[str, StatusResponse] = {}
-        self.wait_seconds = WAIT_SECONDS
+        self.wait_seconds: float = WAIT_SECONDS
         self.news = anyio.Event()
         self._system = system
         self._executor = executor
