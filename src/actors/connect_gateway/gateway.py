@@ -87,7 +87,7 @@ class GatewayCalls:
         self._run = run
         self._security = security
         self._find_token = find_token
-        self._sessions = SessionTable(settings)
+        self._sessions = SessionTable(settings, run)
         self._opening = anyio.Lock()
 
     def handlers(self) -> Any:
@@ -283,11 +283,14 @@ class GatewayCalls:
             await self._calls.interrupt(operation.session, operation.operation_id)
         await self._sessions.end(operation)
 
+    def stop(self) -> None:
+        """Prepare for the end: see `SessionTable.stop`."""
+        self._sessions.stop()
+
     async def end_all(self) -> None:
         """Forget all sessions, and end their operations."""
         for session in self._sessions:
             await self._forget(session)
-        await self._sessions.wait_returned()
 
     def describe(self) -> str:
         """Return the number of sessions and operations, as text for people."""

@@ -7,8 +7,7 @@ reads its objects at the time of that use.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from typing import Final, NamedTuple
 
@@ -133,12 +132,15 @@ class GatewaySession:
 class SessionTable:
     """All sessions and operations."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(
+        self, settings: Settings, run: Callable[[Callable[[], Awaitable[None]]], None]
+    ) -> None:
+        """Take the limits. `run` runs a coroutine function beside all calls."""
         self._settings = settings
+        self._run = run
         self._sessions: dict[SessionKey, GatewaySession] = {}
         self._operations = 0
-        # Tasks that return what ended operations held; each leaves when it is done.
-        self._returning: set[asyncio.Task[None]] = set()
+        self._stopping = False
 
     def __iter__(self) -> Iterator[GatewaySession]:
         return iter(list(self._sessions.values()))
@@ -194,13 +196,22 @@ class SessionTable:
         self._operations -= 1
         if operation.own is not None:
             operation.own.cancel()
-        # A task of its own: gRPC cancels the task of a call whose client has hung up, and PySpark
-        # hangs up as soon as it has the last response. A shielded scope does not hold that off.
-        returning = asyncio.create_task(operation.rows.aclose())
-        self._returning.add(returning)
-        returning.add_done_callback(self._returning.discard)
-        await asyncio.shield(returning)
+        returned = anyio.Event()
 
-    async def wait_returned(self) -> None:
-        """Wait until all that ended operations held is returned."""
-        await asyncio.gather(*self._returning, return_exceptions=True)
+        async def return_rows() -> None:
+            # Shielded: others wait for what it holds, also if the gateway stops meanwhile.
+            with anyio.CancelScope(shield=True):
+                await operation.rows.aclose()
+            returned.set()
+
+        if self._stopping:
+            await return_rows()
+            return
+        # Beside this call: gRPC cancels the task of a call whose client has hung up, and PySpark
+        # hangs up as soon as it has the last response. No shielded scope holds that off.
+        self._run(return_rows)
+        await returned.wait()
+
+    def stop(self) -> None:
+        """Have `end` return in its caller's task: nothing runs beside the calls any more."""
+        self._stopping = True

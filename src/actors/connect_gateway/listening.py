@@ -185,6 +185,7 @@ class ConnectGateway(Actor[GatewayMessage]):
 
     async def on_stop(self) -> None:
         """Stop the server; calls that run get a moment."""
+        self._calls.stop()
         with anyio.CancelScope(shield=True):
             await self._bound.server.stop(STOP_SECONDS)
             await self._calls.end_all()
