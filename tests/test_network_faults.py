@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from actors.testing.patience import PROGRAM_S
 
 PROOF = Path(__file__).parent / "proof"
 
 
+@pytest.mark.second
 def test_clients_get_right_answers_over_a_broken_network() -> None:
     seed = 3  # with TLS and tokens
     command = [sys.executable, str(PROOF / "network_campaign.py"), "--runs", "1"]

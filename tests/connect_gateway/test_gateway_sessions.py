@@ -30,7 +30,7 @@ async def test_a_call_that_is_cancelled_while_it_ends_returns_what_it_holds() ->
     beside: list[asyncio.Task[None]] = []
 
     def run(effect: Callable[[], Awaitable[None]]) -> None:
-        beside.append(asyncio.ensure_future(effect()))  # type: ignore[arg-type]
+        beside.append(asyncio.ensure_future(effect()))
 
     table, held = SessionTable(Settings(), run), HeldRows()
     session = GatewaySession(SessionKey("ann", "s"), "server-side")

@@ -43,7 +43,7 @@ from actors.persist.verifying import CATALOG, objects_of, shard_of
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -17,7 +17,7 @@ from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 LINES_MAX = 30

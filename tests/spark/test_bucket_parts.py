@@ -312,7 +312,8 @@ def test_executors_write_a_large_answer_as_objects(
     assert sorted(map(repr, found)) == sorted(map(repr, wanted))
 
 
-@pytest.mark.parametrize("kind", ["whole", "step", "difference"])
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("kind", ["step", "whole", "difference"])
 def test_executors_cut_a_large_answer_into_the_objects_of_each_shard(
     engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path, kind: str
 ) -> None:
@@ -373,6 +374,7 @@ def object_of(s3: s3_server.S3, bucket: str, place: BucketFolder, made: ObjectDo
     return table
 
 
+@pytest.mark.second
 def test_executors_write_the_large_difference_of_a_query(
     engine: ChildProcess, s3: s3_server.S3, bucket: str, tmp_path: Path
 ) -> None:

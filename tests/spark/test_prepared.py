@@ -64,6 +64,7 @@ from actors.settings import Settings
 from actors.spark.java import JavaHome
 from actors.testing.check_views import for_short_lives
 from actors.testing.patience import PROGRAM_S
+from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
 
@@ -77,7 +78,7 @@ HIDDEN = TableSchema(
 SOURCES = (FACTS, NAMES, GROUPS)
 CONF = (("spark.sql.caseSensitive", "true"),)
 LO, HI = 10, 20
-STEPS = 20
+STEPS = max(8, examples(20))
 MEANINGS = {
     "a_v > 2": lambda row: None if row["a_v"] is None else row["a_v"] > 2,
     "a_v + 1": lambda row: None if row["a_v"] is None else row["a_v"] + 1,
@@ -277,6 +278,7 @@ def engine(request: pytest.FixtureRequest) -> ChildProcess:
 # -- never stale --------------------------------------------------------------------------------
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("kind", PLANS)
 def test_a_plan_executed_again_has_the_new_rows(engine: ChildProcess, kind: str) -> None:
     child = engine

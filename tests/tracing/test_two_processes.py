@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 CLIENT, SERVICE, ENGINE = "demo-client", "penstock", "penstock-engine"
 SECONDS = 250
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 
 @pytest.fixture(scope="module")
