@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import shutil
@@ -79,6 +80,15 @@ def pytest_configure(config: pytest.Config) -> None:
 def root() -> Path:
     """The project's folder."""
     return ROOT
+
+
+@pytest.fixture(scope="module")
+def collector_is_off() -> Iterator[None]:
+    """Python's collector is off: while hundreds of megabytes of syntax trees grow, half of the time
+    would go to looking for garbage among them."""
+    gc.disable()
+    yield
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

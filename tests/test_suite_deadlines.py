@@ -26,6 +26,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+pytestmark = pytest.mark.usefixtures("collector_is_off")
+
 LEAST_S = 30
 REMEDY = (
     "wait for PATIENCE_S, run on virtual time (`stage`), on a `patient_loop` or by `Deadlines`; "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import gc
 import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -149,15 +148,15 @@ def nodes_of(path: Path) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(ast.parse(text_of(path))))
 
 
+pytestmark = pytest.mark.usefixtures("collector_is_off")
+
+
 @pytest.fixture(scope="module", autouse=True)
 def nothing_stays() -> Iterator[None]:
-    """All syntax trees are some hundred megabytes: while they grow, half of the time would go to
-    looking for garbage among them, and the process goes on to other tests without them."""
-    gc.disable()
+    """The process goes on to other tests without the syntax trees."""
     yield
     text_of.cache_clear()
     nodes_of.cache_clear()
-    gc.enable()
 
 
 def all_wrong(paths: Iterable[Path], wrong: Callable[[Path], list[str]]) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).resolve().parent.parent / "src" / "actors"
 FILES = sorted(SOURCE.rglob("*.py"))
 ROOT_MODULES_MAX = 14
@@ -19,6 +21,8 @@ COMMENTS_MIN = 0.03
 FRAGMENTS = frozenset({"What", "Of", "Who", "Whose", "Whether"})
 """Words that begin a fragment instead of a sentence."""
 WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z0-9]+|[A-Z]+")
+
+pytestmark = pytest.mark.usefixtures("collector_is_off")
 
 
 @cache

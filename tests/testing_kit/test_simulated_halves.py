@@ -35,8 +35,8 @@ from tests.simulators.service.storage_checkers import StorageToldChecker
 from tests.simulators.service.storage_rivals import StorageRival
 from tests.simulators.service.stores import SimulatedDisk
 
-SEEDS = 50
-BATCHES = 1
+SEEDS = 56
+BATCHES = 4
 
 FOUND = {
     "columns_not_told": 3001,
@@ -81,6 +81,7 @@ RIVALS = tuple(
 )
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("batch", range(BATCHES))
 def test_seeds_with_both_halves_find_nothing(batch: int) -> None:
     first = 1_000 + batch * SEEDS // BATCHES
