@@ -165,6 +165,7 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: ActorIso
     )  # the first two were passed before
     await adapter.send(ResponsesAcked("b", (0,)))
     await worker.expect_nothing()
+    assert await inspect(adapter) == AdapterStatistics(3, 0, 0, 0)
 
 
 async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(

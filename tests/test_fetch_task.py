@@ -107,9 +107,11 @@ async def test_results_come_in_any_order_each_with_its_own_time(stage: ActorIsol
     task, probe = spawn(stage, store)
     await task.send(FetchPart(10, slow))
     await task.send(FetchPart(20, fast))
-    await probe.expect(PartFetched, time=20, key="fast")
+    first = await probe.expect(PartFetched, time=20, key="fast")
     store.gates["slow"].set()
-    await probe.expect(PartFetched, time=10, key="slow")
+    second = await probe.expect(PartFetched, time=10, key="slow")
+    assert first.updates.equals(updates(2))
+    assert second.updates.equals(updates(1))
 
 
 async def test_so_many_fetches_at_once_and_no_more(stage: ActorIsolation) -> None:

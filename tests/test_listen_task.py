@@ -385,6 +385,7 @@ async def test_a_grant_never_raises_the_credit_above_its_start(stage: ActorIsola
         shard.append(index + 1, f"p{index}", bytes=60)
     await probe.expect(PartsDescribed, upper=1)
     await probe.expect_nothing()
+    assert "credit 40" in task.statistics().doing
 
 
 async def test_empty_progress_coalesces_behind_unanswered_descriptions(
@@ -503,6 +504,7 @@ async def test_nothing_that_waits_is_told_after_a_failure(stage: ActorIsolation)
     await probe.expect(ListenFailed)
     await task.send(GrantDescriptions(0))
     await probe.expect_nothing()
+    assert task.statistics().doing == "frozen at [7]: the lease of r1 expired"
 
 
 async def test_a_store_that_fails_is_asked_again(stage: ActorIsolation) -> None:

@@ -54,11 +54,9 @@ async def test_every_worker_sees_the_same_order(stage: ActorIsolation, count: in
     workers.extend(probe.address for probe in probes)
     for number in range(20):
         await owner.send(ProposeCommand(1, ScheduleDataflow(f"u{number}")))
+    wanted = [SequencedCommand(n, 1, ScheduleDataflow(f"u{n}")) for n in range(20)]
     for probe in probes:
-        for number in range(20):
-            await probe.expect(
-                SequencedCommand, index=number, command=ScheduleDataflow(f"u{number}")
-            )
+        assert [await probe.expect(SequencedCommand) for _ in wanted] == wanted
         await probe.expect_nothing()
 
 
@@ -70,6 +68,7 @@ async def test_a_worker_that_is_gone_harms_no_other(stage: ActorIsolation, how: 
     await owner.send(ProposeCommand(1, AllowWrites()))
     await first.expect(SequencedCommand, index=0)
     await third.expect(SequencedCommand, index=0)
+    assert owner.statistics().state == "idle"
 
 
 async def test_a_slow_worker_holds_up_the_order_and_loses_nothing(stage: ActorIsolation) -> None:

@@ -11,7 +11,7 @@ from actors.settings import BUCKET_SETTINGS, Settings, load
 
 
 def test_defaults_keep_their_own_rules() -> None:
-    load(environment={})
+    assert load(environment={}) == Settings()
 
 
 def test_precedence_is_file_environment_flags(tmp_path: Path) -> None:

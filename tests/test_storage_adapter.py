@@ -81,6 +81,7 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
     await worker.expect(StoragePassed, nonce="a", serials=(2,))
     await client.expect_nothing()
     await second.expect_nothing()
+    assert await inspect(adapter) == AdapterStatistics(0, 1, 0, 0)
 
 
 async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: ActorIsolation) -> None:
@@ -96,6 +97,7 @@ async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: ActorIso
     await client.expect(StorageFromWorker, response=FrontierUpper("u1", 2), serial=3)
     await adapter.send(ResponsesAcked("b", (0, 0, 3)))
     await worker.expect(StoragePassed, nonce="b", serials=(3,))  # the first two were passed before
+    assert await inspect(adapter) == AdapterStatistics(3, 0, 0, 0)
 
 
 async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
@@ -122,6 +124,7 @@ async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
     for nonce in ("first", "second"):
         await adapter.send(StorageFromClient("a", Hello(nonce)))
     await worker.expect_nothing()
+    assert adapter.statistics().state == "handles StorageFromClient"
     worker.resume()
     for nonce in ("first", "second"):
         await worker.expect(StorageTagged, nonce="a", command=Hello(nonce))

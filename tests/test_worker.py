@@ -251,8 +251,10 @@ async def test_a_task_that_crashes_freezes_its_source(
         dataflow = await h.dataflows.expect()
         tell_workers(dataflow, StartInputs("i1", 7))
         await dataflow.expect(InputStarted)
-        await h.fetches.running[0].crash()
-        await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
+        (fetch,) = h.fetches.running
+        await fetch.crash()
+        failed = await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
+        assert str(failed.error) == f"{fetch.address.path} failed; see the log"
 
 
 async def test_a_source_that_is_caught_up_ends_with_its_dataflow(

@@ -1,7 +1,7 @@
 """The page of what clients can do: ``python tests/clients/compatibility_page.py`` writes it.
 
-Tests of clients keep what they saw in pytest's cache (`keep_sight`), and fail if the page says
-something else (`differences`). This program writes into the page what is kept; a client that was
+Tests of clients keep what they saw in pytest's cache and fail if the page says something else
+(`client_house.page_differences`). This program writes into the page what is kept; a client that was
 not seen here stays as the page has it.
 """
 

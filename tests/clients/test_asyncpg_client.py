@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from client_house import ClientHouse, hold_to_page, run_python
+from client_house import ClientHouse, page_differences, run_python
 
 
 @pytest.mark.second
 def test_what_asyncpg_can_do(house: ClientHouse, pytestconfig: pytest.Config) -> None:
-    hold_to_page(run_python("asyncpg_program", [house.pg_address]), pytestconfig)
+    assert page_differences(run_python("asyncpg_program", [house.pg_address]), pytestconfig) == []

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyspark
 import pytest
-from client_house import ClientHouse, hold_to_page, run_java
+from client_house import ClientHouse, page_differences, run_java
 
 JARS = Path(pyspark.__file__).parent / "jars"
 # Arrow and Spark look into classes that a JVM closes since Java 16.
@@ -29,4 +29,4 @@ def test_what_the_connect_driver_can_do(
     sight = run_java(
         "ConnectJdbcProgram", jars, [client_house_on_spark.connect_address], tmp_path, *OPTIONS
     )
-    hold_to_page(sight, pytestconfig)
+    assert page_differences(sight, pytestconfig) == []

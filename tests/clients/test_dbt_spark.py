@@ -10,7 +10,7 @@ from pathlib import Path
 import py4j
 import pyspark
 import pytest
-from client_house import HERE, ClientHouse, clients_python, hold_to_page, run_program
+from client_house import HERE, ClientHouse, clients_python, page_differences, run_program
 
 
 @pytest.mark.spark
@@ -34,4 +34,4 @@ def test_what_dbt_spark_can_do(
         "PYTHONPATH": os.pathsep.join(map(str, (HERE, lent))),
     }
     command = [python, str(HERE / "dbt_program.py"), str(project)]
-    hold_to_page(run_program(command, environ), pytestconfig)
+    assert page_differences(run_program(command, environ), pytestconfig) == []

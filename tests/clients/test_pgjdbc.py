@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from client_house import ClientHouse, hold_to_page, needed, run_java
+from client_house import ClientHouse, needed, page_differences, run_java
 
 DRIVER = "/usr/share/java/postgresql.jar"
 
@@ -15,4 +15,5 @@ def test_what_pgjdbc_can_do(
     house: ClientHouse, pytestconfig: pytest.Config, tmp_path: Path
 ) -> None:
     jar = needed(DRIVER, "libpostgresql-jdbc-java")
-    hold_to_page(run_java("PgJdbcProgram", [jar], [house.pg_address], tmp_path), pytestconfig)
+    sight = run_java("PgJdbcProgram", [jar], [house.pg_address], tmp_path)
+    assert page_differences(sight, pytestconfig) == []

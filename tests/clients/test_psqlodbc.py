@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client_house import ClientHouse, clients_python, hold_to_page, needed, run_python
+from client_house import ClientHouse, clients_python, needed, page_differences, run_python
 
 DRIVER = "/usr/lib/*/odbc/psqlodbcw.so"
 
@@ -13,4 +13,4 @@ def test_what_psqlodbc_can_do(house: ClientHouse, pytestconfig: pytest.Config) -
     driver = needed(DRIVER, "odbc-postgresql")
     python = clients_python("pyodbc")
     sight = run_python("odbc_program", [driver, house.pg_address], python=python)
-    hold_to_page(sight, pytestconfig)
+    assert page_differences(sight, pytestconfig) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client_house import ClientHouse, hold_to_page, run_python
+from client_house import ClientHouse, page_differences, run_python
 
 
 @pytest.mark.spark
@@ -12,4 +12,4 @@ def test_what_a_remote_pyspark_can_do(
     client_house_on_spark: ClientHouse, pytestconfig: pytest.Config
 ) -> None:
     sight = run_python("pyspark_program", [client_house_on_spark.connect_address])
-    hold_to_page(sight, pytestconfig)
+    assert page_differences(sight, pytestconfig) == []

@@ -50,7 +50,7 @@ def check(*commands: Command, ours: bool = False) -> CommandRules:
 
 
 def test_a_good_conversation() -> None:
-    check(
+    rules = check(
         *START,
         UpdateConfiguration(),
         UpdateConfiguration(4096),
@@ -63,6 +63,11 @@ def test_a_good_conversation() -> None:
         AllowCompaction("unknown", 5),
         AllowCompaction("i1", EMPTY),
     )
+    assert rules.complete
+    with pytest.raises(RemoteProtocolError, match="peek p has no answer yet"):
+        rules.check(Peek("p", IndexTarget("i1"), 5))
+    with pytest.raises(RemoteProtocolError, match="i1 was dropped and its end has not been told"):
+        rules.check(CreateDataflow(FLOW))
 
 
 @pytest.mark.parametrize(

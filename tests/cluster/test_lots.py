@@ -11,10 +11,12 @@ import msgspec
 import pytest
 
 from actors.channel_adapter import (
+    AdapterStatistics,
     ChannelAdapter,
     ConnectClient,
     FromClient,
     FromWorker,
+    InspectAdapter,
     ManyFromWorker,
     ResponsesAcked,
     ResponsesForwarded,
@@ -168,6 +170,7 @@ async def test_a_lot_of_the_current_nonce_goes_on_as_one(stage: ActorIsolation) 
     await worker.expect(ResponsesForwarded, nonce="a", serials=(3, 4, 5))
     await adapter.send(ConnectClient("old", client.address))
     await client.expect_nothing()  # what was stashed for it was older
+    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 0, 0, 0)
 
 
 async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> None:
@@ -187,6 +190,7 @@ async def test_lots_of_others_are_judged_one_by_one(stage: ActorIsolation) -> No
     await adapter.send(ConnectClient("next", client.address))
     for number, serial in ((3, 0), (4, 0), (5, 5)):
         await client.expect(FromWorker, response=Frontiers("v", write=number), serial=serial)
+    assert await adapter.ask(InspectAdapter) == AdapterStatistics(3, 2, 0, 0)
 
 
 # -- what is told to the workers -------------------------------------------------------------------
@@ -293,6 +297,7 @@ async def test_commands_that_came_together_go_on_together(stage: ActorIsolation)
     await talk.connection.send(ClientCommands((peek("p2"),)))
     await talk.adapters[0].expect(FromClient, nonce="a", command=peek("p2"))
     await talk.adapters[0].expect_nothing()
+    assert (talk.outlet.error, talk.outlet.writes) == (None, [])
 
 
 async def test_what_stands_before_a_command_that_breaks_a_rule_is_passed_on(
@@ -311,7 +316,8 @@ async def test_a_context_that_is_not_let_in_does_not_travel(stage: ActorIsolatio
     await talk.begin()
     traceparent = f"00-{1:032x}-{1:016x}-01"
     await talk.connection.send(ClientCommands((TracedMessage(peek("p1"), traceparent), peek("p2"))))
-    await talk.adapters[0].expect(FromClient, command=CommandBatch((peek("p1"), peek("p2"))))
+    passed = await talk.adapters[0].expect(FromClient)
+    assert passed.command == CommandBatch((peek("p1"), peek("p2")))
 
 
 def answers(*uuids: str) -> tuple[tuple[int, Response], ...]:

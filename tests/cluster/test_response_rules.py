@@ -74,24 +74,24 @@ def talk(*said: Command | Response) -> ResponseRules:
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("said", "ended"),
     [
-        [Frontiers("i1", 5), Frontiers("i1", 6, 6), Frontiers("i1", None, 7, 5)],
-        [*DROPS, Frontiers("i1", 9), Frontiers("i1", EMPTY, EMPTY, EMPTY)],
-        [PEEK, ROWS, PEEK, ROWS],
-        [PEEK, CancelPeek("p"), CANCELED],
-        [PEEK, CancelPeek("p"), ROWS],
-        [batch(0, 6), batch(6, 9), *DROPS, dropped(9)],
-        [*DROPS, dropped(0)],
-        [batch(0, 6), batch(6, EMPTY)],
-        [CopyToResponse("c1", CopyDone(1, 1, "m"))],
-        [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDropped())],
-        [AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDone(1, 1, "m"))],
-        [StatusResponse("unknown", "x"), ConnectionRefused("ResourceClosed", "over")],
+        ([Frontiers("i1", 5), Frontiers("i1", 6, 6), Frontiers("i1", None, 7, 5)], []),
+        ([*DROPS, Frontiers("i1", 9), Frontiers("i1", EMPTY, EMPTY, EMPTY)], ["i1"]),
+        ([PEEK, ROWS, PEEK, ROWS], []),
+        ([PEEK, CancelPeek("p"), CANCELED], []),
+        ([PEEK, CancelPeek("p"), ROWS], []),
+        ([batch(0, 6), batch(6, 9), *DROPS, dropped(9)], ["t1"]),
+        ([*DROPS, dropped(0)], ["t1"]),
+        ([batch(0, 6), batch(6, EMPTY)], ["t1"]),
+        ([CopyToResponse("c1", CopyDone(1, 1, "m"))], ["c1"]),
+        ([AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDropped())], ["c1"]),
+        ([AllowCompaction("c1", EMPTY), CopyToResponse("c1", CopyDone(1, 1, "m"))], ["c1"]),
+        ([StatusResponse("unknown", "x"), ConnectionRefused("ResourceClosed", "over")], []),
     ],
 )
-def test_what_may_come(said: Said) -> None:
-    talk(*said)
+def test_what_may_come(said: Said, ended: list[str]) -> None:
+    assert talk(*said).ended == ended
 
 
 @pytest.mark.parametrize(

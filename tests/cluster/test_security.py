@@ -131,9 +131,11 @@ async def spoken(listener: TransportListener, settings: Settings) -> None:
 async def test_both_sides_prove_themselves_and_speak(files: Files) -> None:
     tokens = files.tokens(TOKEN, OLD_TOKEN)
     ours = files.settings(token_file=tokens)
-    async with listening(ours) as listener:
+    echo = Echo()
+    async with listening(ours, echo) as listener:
         for token in (TOKEN, OLD_TOKEN):
             await spoken(listener, files.settings("client", token_file=files.tokens(token)))
+        assert echo.met == 2
 
 
 def test_the_same_on_the_loop_of_production(files: Files) -> None:

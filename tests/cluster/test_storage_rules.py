@@ -76,7 +76,7 @@ def check(*commands: Command) -> StorageCommandRules:
 
 
 def test_a_good_conversation() -> None:
-    check(
+    rules = check(
         Hello("a"),
         UpdateStorageConfiguration(5),
         source("u1", "e1", "e2"),
@@ -94,6 +94,13 @@ def test_a_good_conversation() -> None:
         CancelOneshotIngestion("o1"),
         CancelOneshotIngestion("unknown"),
     )
+    assert rules.complete
+    # The last description of u1 left out e1, which ended it; the drops ended the others.
+    for id in ("u1", "e1", "e2", "k1"):
+        with pytest.raises(RemoteProtocolError, match=f"{id} was dropped"):
+            rules.check(source("u2", id) if id.startswith("e") else source(id))
+    with pytest.raises(RemoteProtocolError, match="o1 was not answered"):
+        rules.check(oneshot())
 
 
 @pytest.mark.parametrize(

@@ -296,6 +296,9 @@ async def test_a_client_that_leaves_cancels_its_call(tmp_path: Path) -> None:
             call.cancel()
         while world.service.actors() and "0 operations" not in described(world):
             await anyio.sleep(0.01)
+        while not world.spark.interrupted:
+            await anyio.sleep(0.01)
+        assert world.spark.interrupted == ["one"]
 
 
 def described(world: GatewayWorld) -> str:
@@ -322,6 +325,7 @@ async def test_idle_sessions_are_released(tmp_path: Path) -> None:
         await world.run(lambda: spark.range(1).toArrow())
         while not world.spark.released:
             await anyio.sleep(0.05)
+        assert world.spark.released == [spark.session_id]
 
 
 async def test_a_clone_has_the_views(tmp_path: Path) -> None:

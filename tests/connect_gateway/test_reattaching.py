@@ -164,8 +164,9 @@ async def test_what_a_client_left_for_good_is_ended_at_spark(
         await call.read()
         call.cancel()
         await until_there_are(world, 0)
-        while world.spark.interrupted != ["op"]:
+        while not world.spark.interrupted:
             await anyio.sleep(0.01)
+        assert world.spark.interrupted == ["op"]
 
 
 async def test_what_a_client_left_for_good_is_ended_here(
@@ -187,3 +188,5 @@ async def test_what_a_client_left_for_good_is_ended_here(
         call.cancel()
         await until_there_are(world, 0)
         await ended.wait()
+        assert world.spark.of_kind("ExecutePlanRequest") == []  # nor was it ever Spark's
+        assert world.spark.interrupted == []

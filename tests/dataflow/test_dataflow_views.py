@@ -30,12 +30,12 @@ from actors.dataflow.events import DataflowPhase
 from actors.dataflow.filling import fill_hidden
 from actors.dataflow.policy import StepChoice, StepChooser
 from actors.plan.delta import ConsolidateRows, DeltaPlan, FilterRows, NamedInput, PlanStratum
-from actors.plan.jobs import RunStep
+from actors.plan.jobs import ComputeDifference, Job, JobRows, RunStep
 from actors.plan.schema import TableSchema
 from actors.protocol.compute import DataflowDescription, ShardImport, ViewExport
 from actors.settings import Settings
 from actors.testing.analysis import analyze_in_memory
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import EngineControls, InMemoryExecutor
 from actors.testing.oracle import run_query
 from actors.views.compile import compile_view
 
@@ -120,8 +120,11 @@ SMALL = {
 @pytest.mark.parametrize("limits", SMALL)
 @pytest.mark.parametrize("view", VIEWS)
 async def test_a_view_is_right_at_every_time(tmp_path: Path, view: str, limits: str) -> None:
-    seed = list(SMALL).index(limits)
-    await _live(tmp_path, view, seed, replace(SETTINGS, **SMALL[limits]), None)
+    seed = list(SMALL).index(limits) + 5
+    counts, jobs = await _live(tmp_path, view, seed, replace(SETTINGS, **SMALL[limits]), None)
+    assert len(counts) > 5
+    assert max(counts) > 0
+    assert any(rows.arrow_file for rows in given_rows(jobs)) == (limits == "rows in files")
 
 
 @pytest.mark.parametrize("view", sorted(set(VIEWS) - OPAQUE))
@@ -144,14 +147,24 @@ async def test_a_view_is_right_however_steps_are_done(
 @pytest.mark.parametrize("view", ["join groups", "opaque"])
 async def test_parts_reach_the_engine_as_files(tmp_path: Path, view: str) -> None:
     settings = replace(SETTINGS, inline_part_bytes_max=1, lookup_rows_max=1)
-    await _live(tmp_path, view, 7, settings, tmp_path / "state")
+    counts, jobs = await _live(tmp_path, view, 7, settings, tmp_path / "state")
+    assert max(counts) > 0
+    assert any(rows.files for rows in given_rows(jobs))
+
+
+def given_rows(jobs: list[Job]) -> list[JobRows]:
+    """The inputs of all steps and differences."""
+    found = [rows for job in jobs if isinstance(job, RunStep) for rows in job.inputs.values()]
+    differences = [job for job in jobs if isinstance(job, ComputeDifference)]
+    return found + [rows for job in differences for _, rows in job.tables]
 
 
 async def _live(
     tmp_path: Path, view: str, seed: int, settings: Settings, state: Path | None
-) -> None:
-    """Several lives of one view, with changes and compaction between and during them."""
-    tables, names = Tables(seed), itertools.count()
+) -> tuple[list[int], list[Job]]:
+    """Several lives of one view, with changes and compaction between and during them; returns the
+    number of the view's rows at each time, which were right, and the engine's jobs."""
+    tables, names, counts, controls = Tables(seed), itertools.count(), [], EngineControls()
     async with surroundings(state, settings) as (system, persist):
         for name in ("l", "r"):
             await shard(persist, name, PAIRS)
@@ -164,7 +177,7 @@ async def _live(
             if house is None or tables.random.random() < 0.3:
                 if house is not None:
                     await house.stop()
-                engine = InMemoryExecutor()
+                engine = InMemoryExecutor(controls)
                 name = f"life{next(names)}"
                 house = House(
                     system,
@@ -185,6 +198,8 @@ async def _live(
         for time in range(tables.upper):
             found = await contents(persist, "out", plan.output, time)
             assert found == expected(plan, tables, time), f"at {time}"
+            counts.append(len(found))
+    return counts, controls.jobs
 
 
 async def test_changes_that_no_view_looks_at_run_no_job(tmp_path: Path) -> None:

@@ -204,6 +204,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.sampled
 def test_two_clients_do_what_one_dictionary_does(blobs: StoreHouse) -> None:
     numbers = count()
 

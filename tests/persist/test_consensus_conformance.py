@@ -349,6 +349,7 @@ STEPS = st.lists(
 )
 
 
+@pytest.mark.sampled
 def test_two_clients_do_what_one_dictionary_does(documents: StoreHouse) -> None:
     numbers = count()
 

@@ -70,7 +70,9 @@ steps = st.lists(
 )
 
 
-async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) -> None:
+async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) -> Counter[str]:
+    """Returns how many rows were compared, by the way they were read and by the step before."""
+    compared: Counter[str] = Counter()
     client = await shard_of(Stores(replace(TINY, batches_per_shard_max=2)).client())
     held: list[tuple[int, int]] = []
     """(value, time)."""
@@ -94,6 +96,7 @@ async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) 
             reader = await client.open_reader("s", "r")
             expected = Counter(value for value, at in held if at <= as_of)
             assert await contents(reader, client, as_of) == sorted(expected.items())
+            compared["snapshot"] += len(expected)
             await reader.close()
         reader = await client.open_reader("s", "r")
         for frontier in range(since, upper):
@@ -102,15 +105,24 @@ async def _reads_as_rows_at_their_time(steps: list[tuple[str, list[int], int]]) 
             later = Counter((value, at) for value, at in held if at >= frontier)
             found = await rows_of(client, parts, frontier)
             assert found == sorted((*item, count) for item, count in later.items())
+            compared["listen"] += len(later)
         await reader.close()
+        compared[f"after {kind}"] += len(held)
+    return compared
 
 
-@given(steps=steps)
-@settings(deadline=None, max_examples=examples(80))
-def test_it_reads_as_rows_at_their_time_by_snapshot_listen_and_after_compaction(
-    steps: list[tuple[str, list[int], int]],
-) -> None:
-    asyncio.run(_reads_as_rows_at_their_time(steps))
+@pytest.mark.sampled
+def test_it_reads_as_rows_at_their_time_by_snapshot_listen_and_after_compaction() -> None:
+    compared: Counter[str] = Counter()
+
+    @given(steps=steps)
+    @settings(deadline=None, max_examples=examples(80))
+    def read(steps: list[tuple[str, list[int], int]]) -> None:
+        compared.update(asyncio.run(_reads_as_rows_at_their_time(steps)))
+
+    read()
+    for way in ("snapshot", "listen", "after copy", "after maintain"):
+        assert compared[way] > 100, compared
 
 
 @pytest.mark.parametrize("kind", ["file", "memory", "inline"])

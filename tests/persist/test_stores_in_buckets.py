@@ -352,8 +352,12 @@ async def test_reads_and_refusals_are_determinate(place: Place) -> None:
     await failed(documents.head("a"), determinate=True)
     await failed(documents.list_keys(), determinate=True)
     await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
+    assert place.calls("PUT") == 0
     place.s3.rule = always("deny", "PUT")
     await failed(documents.compare_and_set([CompareAndSet("a", None, b"0")]), determinate=True)
+    assert place.calls("PUT") == 1
+    place.s3.rule = lambda _: None
+    assert await documents.head("a") is None
 
 
 async def test_the_same_again_is_another_version(place: Place) -> None:

@@ -64,6 +64,9 @@ async def test_a_service_goes_on_whatever_comes(tmp_path: Path) -> None:
             await door.check()
         finally:
             await door.aclose()
+    assert door.answered > ATTACKS // 2
+    # Few: most send a query before they are let in, and are refused for that.
+    assert door.let_in > ATTACKS // 8
 
 
 def test_a_refusal_is_of_the_protocol() -> None:

@@ -101,13 +101,15 @@ async def test_passwords_change_and_may_be_sent_as_verifiers(tmp_path: Path) -> 
 
 async def test_roles_may_be_required_before_there_are_any(tmp_path: Path) -> None:
     async with pg_service(tmp_path, roles_required=True) as service:
-        await refusal(service, "tester", "x")
+        assert "password authentication failed" in await refusal(service, "tester", "x")
         # The administrators' own door stays as it is.
         async with await Client.connect(service.address) as client:
             verifier = make_verifier("pencil", bytes(16)).text()
             await client.create_role("boss", login=True, verifier=verifier)
         async with await as_role(service, "boss", "pencil") as db:
             await db.execute("CREATE TABLE t (a int)")
+            found = await (await db.execute("SELECT current_user")).fetchone()
+            assert found == ("boss",)
 
 
 async def test_without_roles_that_log_in_the_door_is_open(tmp_path: Path) -> None:
@@ -120,7 +122,8 @@ async def test_without_roles_that_log_in_the_door_is_open(tmp_path: Path) -> Non
         await refusal(service, "tester")
         await db.execute("ALTER ROLE boss NOLOGIN")
         async with await connected(service) as other:
-            await other.execute("SELECT 1")
+            found = await (await other.execute("SELECT current_user")).fetchone()
+            assert found == ("tester",)
 
 
 def secured(folder: Path) -> dict[str, Any]:

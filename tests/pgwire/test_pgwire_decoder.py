@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections import Counter
 
 import pytest
 from hypothesis import example, given
@@ -216,11 +217,19 @@ def test_random_bytes_are_messages_or_the_error(data: bytes, begun: bool, cuts: 
     assert decoded([whole]) == decoded(split(whole, cuts))
 
 
-@given(st.sampled_from(CASES), st.data())
-def test_damaged_messages_are_messages_or_the_error(
-    case: tuple[bytes, FrontendMessage], draw: st.DataObject
-) -> None:
-    data = bytearray(case[0])
-    for _ in range(draw.draw(st.integers(1, 3))):
-        data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
-    decoded([BEGIN + bytes(data)])
+@pytest.mark.sampled
+def test_damaged_messages_are_messages_or_the_error() -> None:
+    seen: Counter[tuple[int, str]] = Counter()
+
+    @given(st.sampled_from(CASES), st.data())
+    def decode(case: tuple[bytes, FrontendMessage], draw: st.DataObject) -> None:
+        data = bytearray(case[0])
+        for _ in range(draw.draw(st.integers(1, 3))):
+            data[draw.draw(st.integers(0, len(data) - 1))] = draw.draw(st.integers(0, 255))
+        found, error = decoded([BEGIN + bytes(data)])
+        assert found[0] == StartupPacket({"user": "alice"})
+        seen[len(found), error] += 1
+
+    decode()
+    assert {error for _, error in seen} == {"", "MalformedFrame", "FrameTooLarge"}
+    assert seen[2, ""] > 0

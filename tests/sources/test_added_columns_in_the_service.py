@@ -225,8 +225,10 @@ async def keep_writing(db: House, dice: random.Random, over: anyio.Event) -> Non
             await anyio.sleep(0.01)
 
 
-async def finish(db: House, client: Client, life: int) -> None:
-    """Add what the former life did not come to, and compare all columns of the catalog."""
+async def finish(db: House, client: Client, life: int) -> dict[str, tuple[list[str], int]]:
+    """Add what the former life did not come to, and compare all columns of the catalog. Returns the
+    columns and the number of rows that were compared, by table."""
+    compared = {}
     for name in ("orders", "whole"):
         if life and f"c{life}" not in await columns_of(client, name):
             await add(client, name, TableColumn(f"c{life}", "bigint"))
@@ -239,11 +241,13 @@ async def finish(db: House, client: Client, life: int) -> None:
             await sql.execute(b"INSERT INTO marks VALUES (%s)", (life,))
         time = await told(client, "marks", life)
         for name in ("orders", "whole"):
-            columns = ", ".join(await columns_of(client, name))
-            wanted = Counter(await db.run(f"SELECT {columns} FROM {name}"))
+            columns = await columns_of(client, name)
+            wanted = Counter(await db.run(f"SELECT {', '.join(columns)} FROM {name}"))
             assert await rows(client, name, time) == wanted, (life, name)
+            compared[name] = columns, wanted.total()
     (status,) = await client.sources()
     assert {table.health.status for table in status.tables} == {"running"}
+    return compared
 
 
 async def live_and_die(db: House, tmp_path: Path, life: int, dice: random.Random) -> None:
@@ -282,5 +286,9 @@ async def test_killed_anywhere_while_columns_are_added(db: House, tmp_path: Path
             for life in range(LIVES):
                 await live_and_die(db, tmp_path, life, dice)
             async with process(tmp_path) as (client, _):
-                await finish(db, client, LIVES)
+                compared = await finish(db, client, LIVES)
             over.set()
+    assert compared.keys() == {"orders", "whole"}
+    for columns, count in compared.values():
+        assert columns == ["id", "k", "v", *(f"c{life}" for life in range(1, LIVES + 1))]
+        assert count > 0

@@ -195,6 +195,8 @@ async def test_a_row_larger_than_the_buffer(db: House) -> None:
     await db.run("INSERT INTO plain VALUES (2, 'a', 1, repeat('y', 9000000))")
     await finish(db, driver, source)
     await agree(db, driver)
+    large = {row[0]: (len(row[3]), set(row[3])) for row in driver.contents["public.plain"]}
+    assert large == {1: (9_000_000, {"x"}), 2: (9_000_000, {"y"})}
 
 
 async def test_one_instant_is_never_split(db: House) -> None:

@@ -348,3 +348,5 @@ async def test_a_table_that_is_filled_anew_meanwhile_has_all(db: House) -> None:
     again = db.source()
     await driver.open(again)
     await settle(db, driver, again, 1)
+    notes = {row[0]: row[3] for row in driver.contents["public.parts"]}
+    assert notes == {id_: "n" if id_ < 7 else None for id_ in range(1, 50)}

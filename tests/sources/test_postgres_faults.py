@@ -287,6 +287,9 @@ async def test_a_replica_identity_that_becomes_full_or_its_key(db: House) -> Non
         )
         await finish(db, driver, source, number)
         await agree(db, driver)
+    changed = {row[:2] for row in driver.contents["public.plain"]}
+    assert changed == {*((id_, "vwww") for id_ in range(1, 5)), (5, "v")}
+    assert not driver.failed
 
 
 async def test_a_dropped_publication(db: House) -> None:
@@ -424,6 +427,7 @@ async def test_partitions_are_one_table(db: House) -> None:
     await db.run("UPDATE t SET id = 12 WHERE id = 1; INSERT INTO t VALUES (5, 'end')")
     await driver.until(source, "public.t", (5, "end"))
     await agree(db, driver)
+    assert driver.contents == {"public.t": {(5, "end"): 1, (11, "b"): 1, (12, "a"): 1}}
 
 
 def test_passwords_come_from_where_they_are_kept(tmp_path: Path, monkeypatch: Any) -> None:

@@ -80,7 +80,8 @@ def cents_of(money: str) -> int:
     return int(Decimal(money) * 100)
 
 
-def check_orders(contents: Contents, count: int) -> None:
+def check_orders(contents: Contents, count: int) -> set[int]:
+    """Returns the keys of the orders, which are right."""
     orders = {row["o_orderkey"]: row for row in rows(contents, "orders")}
     assert len(orders) == contents.bags["orders"].total() == count
     lines: dict[int, list[dict[str, Any]]] = {}
@@ -102,14 +103,19 @@ def check_orders(contents: Contents, count: int) -> None:
         assert orders[key]["o_orderstatus"] == (status.pop() if len(status) == 1 else "P")
         ordered = orders[key]["o_orderdate"]
         assert all(ordered < line["l_shipdate"] < line["l_receiptdate"] for line in of)
+    return set(orders)
 
 
 async def test_refreshed_tables_hold_together(tmp_path: Path) -> None:
     """Through the time when all first orders are gone, and on to where keys are used again."""
     contents = Contents()
-    for up_to, count in ((1, 2_000), (2, 1_500), (7, 2_000), (40, 1_500)):
+    keys: dict[int, set[int]] = {}
+    for up_to, count in ((0, 1_500), (1, 2_000), (2, 1_500), (7, 2_000), (40, 1_500)):
         await run(tmp_path, contents, "orders", "lineitem", orders_per_refresh=500, up_to=up_to)
-        check_orders(contents, count)
+        keys[up_to] = check_orders(contents, count)
+    assert keys[0] < keys[1]
+    assert keys[7].isdisjoint(keys[0])
+    assert keys[40] & keys[1]
 
 
 @pytest.mark.long

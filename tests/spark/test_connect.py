@@ -20,6 +20,7 @@ import pytest
 from connect_server import ConnectServer, running_server  # type: ignore[import-not-found]
 from engine_child import ChildProcess, ipc, job_id, table_of  # type: ignore[import-not-found]
 from joined_view import (  # type: ignore[import-not-found]
+    DIFFERENCE,
     LEFT,
     check_differences,
     check_large_step,
@@ -288,12 +289,12 @@ def test_settings_and_names_of_jobs_do_not_meet(engine: ChildProcess) -> None:
 @pytest.mark.long
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
     """Its small steps by plans of the JVM beside the server."""
-    check_maintained(engine, prepared=True)
+    assert check_maintained(engine) == [False, True, True, True]
 
 
 @pytest.mark.long
 def test_it_is_maintained_without_a_java_here(blind: ChildProcess) -> None:
-    check_maintained(blind, prepared=False)
+    assert check_maintained(blind) == [False] * 4
 
 
 def test_a_prepared_step_has_the_servers_settings(engine: ChildProcess) -> None:
@@ -329,11 +330,11 @@ def test_a_prepared_step_is_canceled(engine: ChildProcess) -> None:
 
 
 def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: Path) -> None:
-    check_large_step(engine, tmp_path)
+    assert check_large_step(engine, tmp_path) > 0
 
 
 def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
-    check_differences(engine, tmp_path)
+    assert check_differences(engine, tmp_path) == [DIFFERENCE, DIFFERENCE]
 
 
 def test_rows_of_a_large_part_and_of_a_message_are_one_input(

@@ -252,9 +252,10 @@ GLOBAL_HIDDEN = TableSchema(HIDDEN.columns[1:])
 )
 def test_nodes_equal_the_model(child: ChildProcess, node: Node) -> None:
     lab = Lab(child, node)
+    made = []
     for seed in range(4):
         random_ = random.Random(seed)
-        lab.check(
+        found = lab.check(
             {
                 "d0": (LEFT, random_left(random_, 12, (LO, HI))),
                 "s0": (LEFT, random_left(random_, 12, (0, LO))),
@@ -262,6 +263,8 @@ def test_nodes_equal_the_model(child: ChildProcess, node: Node) -> None:
                 "s1": (RIGHT, random_right(random_, 8, (0, LO))),
             }
         )
+        made.append(len(found))
+    assert min(made[1:]) > 0
 
 
 def hidden_rows(random_: random.Random) -> list[Any]:
@@ -276,11 +279,14 @@ def hidden_rows(random_: random.Random) -> list[Any]:
 @pytest.mark.parametrize("lo", [0, LO])
 def test_aggregate_in_two_strata(child: ChildProcess, lo: int, times: tuple[int, int]) -> None:
     lab = Lab(child, REDUCE, ConsolidateRows(KEYED), hidden=HIDDEN)
+    groups = set()
     for seed in range(4):
         random_ = random.Random(seed)
         hidden = hidden_rows(random_) if lo else []
         left = random_left(random_, 15, times)
-        lab.check({"d0": (LEFT, left), "h0": (HIDDEN, hidden)}, lo)
+        found = lab.check({"d0": (LEFT, left), "h0": (HIDDEN, hidden)}, lo)
+        groups |= {row["g"] for row, _, _ in found}
+    assert groups == {None, "X", "Y"}
 
 
 @pytest.mark.parametrize("times", [(LO, HI), (14, 15)], ids=["many times", "one time"])
@@ -293,10 +299,14 @@ def test_groups_come_and_go(child: ChildProcess, times: tuple[int, int]) -> None
         NamedInput("r0", names), NamedInput("h0", names), ("g",), (), flips=True
     )
     lab = Lab(child, rows, flips, hidden=counts)
+    diffs = set()
     for seed in range(4):
         random_ = random.Random(seed)
-        hidden = [(group, random_.randrange(1, 4), 3, 1) for group in (None, "X", "Y")]
-        lab.check({"d0": (LEFT, random_left(random_, 15, times)), "h0": (counts, hidden)})
+        there = [group for group in (None, "X", "Y") if random_.random() < 0.6]
+        hidden = [(group, random_.randrange(1, 4), 3, 1) for group in there]
+        found = lab.check({"d0": (LEFT, random_left(random_, 15, times)), "h0": (counts, hidden)})
+        diffs |= {diff for _, _, diff in found}
+    assert diffs - {0} == {1, -1}
 
 
 def test_hidden_rows_may_be_history(child: ChildProcess) -> None:

@@ -15,6 +15,7 @@ from engine_child import (  # type: ignore[import-not-found]
     table_of,
 )
 from joined_view import (  # type: ignore[import-not-found]
+    DIFFERENCE,
     LEFT,
     check_differences,
     check_large_step,
@@ -98,17 +99,17 @@ def progress_of(engine: ChildProcess) -> JobProgress:
 
 
 def test_a_join_and_aggregate_is_maintained(engine: ChildProcess) -> None:
-    check_maintained(engine, prepared=True)
+    assert check_maintained(engine) == [False, True, True, True]
 
 
 def test_a_large_step_reads_parts_from_the_shared_folder(
     engine: ChildProcess, tmp_path: Path
 ) -> None:
-    check_large_step(engine, tmp_path)
+    assert check_large_step(engine, tmp_path) > 0
 
 
 def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
-    check_differences(engine, tmp_path)
+    assert check_differences(engine, tmp_path) == [DIFFERENCE, DIFFERENCE]
 
 
 def test_analysis_and_what_it_refuses(engine: ChildProcess) -> None:

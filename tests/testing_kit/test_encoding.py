@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -130,7 +131,19 @@ class Refuser(Actor[Any]):
         message.fail(InvalidUsage("as it is"))
 
 
-async def test_the_whole_service_shares_nothing(all_encoded: None, tmp_path: Path) -> None:
+async def test_the_whole_service_shares_nothing(
+    all_encoded: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A part of what ``pytest --messages-encoded`` runs with all tests."""
+    kinds: Counter[str] = Counter()
+
+    def encoded(message: Any) -> Any:
+        kinds[type(message).__name__] += 1
+        return encode_and_decode(message)
+
+    monkeypatch.setattr(encoding, "encode_and_decode", encoded)
     with anyio.fail_after(60):
         await whole_service(tmp_path)
+    # Of clients, of both halves and of the engine, and answers to asks.
+    assert kinds.keys() >= {"SubmitRequest", "TaggedCommand", "StorageTagged", "SubmitJob"}
+    assert kinds.keys() >= {"TaggedResponse", "PartFetched", "RowsDone", "WorkerStatistics"}

@@ -152,6 +152,7 @@ async def test_a_neighbour_answers_with_an_error_or_never(stage: ActorIsolation)
     await subject.send(Parcel(3))
     await stage.advance(7)
     await shop.expect(Delivered, number=3)
+    assert stage.now_ms() == pytest.approx(507), "an error is answered at once"
 
 
 async def test_a_neighbour_crashes_or_stops(stage: ActorIsolation) -> None:

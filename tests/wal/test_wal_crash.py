@@ -70,6 +70,9 @@ def test_a_log_that_can_be_is_not_blamed() -> None:
     ledger.check_acknowledged({(0, 3): BEGIN + 40, (1, 0): MIDDLE + 10, (1, COUNT): END + 10})
     ledger.check_attempted([COUNT, COUNT + 1])
     ledger.check_history((TermEntry(1, BEGIN), TermEntry(2, MIDDLE)))
+    assert (len(ledger.places), ledger.lsn) == (2 * COUNT, END)
+    spans = [(each.life, each.term, each.begin_lsn, each.end_lsn) for each in ledger.spans]
+    assert spans == [(0, 1, BEGIN, MIDDLE), (1, 2, MIDDLE, END)]
 
 
 def lost(transfers: list[Transfer]) -> None:

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
-import contextlib
 import struct
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from actors.errors import (
@@ -273,7 +272,18 @@ def test_any_packet_is_accepted_or_one_named_error(body: bytes) -> None:
         assert handshake.target is None
 
 
-@given(st.one_of(st.text(), st.from_regex(r"START_(WAL_PUSH|REPLICATION)[ ('a-z=0-9/),]*")))
-def test_any_query_is_a_command_or_refused(query: str) -> None:
-    with contextlib.suppress(WalRefused):
-        parse_command(query)
+@pytest.mark.sampled
+def test_any_query_is_a_command_or_refused() -> None:
+    seen: set[type[object]] = set()
+
+    @given(st.one_of(st.text(), st.from_regex(r"START_(WAL_PUSH|REPLICATION)[ ('a-z=0-9/),]*")))
+    @example("START_WAL_PUSH (proto_version '3')")
+    @example("START_REPLICATION PHYSICAL 0/1000000")
+    def parse(query: str) -> None:
+        try:
+            seen.add(type(parse_command(query)))
+        except WalRefused:
+            seen.add(WalRefused)
+
+    parse()
+    assert seen == {StartWalPush, StartReplication, WalRefused}

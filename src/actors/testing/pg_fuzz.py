@@ -312,6 +312,10 @@ class FuzzedDoor:
         self._service = service
         self._witness = witness
         self.faults = FaultRecords()
+        self.answered = 0
+        """Attacks to which the service sent anything."""
+        self.let_in = 0
+        """Attacks that got a backend key: their session had begun."""
         self._keys: list[tuple[int, bytes]] = []
         """Backend keys that the service gave to fuzzed connections."""
 
@@ -360,11 +364,15 @@ class FuzzedDoor:
             group.cancel_scope.cancel()
 
     async def _listen(self, stream: anyio.abc.SocketStream, scope: anyio.CancelScope) -> None:
+        answered = False
         try:
             while True:
                 data = await stream.receive()
+                self.answered += not answered
+                answered = True
                 at = data.find(b"K\0\0\0\x0c")
                 if at >= 0 and len(data) >= at + 13:
+                    self.let_in += 1
                     (number,) = struct.unpack_from("!I", data, at + 5)
                     self._keys[-16:] = [*self._keys[-15:], (number, data[at + 9 : at + 13])]
         except (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError):
