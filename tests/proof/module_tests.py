@@ -109,7 +109,11 @@ TESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "views/rule_recompute": VIEWS,
     "views/rule_temporal": VIEWS,
     "views/rule_top": VIEWS,
-    "views/rule_window": ("views/test_window_reach.py", *VIEWS),
+    "views/rule_window": (
+        "views/test_window_reach.py",
+        "views/test_rules_of_rows.py",
+        "views/test_nearby_rows.py",
+    ),
     "commands/backup": ("persist/test_backups.py", "test_cli.py"),
     "commands/connectors": ("test_sources.py", "test_cli.py"),
     "commands/shard_reports": ("test_shards.py",),

@@ -62,10 +62,11 @@ class MutantCampaign:
     outcomes: dict[str, RunOutcome] = field(default_factory=dict)
     """How each file ended without any mutation."""
 
-    def choose(self) -> None:
-        """Choose the test files of each module."""
-        known = ModuleTests(self.copies[0].root)
-        self.tests = {module: known.of(module) for module in _modules(self.mutants)}
+    def choose(self, named: Sequence[str]) -> None:
+        """Choose the test files of each module: those that are named, if some are."""
+        modules = dict.fromkeys(each.module for each in self.mutants)
+        suite = None if named else ModuleTests(self.copies[0].root)
+        self.tests = {each: suite.of(each) if suite else list(named) for each in modules}
 
     def check(self) -> None:
         """Prove that the copies are what tests import."""
@@ -159,10 +160,6 @@ def _passes(copy: MutantCheckout, name: str) -> RunOutcome:
     """Run a file without any mutation; once more when it fails, since the machine may be busy."""
     first = copy.run([name], FILE_SECONDS_MAX)
     return first if first.verdict in ("passed", "empty") else copy.run([name], FILE_SECONDS_MAX)
-
-
-def _modules(mutants: Iterable[Mutation]) -> list[str]:
-    return list(dict.fromkeys(each.module for each in mutants))
 
 
 def lost(before: str, now: str, against: bool) -> bool:

@@ -18,7 +18,8 @@ from the suite before a change. So one suite is compared with an older one:
 A mutant that no test notices is printed as SURVIVED. Those of `mutant_campaign.KNOWN` change
 nothing that could be noticed: the reason stands there. With ``--mutants`` one that died in the
 older suite and survives in the newer one is printed as LOST. The older suite is that of
-``--against`` if there is one, and that of the earlier run if not.
+``--against`` if there is one, and that of the earlier run if not. ``--tests`` names the test files
+that are run, in place of the module's own.
 
 Exit status: with ``--mutants`` 1 if one is lost, else 1 if one survived that is not known.
 """
@@ -54,8 +55,10 @@ def main() -> int:
     earlier = _earlier(given)
     mutants = list(earlier) if given.mutants else _chosen(given)
     if given.rooms:
-        for name, why in {**ROOMS_APART, **MODULES_APART}.items():
-            _print(f"not drawn: {name} ({why})")
+        apart = {**ROOMS_APART, **MODULES_APART}
+        for why in dict.fromkeys(apart.values()):
+            names = [name for name, reason in apart.items() if reason == why]
+            _print(f"not drawn: {', '.join(names)} ({why})")
     if given.list:
         print(*mutants, sep="\n")
         return 0
@@ -68,11 +71,12 @@ def main() -> int:
         seconds_max = SECONDS_MAX if given.rooms or given.mutants else float("inf")
         campaign = MutantCampaign(mutants, copies, _print, given.seconds or seconds_max)
         campaign.check()
-        campaign.choose()
+        campaign.choose(given.tests)
         campaign.measure()
         total = sum(campaign.seconds(each.module) for each in mutants) / given.jobs
         _print(f"{len(mutants)} mutants of {len(modules)} modules: {total / 60:.0f} min at most")
         if given.estimate:
+            _write([], campaign, given, suite)
             return 0
         records = _run(campaign, given, suite)
     return _conclude(records, earlier, bool(given.against))
@@ -88,6 +92,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--mutants", type=Path, help="those of an earlier run's JSON file")
     parser.add_argument("--survivors", action="store_true", help="only those that survived it")
     parser.add_argument("--against", type=Path, help="the checkout that has the tests")
+    parser.add_argument("--tests", nargs="+", default=[], help="these files, below tests")
     parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
     parser.add_argument("--seconds", type=float, help="the most that a module's tests may take")
     parser.add_argument("--estimate", action="store_true", help="only run tests without mutations")
@@ -149,17 +154,27 @@ def _run(campaign: MutantCampaign, given: argparse.Namespace, suite: Path) -> li
             f"{len(records)}/{len(campaign.mutants)} {record.verdict.upper()} {record.name}"
             f" ({record.seconds:.0f} s{', ' if record.noticed_by else ''}{record.noticed_by})"
         )
-        if given.json:
-            seconds = {name: each.seconds for name, each in campaign.outcomes.items()}
-            written: dict[str, Any] = {
-                "suite": str(suite),
-                "rooms": given.rooms,
-                "seed": given.seed,
-                "files": seconds,
-                "mutants": [asdict(each) for each in sorted(records, key=_place)],
-            }
-            given.json.write_text(json.dumps(written, indent=1) + "\n")
+        _write(records, campaign, given, suite)
     return records
+
+
+def _write(
+    records: Sequence[MutantRecord],
+    campaign: MutantCampaign,
+    given: argparse.Namespace,
+    suite: Path,
+) -> None:
+    """Write the JSON file, if one is wanted."""
+    if given.json is None:
+        return
+    written: dict[str, Any] = {
+        "suite": str(suite),
+        "rooms": given.rooms,
+        "seed": given.seed,
+        "files": {name: each.seconds for name, each in campaign.outcomes.items()},
+        "mutants": [asdict(each) for each in sorted(records, key=_place)],
+    }
+    given.json.write_text(json.dumps(written, indent=1) + "\n")
 
 
 def _conclude(
@@ -185,6 +200,10 @@ def _conclude(
             found += 1
             older = record if against else before
             _print(f"LOST {record.name} (noticed by {older.noticed_by or ' '.join(older.tests)})")
+            newer = before if against else record
+            file = older.noticed_by.partition("::")[0]
+            if (ROOT / file).is_file() and file.removeprefix("tests/") not in newer.tests:
+                _print(f"  {file} was not run against it in the newer suite: try it with --tests")
     _print(f"{found} of {len(earlier)} lost")
     return int(found > 0)
 
