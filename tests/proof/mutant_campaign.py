@@ -20,6 +20,11 @@ FILE_SECONDS_MAX: Final = 300.0
 """A test file that takes longer is not used."""
 KNOWN: Final[dict[tuple[str, str], str]] = {
     ("wal/registry", "slot == len(self._slots) | always True"): "one slot more stays empty",
+    ("wal/registry", "value == self._value | always False"): "a task that is woken looks again",
+    (
+        "wal/registry",
+        "not future.done() or future.cancelled() | always True",
+    ): "a future that is not in the list cannot be removed from it",
 }
 """(module, mutation as printed without its line) -> why nothing can notice it."""
 DIED: Final = ("died", "hung")
@@ -127,7 +132,7 @@ class MutantCampaign:
     def _each(
         self, given: Iterable[Given], work: Callable[[MutantCheckout, Given], Found]
     ) -> Iterator[tuple[Given, Found]]:
-        """Work on each item in a copy that nothing else uses; yield the results as they come."""
+        """Work on each item in a copy that nothing else uses; yield results as they come."""
         free: Queue[MutantCheckout] = Queue()
         for copy in self.copies:
             free.put(copy)

@@ -71,9 +71,12 @@ class MutantCheckout:
 
     def __init__(self, place: Path, suite: Path, modules: Iterable[str]) -> None:
         self.root = place / "checkout"
+        place.mkdir()
+        place.parent.chmod(0o755)  # for other users too, see `run`
         self._temporary = place / "t"  # short: Unix sockets have paths of 107 bytes at most
         self._log = place / "log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
         _copy(suite, self.root)
         actors = self.root / "src" / "actors"
         for path in (ROOT / "src" / "actors").iterdir():
@@ -101,7 +104,10 @@ class MutantCheckout:
 
     def run(self, files: Sequence[str], timeout_s: float | None) -> RunOutcome:
         """Run test files, named below `tests`, until one test fails."""
+        if self._killed:
+            raise RuntimeError("this copy has been killed")
         self._temporary.mkdir()
+        self._temporary.chmod(0o1777)  # a PostgreSQL that root starts runs as another user
         command = [sys.executable, "-m", "pytest", *ARGUMENTS]
         command += [f"--basetemp={self._temporary / 'b'}", *(f"tests/{name}" for name in files)]
         env = {
@@ -135,7 +141,8 @@ class MutantCheckout:
         return RunOutcome(verdict, seconds, found[0] if found and verdict == "failed" else "")
 
     def kill(self) -> None:
-        """End the test process of a run that another thread waits for."""
+        """End the test process of a run that another thread waits for, and start no other."""
+        self._killed = True
         if self._process is not None:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -124,7 +124,10 @@ def _fits(mutation: Mutation, given: argparse.Namespace) -> bool:
 
 
 def _mutations(module: str) -> list[Mutation]:
-    return list(mutations(module, (ACTORS / f"{module}.py").read_text()))
+    path = ACTORS / f"{module}.py"
+    if not path.is_file():
+        raise SystemExit(f"not a module of src/actors: {module}")
+    return list(mutations(module, path.read_text()))
 
 
 def _earlier(given: argparse.Namespace) -> dict[Mutation, MutantRecord]:
@@ -136,9 +139,7 @@ def _earlier(given: argparse.Namespace) -> dict[Mutation, MutantRecord]:
     for record in records:
         if given.survivors and record.verdict != "survived":
             continue
-        present = (ACTORS / f"{record.module}.py").is_file()
-        all_here = _mutations(record.module) if present else []
-        here = [each for each in all_here if each.what == record.what]
+        here = [each for each in _mutations(record.module) if each.what == record.what]
         if not here:
             raise SystemExit(f"not in these sources: {record.name}")
         found[min(here, key=lambda each: abs(each.line - record.line))] = record
