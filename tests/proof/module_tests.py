@@ -18,8 +18,8 @@ modules of the room, since it uses more of it.
 A name that a package re-exports counts as an import of the module that defines it. The name of a
 module in a text counts too (`monkeypatch.setattr("actors.…")`). The test folder of a room has the
 name of one of the module's own folders, or stands in `HOMES`; for modules of the top level it is
-`tests` itself. Left out are the folders of `APART`, and files whose tests all need Spark or are
-long.
+`tests` itself. Left out are the folders of `APART`, and files whose tests all have marks of
+`LEFT_OUT_MARKS`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ HOMES: Final[Mapping[str, tuple[str, ...]]] = {
 """Test folders of rooms, besides those of their own name."""
 APART: Final = ("clients", "corpora", "deploy", "docs", "proof", "scripts", "simulators")
 """Folders of `tests` that are not about modules: programs of clients, pages, campaigns."""
-LEFT_OUT_MARKS: Final = {"spark", "long"}
+SECOND: Final = "second"
+"""The mark of tests that only the second lane runs."""
+LEFT_OUT_MARKS: Final = frozenset({"spark", "long", SECOND})
 OWN: Final = 1
 """Distance of a module that a test file imports itself."""
 HELPED: Final = 2
@@ -203,8 +205,9 @@ class SourceImports:
 class ModuleTests:
     """Knows which modules the test files of a checkout import."""
 
-    def __init__(self, checkout: Path) -> None:
+    def __init__(self, checkout: Path, second: bool = False) -> None:
         self._tests = checkout / "tests"
+        self._left_out = LEFT_OUT_MARKS - {SECOND} if second else LEFT_OUT_MARKS
         self._imports = SourceImports(checkout / "src")
         paths = sorted(self._tests.rglob("*.py"))
         # Most test folders are not packages: a helper is imported by the name of its file alone.
@@ -257,7 +260,7 @@ class ModuleTests:
     def _read(self, path: Path) -> Iterator[SuiteFile]:
         """Yield the file, if some of its tests can be run here."""
         tree = ast.parse(path.read_text())
-        if set(path.relative_to(self._tests).parts) & set(APART) or _is_left_out(tree):
+        if set(path.relative_to(self._tests).parts) & set(APART) or self._leaves_out(tree):
             return
         own = self._imports.imported_by(tree)
         waiting, helpers, helped = self._helpers_of(tree), set[Path](), set[str]()
@@ -273,6 +276,31 @@ class ModuleTests:
         names = {way for name in _imported(tree) for way in (name, name.rpartition(".")[0])}
         return {self._helpers[name] for name in names if name in self._helpers}
 
+    def _leaves_out(self, tree: ast.Module) -> bool:
+        """Return whether all tests of a file are marked to be left out."""
+        marked = [node for node in tree.body if isinstance(node, ast.Assign) and self._marks(node)]
+        if any(ast.unparse(node.targets[0]) == "pytestmark" for node in marked):
+            return True
+        tests = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test_")
+        ]
+        return bool(tests) and all(
+            any(self._marks(each) for each in test.decorator_list) for test in tests
+        )
+
+    def _marks(self, node: ast.AST) -> bool:
+        """Return whether a mark below this node leaves a test out."""
+        return any(
+            isinstance(each, ast.Attribute)
+            and each.attr in self._left_out
+            and isinstance(each.value, ast.Attribute)
+            and each.value.attr == "mark"
+            for each in ast.walk(node)
+        )
+
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     """Yield the dotted names that a file imports, but not those that only types need."""
@@ -287,31 +315,6 @@ def _imported(tree: ast.Module) -> Iterator[str]:
                 waiting += orelse
             case node:
                 waiting += ast.iter_child_nodes(node)
-
-
-def _is_left_out(tree: ast.Module) -> bool:
-    """Return whether all tests of a file are marked to be left out."""
-    marks = [node for node in tree.body if isinstance(node, ast.Assign) and _marks(node)]
-    if any(ast.unparse(node.targets[0]) == "pytestmark" for node in marks):
-        return True
-    tests = [
-        node
-        for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
-    ]
-    return bool(tests) and all(any(_marks(each) for each in test.decorator_list) for test in tests)
-
-
-def _marks(node: ast.AST) -> bool:
-    """Return whether a mark among these nodes leaves a test out."""
-    return any(
-        isinstance(each, ast.Attribute)
-        and each.attr in LEFT_OUT_MARKS
-        and isinstance(each.value, ast.Attribute)
-        and each.value.attr == "mark"
-        for each in ast.walk(node)
-    )
 
 
 def _is_named_after(stem: str, own: str, folders: list[str]) -> bool:

@@ -67,10 +67,10 @@ class MutantCampaign:
     outcomes: dict[str, RunOutcome] = field(default_factory=dict)
     """How each file ended without any mutation."""
 
-    def choose(self, named: Sequence[str]) -> None:
+    def choose(self, named: Sequence[str], second: bool) -> None:
         """Choose the test files of each module: those that are named, if some are."""
         modules = dict.fromkeys(each.module for each in self.mutants)
-        suite = None if named else ModuleTests(self.copies[0].root)
+        suite = None if named else ModuleTests(self.copies[0].root, second)
         self.tests = {each: suite.of(each) if suite else list(named) for each in modules}
 
     def check(self) -> None:
@@ -83,7 +83,7 @@ class MutantCampaign:
         files = sorted({name for names in self.tests.values() for name in names})
         for done, (name, outcome) in enumerate(self._each(files, _passes), 1):
             self.outcomes[name] = outcome
-            if outcome.verdict != "passed":
+            if outcome.verdict not in ("passed", "empty"):
                 why = outcome.failed or outcome.verdict
                 self.report(f"LEFT OUT tests/{name}, without any mutation: {why}")
             elif not done % 20:

@@ -69,7 +69,9 @@ class RunOutcome(NamedTuple):
 class MutantCheckout:
     """A copy of the checkout with a suite's tests, in which one module at a time is mutated."""
 
-    def __init__(self, place: Path, suite: Path, modules: Iterable[str]) -> None:
+    def __init__(
+        self, place: Path, suite: Path, modules: Iterable[str], options: Sequence[str] = ()
+    ) -> None:
         self.root = place / "checkout"
         place.mkdir()
         place.parent.chmod(0o755)  # for other users too, see `run`
@@ -77,6 +79,7 @@ class MutantCheckout:
         self._log = place / "log"
         self._process: subprocess.Popen[bytes] | None = None
         self._killed = False
+        self._options = options
         _copy(suite, self.root)
         actors = self.root / "src" / "actors"
         for path in (ROOT / "src" / "actors").iterdir():
@@ -89,12 +92,14 @@ class MutantCheckout:
 
     def check(self) -> None:
         """Prove that the copy is what tests import: a mutant that must die does."""
+        self._options, options = (), self._options  # the canary is in the default lane
         outcome = self.run([CANARY], None)
         assert outcome.verdict == "passed", f"the copy is not imported: {self._log.read_text()}"
         errors = self._path("errors")
         with self._replaced("errors", errors.read_text() + "\nraise RuntimeError('must die')\n"):
             outcome = self.run([CANARY], None)
         assert outcome.verdict == "failed", "a module that raises an error is not noticed"
+        self._options = options
 
     def run_mutant(self, mutation: Mutation, files: Sequence[str], timeout_s: float) -> RunOutcome:
         """Run test files against a mutant."""
@@ -108,7 +113,7 @@ class MutantCheckout:
             raise RuntimeError("this copy has been killed")
         self._temporary.mkdir()
         self._temporary.chmod(0o1777)  # a PostgreSQL that root starts runs as another user
-        command = [sys.executable, "-m", "pytest", *ARGUMENTS]
+        command = [sys.executable, "-m", "pytest", *ARGUMENTS, *self._options]
         command += [f"--basetemp={self._temporary / 'b'}", *(f"tests/{name}" for name in files)]
         env = {
             **os.environ,

@@ -2,7 +2,7 @@
 
     python tests/proof/mutations.py [--list] [--only TEXT] [--sample N] [--seed S] [MODULE …]
     python tests/proof/mutations.py --rooms 200 --seed 7 [--jobs 2] [--json FILE]
-    python tests/proof/mutations.py --mutants FILE [--survivors] [--against CHECKOUT] [--json FILE]
+    python tests/proof/mutations.py --mutants FILE [--survivors] [--against CHECKOUT] [--second]
 
 The first call mutates the modules that are named, or all for which `module_tests.TESTS` names the
 tests. The second draws mutants over all rooms, by the seed and the sources alone. The third runs
@@ -19,7 +19,8 @@ A mutant that no test notices is printed as SURVIVED. Those of `mutant_campaign.
 nothing that could be noticed: the reason stands there. With ``--mutants`` one that died in the
 older suite and survives in the newer one is printed as LOST. The older suite is that of
 ``--against`` if there is one, and that of the earlier run if not. ``--tests`` names the test files
-that are run, in place of the module's own.
+that are run, in place of the module's own. ``--second`` runs the second lane of the tests, if the
+suite has one, in place of the default one: what survives both is what no lane notices.
 
 Exit status: with ``--mutants`` 1 if one is lost, else 1 if one survived that is not known.
 """
@@ -66,12 +67,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="mutants-") as place:
         modules = dict.fromkeys(each.module for each in mutants)
         copies = [
-            MutantCheckout(Path(place) / str(job), suite, modules) for job in range(given.jobs)
+            MutantCheckout(Path(place) / str(job), suite, modules, ["--second"] * given.second)
+            for job in range(given.jobs)
         ]
         seconds_max = SECONDS_MAX if given.rooms or given.mutants else float("inf")
         campaign = MutantCampaign(mutants, copies, _print, given.seconds or seconds_max)
         campaign.check()
-        campaign.choose(given.tests)
+        campaign.choose(given.tests, given.second)
         campaign.measure()
         total = sum(campaign.seconds(each.module) for each in mutants) / given.jobs
         _print(f"{len(mutants)} mutants of {len(modules)} modules: {total / 60:.0f} min at most")
@@ -93,6 +95,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--survivors", action="store_true", help="only those that survived it")
     parser.add_argument("--against", type=Path, help="the checkout that has the tests")
     parser.add_argument("--tests", nargs="+", default=[], help="these files, below tests")
+    parser.add_argument("--second", action="store_true", help="run the suite's second lane")
     parser.add_argument("--jobs", type=int, default=1, help="so many at a time")
     parser.add_argument("--seconds", type=float, help="the most that a module's tests may take")
     parser.add_argument("--estimate", action="store_true", help="only run tests without mutations")

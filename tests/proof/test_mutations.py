@@ -138,6 +138,13 @@ def test_the_tests_of_a_module_follow_from_its_name_and_imports(checkout: Path) 
     assert suite.of("errors") == []
 
 
+def test_files_of_the_second_lane_are_chosen_for_that_lane_alone(checkout: Path) -> None:
+    text = "import pytest, actors.sequencer\npytestmark = pytest.mark.second"
+    (checkout / "tests" / "test_sequencer_drawn.py").write_text(text)
+    assert "test_sequencer_drawn.py" not in ModuleTests(checkout).of("sequencer")
+    assert "test_sequencer_drawn.py" in ModuleTests(checkout, second=True).of("sequencer")
+
+
 def test_without_an_import_of_their_own_the_nearest_files_are_taken(checkout: Path) -> None:
     for number in range(FILES_MAX):
         text = "from actors.persist import Shard"
