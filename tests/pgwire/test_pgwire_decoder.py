@@ -6,7 +6,7 @@ import struct
 from collections import Counter
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pg_columns import split  # type: ignore[import-not-found]
 
@@ -221,6 +221,8 @@ def test_random_bytes_are_messages_or_the_error(data: bytes, begun: bool, cuts: 
 def test_damaged_messages_are_messages_or_the_error() -> None:
     seen: Counter[tuple[int, str]] = Counter()
 
+    # In every lane as many: each kind of outcome is to be seen.
+    @settings(max_examples=100)
     @given(st.sampled_from(CASES), st.data())
     def decode(case: tuple[bytes, FrontendMessage], draw: st.DataObject) -> None:
         data = bytearray(case[0])

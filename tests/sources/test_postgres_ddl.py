@@ -116,6 +116,7 @@ async def test_a_slot_that_the_attempt_before_has_left_does_not_stop_a_fill(db: 
     await driver.open(again)
     await finish(db, driver, again)
     await agree(db, driver)
+    assert not driver.failed
 
 
 async def test_a_publication_for_all_tables_that_was_altered_fills_anew(db: House) -> None:
