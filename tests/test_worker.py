@@ -108,6 +108,11 @@ class House:
         start = (Hello(nonce), CreateInstance(len(self.workers)))
         await self.do(*start, *commands, InitializationComplete())
 
+    async def with_index(self) -> NeighbourProbe:
+        """Connect a client with one index, and return the dataflow of it."""
+        await self.connect("a", CreateDataflow(index()))
+        return await self.dataflows.expect()
+
     async def response(self, kind: type[Response] | Any) -> Any:
         """The next response; its window is opened again."""
         if not self.came:
@@ -213,8 +218,7 @@ async def test_commands_go_to_the_sequencer_and_render_in_its_order(h: House) ->
 
 
 async def test_sources_start_and_those_of_earlier_incarnations_stop(h: House) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     for incarnation in (1, 2):
         tell_workers(dataflow, StartInputs("i1", incarnation))
         started = await dataflow.expect(InputStarted)
@@ -230,8 +234,7 @@ async def test_sources_start_and_those_of_earlier_incarnations_stop(h: House) ->
 async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
     stage: ActorIsolation, h: House
 ) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     tell_workers(dataflow, StartInputs("i1", 1))
     await dataflow.expect(InputStarted)
     tell_workers(dataflow, StopInputs("i1", 1))
@@ -242,8 +245,7 @@ async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
 
 
 async def test_a_task_that_crashes_freezes_its_source(h: House) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     tell_workers(dataflow, StartInputs("i1", 7))
     await dataflow.expect(InputStarted)
     await h.fetches.running[0].crash()
@@ -290,8 +292,7 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
 
 
 async def test_an_index_is_installed_read_compacted_and_dropped(h: House, tmp_path: Path) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     await h.do(Peek("p1", IndexTarget("i1"), 6), Peek("p2", IndexTarget("i1"), 9))
     tell_workers(dataflow, install(1, 0, 6, FIRST, True))
     assert await h.response(Frontiers) == Frontiers("i1", write=6, output=6)
@@ -322,8 +323,7 @@ def _ipc(**columns: Any) -> bytes:
 
 
 async def test_a_fresh_incarnation_replaces_the_index(h: House) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     tell_workers(dataflow, install(1, 0, 6, FIRST, True))
     await h.response(Frontiers)
     tell_workers(dataflow, install(2, 0, 6, updates((3, "x", 5, 1)), True))
@@ -338,8 +338,7 @@ async def test_a_fresh_incarnation_replaces_the_index(h: House) -> None:
 async def test_commands_of_a_lot_take_effect_one_after_the_other(
     stage: ActorIsolation, h: House
 ) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     tell_workers(dataflow, install(1, 0, 6, FIRST, True))
     await h.response(Frontiers)
     peeks = [Peek(uuid, IndexTarget("i1"), 5, ("k",), _ipc(k=[1])) for uuid in ("p1", "p2")]
@@ -356,8 +355,7 @@ async def test_commands_of_a_lot_take_effect_one_after_the_other(
 async def test_an_install_that_fails_is_tried_again_and_says_so(
     stage: ActorIsolation, h: House
 ) -> None:
-    await h.connect("a", CreateDataflow(index()))
-    dataflow = await h.dataflows.expect()
+    dataflow = await h.with_index()
     tell_workers(dataflow, install(1, 0, 6, FIRST, True))
     await h.response(Frontiers)
     # Times outside of the interval: the arrangement refuses them.
@@ -491,8 +489,7 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
 ) -> None:
     settings = Settings(responses_in_flight_max=4, maintenance_ms=5)
     async with house(stage, tmp_path, settings=settings) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
+        dataflow = await h.with_index()
         for time in range(1, 2000):
             tell_workers(dataflow, DataflowProgress("i1", time, time, time))
             tell_workers(dataflow, StatusResponse("i1", "gathering", steps=time))
@@ -511,8 +508,7 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
 async def test_frontiers_do_not_wait_for_maintenance(stage: ActorIsolation, tmp_path: Path) -> None:
     async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
         began_ms = stage.now_ms()
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
+        dataflow = await h.with_index()
         tell_workers(dataflow, DataflowProgress("i1", 1, 1, 1))
         assert await h.response(Frontiers) == Frontiers("i1", input=1)
         assert stage.now_ms() - began_ms < 1_000

@@ -36,10 +36,7 @@ from dataflow_stage import (  # type: ignore[import-not-found]
 )
 
 from actors.errors import EngineLost, JobTooLarge, LeaseLost
-from actors.plan.jobs import (
-    CancelJob,
-    JobProgress,
-)
+from actors.plan.jobs import CancelJob, JobProgress
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.protocol.compute import StatusResponse, SubscribeExport

@@ -15,10 +15,7 @@ from deltalake import DeltaTable
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
 from actors.connectors.sinks.outlets import FolderOutlet
-from actors.connectors.sinks.parquet import (
-    MANIFESTS,
-    BatchManifest,
-)
+from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
 from actors.connectors.sinks.sink import SinkConnector
 from actors.kernel import SystemClock
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
