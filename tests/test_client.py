@@ -10,12 +10,7 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client.client import (
-    ChangeBatch,
-    Client,
-    TableWrite,
-    concatenate_pieces,
-)
+from actors.client.client import ChangeBatch, Client, TableWrite, concatenate_pieces
 from actors.client.requests import RequestExchange
 from actors.controller.sessions.memory_link import MemoryConnection, pair
 from actors.errors import (
