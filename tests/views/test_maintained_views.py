@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from view_steps import Update, assert_exact, follow  # type: ignore[import-not-found]
 
 from actors.kernel import ActorSystem
 from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
-from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
 
 TABLES = {
@@ -49,7 +49,7 @@ ROWS = {
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]:
+def histories(draw: st.DrawFn) -> tuple[list[Update], list[int]]:
     """Updates that never remove what is not there, and where the steps end."""
     present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     updates = []
@@ -70,32 +70,14 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], in
     return updates, sorted({*cuts, time + 1})
 
 
-async def maintained(
-    sql: str, history: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
-) -> None:
+async def maintained(sql: str, history: list[Update], cuts: list[int]) -> None:
     async with ActorSystem(seed=1) as system:
         engine = EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t")
         plan = await compile_view(sql, TABLES, engine.analyze())
         assert plan.strata, plan.reason
         view = MaintainedView(engine, plan, "v")
-        await view.prepare()
-        lo = 0
-        for hi in cuts:
-            deltas = [
-                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
-                for name in plan.inputs
-            ]
-            await view.advance(deltas, lo, hi)
-            lo = hi
-    oracle = QueryOracle(TABLES)
-    for update in history:
-        oracle.add(*update)
-    # A global aggregate has its row from the end of the first step on.
-    for time in range(cuts[0] - 1, cuts[-1]):
-        expected = oracle.contents(sql, plan.output, time)
-        found = accumulated(view.output, time)
-        assert differences(expected, found) == [], (time, expected, found)
-        assert all(weight > 0 for weight in found.values())
+        await follow(view, history, cuts)
+    assert_exact(view, sql, TABLES, history, cuts)
     for state, updates in zip(plan.hidden, view.hidden, strict=True):
         hidden = accumulated(updates, cuts[-1])
         assert all(weight == 1 for weight in hidden.values())
@@ -111,7 +93,7 @@ async def maintained(
 )
 @given(history=histories())
 def test_every_split_is_exact_at_every_time(
-    name: str, history: tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]
+    name: str, history: tuple[list[Update], list[int]]
 ) -> None:
     import anyio
 
