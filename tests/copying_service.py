@@ -8,24 +8,14 @@ import itertools
 import os
 import signal
 import sys
-from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import anyio
 
 from actors.connectors.sinks.staging import FolderStaging
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
-from actors.settings import Settings, load
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.settings import load
+from actors.testing.engine import in_memory_engine
 
 
 def die_at_file(count: int) -> None:
@@ -43,7 +33,7 @@ def die_at_file(count: int) -> None:
 
 async def main(directory: str) -> None:
     settings = load(flags={"state_dir": directory, "listen": "127.0.0.1:0"})
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         print(service.address, flush=True)
         await service.wait_stopped()
 

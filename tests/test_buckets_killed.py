@@ -4,10 +4,7 @@ every row of every object is in every sink once."""
 from __future__ import annotations
 
 import io
-import sys
 from collections import Counter as Bag
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +21,8 @@ from actors.client.client import Client
 from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
 from files_below import files_below  # type: ignore[import-not-found]
 from s3_server import S3, Fate, point_to, serving  # type: ignore[import-not-found]
+from service_house import service_process  # type: ignore[import-not-found]
 
-CHILD = Path(__file__).with_name("copying_service.py")
 KILL_AT = (("PUT", 19, True), ("GET", 40, False))
 """Of the requests of one life: which kind, the how many-th, whether it is served."""
 COLUMNS = [{"name": "k", "type": "bigint"}, {"name": "v", "type": "string"}]
@@ -49,21 +46,6 @@ class Place:
         pq.write_table(pa.table({"k": keys, "v": ["x"] * count}), file)
         self.s3.ask("PUT", f"/{self.bucket}/in/{first:06}.parquet", file.getvalue())
         self.keys += Bag(keys)
-
-    @asynccontextmanager
-    async def process(self) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-        command = [sys.executable, str(CHILD), str(self.state)]
-        served = await anyio.open_process(command, stderr=None)
-        try:
-            assert served.stdout is not None
-            address = (await served.stdout.receive()).decode().strip()
-            async with await Client.connect(address) as client:
-                yield client, served
-        finally:
-            if served.returncode is None:
-                served.kill()
-            await served.wait()
-            await served.aclose()
 
     # -- what is outside --------------------------------------------------------------------------
 
@@ -152,7 +134,7 @@ async def test_a_service_killed_at_its_requests_skips_nothing_and_repeats_nothin
 ) -> None:
     with anyio.fail_after(200):
         for method, at, served in KILL_AT:
-            async with place.process() as (client, process):
+            async with service_process(place.state) as (client, process):
                 if not place.keys:
                     place.put(10)
                     await begin(client, place)
@@ -162,7 +144,7 @@ async def test_a_service_killed_at_its_requests_skips_nothing_and_repeats_nothin
                     await anyio.sleep(0.05)
                 await process.wait()
             place.s3.forget()
-        async with place.process() as (client, process):
+        async with service_process(place.state) as (client, process):
             place.put(1)
 
             async def everywhere() -> bool:

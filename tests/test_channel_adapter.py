@@ -1,9 +1,12 @@
-"""The adapter: the rules table of nonces, and the actor between a client and a worker."""
+"""The adapters of both halves: the rules table of nonces, and the actors between a client and a
+worker."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from actors.channel_adapter import (
@@ -19,8 +22,14 @@ from actors.channel_adapter import (
     ResponsesAcked,
     ResponsesForwarded,
     StashRules,
+    StorageAdapter,
+    StorageFromClient,
+    StorageFromWorker,
+    StorageGone,
+    StoragePassed,
 )
 from actors.protocol.compute import (
+    AllowCompaction,
     AllowWrites,
     Frontiers,
     Hello,
@@ -28,7 +37,7 @@ from actors.protocol.compute import (
     TaggedCommand,
     TaggedResponse,
 )
-from actors.protocol.storage import StorageTaggedResponse
+from actors.protocol.storage import FrontierUpper, StorageTagged, StorageTaggedResponse
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.testing.neighbours import NeighbourProbe
 
@@ -114,12 +123,45 @@ def test_the_stash_is_bounded_and_evicts_nothing() -> None:
     assert len(rules.connect("x")) == 2
 
 
+class Half(msgspec.Struct, frozen=True):
+    """The messages of one half's adapter."""
+
+    adapter: type[Any]
+    from_client: type[Any]
+    from_worker: type[Any]
+    tagged: type[Any]
+    forwarded: type[Any]
+    gone: type[Any]
+    response: Callable[..., TaggedResponse | StorageTaggedResponse]
+
+
+COMPUTE = Half(
+    ChannelAdapter,
+    FromClient,
+    FromWorker,
+    TaggedCommand,
+    ResponsesForwarded,
+    ClientGone,
+    response,
+)
+STORAGE = Half(
+    StorageAdapter,
+    StorageFromClient,
+    StorageFromWorker,
+    StorageTagged,
+    StoragePassed,
+    StorageGone,
+    lambda nonce, number=0: StorageTaggedResponse(nonce, FrontierUpper("u1", number), number + 1),
+)
+both_halves = pytest.mark.parametrize("half", [COMPUTE, STORAGE], ids=["compute", "storage"])
+
+
 def house(
-    stage: ActorIsolation, stash: int = 10
+    stage: ActorIsolation, half: Half, stash: int = 10
 ) -> tuple[SubjectActor[Any], NeighbourProbe, NeighbourProbe]:
     """(adapter, worker, client)."""
     worker, client = stage.probe("worker"), stage.probe("client")
-    adapter = stage.start(lambda: ChannelAdapter(3, worker.address, stash), "adapter")
+    adapter = stage.start(lambda: half.adapter(3, worker.address, stash), "adapter")
     return adapter, worker, client
 
 
@@ -128,96 +170,127 @@ async def inspect(adapter: SubjectActor[Any]) -> AdapterStatistics:
     return statistics
 
 
-async def test_commands_are_tagged_and_responses_counted(stage: ActorIsolation) -> None:
-    adapter, worker, client = house(stage)
-    await adapter.send(FromClient("a", AllowWrites()))  # nobody is connected: dropped
+@both_halves
+async def test_commands_are_tagged_and_responses_acknowledged(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half)
+    await adapter.send(half.from_client("a", AllowWrites()))  # nobody is connected: dropped
     await adapter.send(ConnectClient("a", client.address))
-    await adapter.send(FromClient("a", Hello("a")))
-    await adapter.send(FromClient("z", AllowWrites()))
-    await worker.expect(TaggedCommand, nonce="a", command=Hello("a"))
-    adapter.reply(response("a", 5))
-    first = response("a", 5).response
-    await client.expect(FromWorker, worker=3, nonce="a", response=first, serial=6)
+    await adapter.send(half.from_client("a", Hello("a")))
+    await adapter.send(half.from_client("z", AllowWrites()))
+    await worker.expect(half.tagged, nonce="a", command=Hello("a"))
+    adapter.reply(half.response("a", 5))
+    first = half.response("a", 5).response
+    await client.expect(half.from_worker, worker=3, nonce="a", response=first, serial=6)
     await worker.expect_nothing()  # not passed before the client took it
     await adapter.send(ResponsesAcked("a", (6,)))
-    await worker.expect(ResponsesForwarded, nonce="a", serials=(6,))
+    await worker.expect(half.forwarded, nonce="a", serials=(6,))
     await adapter.send(DisconnectClient("a"))
-    await worker.expect(ClientGone, nonce="a")
-    adapter.reply(response("a", 6))
-    await worker.expect(ResponsesForwarded, nonce="a", serials=(7,))  # drained
+    await worker.expect(half.gone, nonce="a")
+    adapter.reply(half.response("a", 6))
+    await worker.expect(half.forwarded, nonce="a", serials=(7,))  # drained
     await client.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(1, 1, 0, 0)
 
 
-async def test_a_stranger_waits_for_its_client_and_is_taken_once(stage: ActorIsolation) -> None:
-    adapter, worker, client = house(stage)
+@both_halves
+async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half)
+    second = stage.probe("second")
+    await adapter.send(ConnectClient("a", client.address))
+    await adapter.send(DisconnectClient("a"))
+    await worker.expect(half.gone, nonce="a")
+    await adapter.send(ConnectClient("b", second.address))
+    await adapter.send(half.from_client("a", AllowCompaction("u1", 1 << 62)))
+    await adapter.send(half.from_client("b", Hello("b")))
+    await worker.expect(half.tagged, nonce="b", command=Hello("b"))
+    await worker.expect_nothing()
+    adapter.reply(half.response("a", 1))  # what its worker had said to it
+    await worker.expect(half.forwarded, nonce="a", serials=(2,))
+    await client.expect_nothing()
+    await second.expect_nothing()
+
+
+@both_halves
+async def test_a_stranger_waits_for_its_client_and_is_taken_once(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half)
     for number in range(2):
-        adapter.reply(response("b", number))
-        await worker.expect(ResponsesForwarded, nonce="b", serials=(number + 1,))
+        adapter.reply(half.response("b", number))
+        await worker.expect(half.forwarded, nonce="b", serials=(number + 1,))
     await adapter.send(ConnectClient("b", client.address))
     for number in range(2):
-        await client.expect(FromWorker, response=response("b", number).response, serial=0)
-    adapter.reply(response("b", 2))
-    await client.expect(FromWorker, response=response("b", 2).response, serial=3)
+        stashed = half.response("b", number).response
+        await client.expect(half.from_worker, response=stashed, serial=0)
+    adapter.reply(half.response("b", 2))
+    await client.expect(half.from_worker, response=half.response("b", 2).response, serial=3)
     await adapter.send(ResponsesAcked("b", (0, 0, 3)))
-    await worker.expect(
-        ResponsesForwarded, nonce="b", serials=(3,)
-    )  # the first two were passed before
+    await worker.expect(half.forwarded, nonce="b", serials=(3,))  # the others were passed before
     await adapter.send(ResponsesAcked("b", (0,)))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(3, 0, 0, 0)
 
 
+@both_halves
 async def test_at_the_bound_the_worker_is_not_read_and_nothing_is_lost(
-    stage: ActorIsolation,
+    stage: ActorIsolation, half: Half
 ) -> None:
-    adapter, worker, client = house(stage, stash=2)
+    adapter, worker, client = house(stage, half, stash=2)
     for number in range(4):
-        adapter.reply(response("b", number))
-    await worker.expect(ResponsesForwarded, serials=(1,))
-    await worker.expect(ResponsesForwarded, serials=(2,))
+        adapter.reply(half.response("b", number))
+    await worker.expect(half.forwarded, serials=(1,))
+    await worker.expect(half.forwarded, serials=(2,))
     await worker.expect_nothing()
     assert await inspect(adapter) == AdapterStatistics(0, 0, 2, 2)
     await adapter.send(ConnectClient("b", client.address))
     for number in range(4):
-        await client.expect(FromWorker, response=response("b", number).response)
+        await client.expect(half.from_worker, response=half.response("b", number).response)
 
 
-async def test_strangers_that_were_held_go_with_the_stash(stage: ActorIsolation) -> None:
-    adapter, worker, client = house(stage, stash=1)
+@both_halves
+async def test_strangers_that_were_held_go_with_the_stash(
+    stage: ActorIsolation, half: Half
+) -> None:
+    adapter, worker, client = house(stage, half, stash=1)
     for number in range(3):
-        adapter.reply(response("x", number))
-    await worker.expect(ResponsesForwarded, nonce="x")
+        adapter.reply(half.response("x", number))
+    await worker.expect(half.forwarded, nonce="x")
     await adapter.send(ConnectClient("b", client.address))
-    adapter.reply(response("b", 7))
-    await client.expect(FromWorker, nonce="b")
-    await worker.expect(ResponsesForwarded, nonce="x")
-    await worker.expect(ResponsesForwarded, nonce="x")
+    adapter.reply(half.response("b", 7))
+    await client.expect(half.from_worker, nonce="b")
+    await worker.expect(half.forwarded, nonce="x")
+    await worker.expect(half.forwarded, nonce="x")
     assert await inspect(adapter) == AdapterStatistics(1, 2, 0, 0)
 
 
+@both_halves
 async def test_a_worker_that_takes_nothing_holds_up_commands_and_loses_none(
-    stage: ActorIsolation,
+    stage: ActorIsolation, half: Half
 ) -> None:
-    adapter, worker, client = house(stage)
+    adapter, worker, client = house(stage, half)
     worker.stall()
     await adapter.send(ConnectClient("a", client.address))
     for nonce in ("first", "second"):
-        await adapter.send(FromClient("a", Hello(nonce)))
+        await adapter.send(half.from_client("a", Hello(nonce)))
     await worker.expect_nothing()
-    assert adapter.statistics().state == "handles FromClient"
+    assert adapter.statistics().state == f"handles {half.from_client.__name__}"
     worker.resume()
     for nonce in ("first", "second"):
-        await worker.expect(TaggedCommand, nonce="a", command=Hello(nonce))
+        await worker.expect(half.tagged, nonce="a", command=Hello(nonce))
 
 
+@both_halves
 @pytest.mark.parametrize("how", ["stop", "crash"])
 async def test_a_worker_that_is_gone_is_no_fault_of_the_adapter(
-    stage: ActorIsolation, how: str
+    stage: ActorIsolation, half: Half, how: str
 ) -> None:
-    adapter, worker, client = house(stage)
+    adapter, worker, client = house(stage, half)
     await adapter.send(ConnectClient("a", client.address))
     await (worker.stop() if how == "stop" else worker.crash())
-    await adapter.send(FromClient("a", AllowWrites()))
+    await adapter.send(half.from_client("a", AllowWrites()))
     await adapter.send(DisconnectClient("a"))
     assert await inspect(adapter) == AdapterStatistics(0, 0, 0, 0)

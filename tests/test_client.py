@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypeAlias
 
 import anyio
 import pyarrow as pa
 import pytest
 
-from actors.client.client import (
-    ChangeBatch,
-    Client,
-    TableWrite,
-    concatenate_pieces,
-)
+from actors.client.client import ChangeBatch, Client, TableWrite, concatenate_pieces
 from actors.client.requests import RequestExchange
 from actors.controller.sessions.memory_link import MemoryConnection, pair
 from actors.errors import (
@@ -72,6 +68,22 @@ class Service:
         return client[0]
 
 
+Far: TypeAlias = MemoryConnection[Any, Any]
+
+
+@asynccontextmanager
+async def answered(
+    answer: Callable[[Far], Coroutine[Any, Any, None]], settings: Settings | None = None
+) -> AsyncIterator[Client]:
+    """A client of a service whose end of the link `answer` holds."""
+    service = Service()
+    client = await service.connected(settings)
+    with anyio.fail_after(PATIENCE_S):
+        async with anyio.create_task_group() as group:
+            group.start_soon(answer, service.far)
+            yield client
+
+
 def _rows(*values: int) -> bytes:
     return to_ipc(
         pa.table({"x": list(values), "__time": [5] * len(values), DIFF: [1] * len(values)})
@@ -79,24 +91,20 @@ def _rows(*values: int) -> bytes:
 
 
 async def test_a_write_encodes_rows_and_returns_its_time() -> None:
-    service = Service()
-    client = await service.connected()
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
 
-            async def answer() -> None:
-                write = await service.far.receive()
-                assert isinstance(write, WriteTables)
-                (change,) = write.changes
-                assert change.table == "t"
-                rows = from_ipc(change.insert or b"")
-                assert rows.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
-                assert from_ipc(change.delete or b"").num_rows == 1
-                await service.far.send(WriteCommitted(write.request, 42, 3))
+    async def answer(far: Far) -> None:
+        write = await far.receive()
+        assert isinstance(write, WriteTables)
+        (change,) = write.changes
+        assert change.table == "t"
+        rows = from_ipc(change.insert or b"")
+        assert rows.to_pylist() == [{"a": 1, "b": None}, {"a": None, "b": "x"}]
+        assert from_ipc(change.delete or b"").num_rows == 1
+        await far.send(WriteCommitted(write.request, 42, 3))
 
-            group.start_soon(answer)
-            change = TableWrite(insert=[{"a": 1}, {"b": "x"}], delete=pa.table({"a": [1]}))
-            assert await client.write({"t": change}) == 42
+    async with answered(answer) as client:
+        change = TableWrite(insert=[{"a": 1}, {"b": "x"}], delete=pa.table({"a": [1]}))
+        assert await client.write({"t": change}) == 42
 
 
 async def test_create_table_reads_columns() -> None:
@@ -134,18 +142,14 @@ async def test_tasks_share_the_connection_in_any_order() -> None:
 
 
 async def test_errors_are_the_services_own_classes() -> None:
-    service = Service()
-    client = await service.connected()
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
 
-            async def answer() -> None:
-                write = await service.far.receive()
-                await service.far.send(RequestFailed(write.request, "DuplicateKey", "id = 1"))
+    async def answer(far: Far) -> None:
+        write = await far.receive()
+        await far.send(RequestFailed(write.request, "DuplicateKey", "id = 1"))
 
-            group.start_soon(answer)
-            with pytest.raises(DuplicateKey, match="id = 1"):
-                await client.insert("t", [{"id": 1}])
+    async with answered(answer) as client:
+        with pytest.raises(DuplicateKey, match="id = 1"):
+            await client.insert("t", [{"id": 1}])
 
 
 async def test_a_canceled_read_is_canceled_at_the_service() -> None:
@@ -163,26 +167,20 @@ async def test_a_canceled_read_is_canceled_at_the_service() -> None:
 
 
 async def test_subscribe_yields_whole_changes_and_ends() -> None:
-    service = Service()
-    client = await service.connected()
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
 
-            async def answer() -> None:
-                request = await service.far.receive()
-                wanted = SubscribeObject(
-                    request.request, "v", 3, up_to=9, snapshot=False, progress=False
-                )
-                assert request == wanted
-                number = request.request
-                await service.far.send(SubscribeChanges(number, 3, 7, _rows(1, 2)))
-                await service.far.send(SubscribeChanges(number, 7, 9))
-                await service.far.send(SubscribeChanges(number, 9, EMPTY))
-                await service.far.send(RequestDone(number))
+    async def answer(far: Far) -> None:
+        request = await far.receive()
+        wanted = SubscribeObject(request.request, "v", 3, up_to=9, snapshot=False, progress=False)
+        assert request == wanted
+        number = request.request
+        await far.send(SubscribeChanges(number, 3, 7, _rows(1, 2)))
+        await far.send(SubscribeChanges(number, 7, 9))
+        await far.send(SubscribeChanges(number, 9, EMPTY))
+        await far.send(RequestDone(number))
 
-            group.start_soon(answer)
-            stream = client.subscribe("v", from_=3, up_to=9, snapshot=False, progress=False)
-            changes = [change async for change in stream]
+    async with answered(answer) as client:
+        stream = client.subscribe("v", from_=3, up_to=9, snapshot=False, progress=False)
+        changes = [change async for change in stream]
     assert [(c.lower, c.upper) for c in changes] == [(3, 7), (7, 9), (9, EMPTY)]
     assert changes[0].table is not None
     assert changes[0].table["x"].to_pylist() == [1, 2]
@@ -208,36 +206,28 @@ async def test_leaving_a_subscribe_ends_it_at_the_service() -> None:
 
 
 async def test_what_piles_up_is_taken_and_the_rest_asked_for_again() -> None:
-    service = Service()
     settings = Settings(subscribe_inflight_bytes_max=1000)
-    client = await service.connected(settings)
-    with anyio.fail_after(PATIENCE_S):
+
+    async def answer(far: Far) -> None:
+        first = await far.receive()
+        for time in range(1, 9):
+            await far.send(SubscribeChanges(first.request, time - 1, time, _rows(time)))
+        peek = await far.receive()
+        await far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+        cancel = await far.receive()
+        assert cancel == EndRequest(cancel.request, first.request)
+        await far.send(RequestDone(cancel.request))
+        await far.send(RequestFailed(first.request, "OperationCanceled", "unsubscribed"))
+        again = await far.receive()
+        assert again == SubscribeObject(again.request, "v", 8)
+        await far.send(SubscribeChanges(again.request, 8, EMPTY, _rows(9)))
+        await far.send(RequestDone(again.request))
+
+    async with answered(answer, settings) as client:
         stream = client.subscribe("v")
-        async with anyio.create_task_group() as group:
-
-            async def answer() -> None:
-                first = await service.far.receive()
-                for time in range(1, 9):
-                    await service.far.send(
-                        SubscribeChanges(first.request, time - 1, time, _rows(time))
-                    )
-                peek = await service.far.receive()
-                await service.far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
-                cancel = await service.far.receive()
-                assert cancel == EndRequest(cancel.request, first.request)
-                await service.far.send(RequestDone(cancel.request))
-                await service.far.send(
-                    RequestFailed(first.request, "OperationCanceled", "unsubscribed")
-                )
-                again = await service.far.receive()
-                assert again == SubscribeObject(again.request, "v", 8)
-                await service.far.send(SubscribeChanges(again.request, 8, EMPTY, _rows(9)))
-                await service.far.send(RequestDone(again.request))
-
-            group.start_soon(answer)
-            changes = [await anext(stream)]
-            await client.peek("w")
-            changes += [change async for change in stream]
+        changes = [await anext(stream)]
+        await client.peek("w")
+        changes += [change async for change in stream]
     assert [c.upper for c in changes] == [*range(1, 9), EMPTY]
     assert [c.table["x"].to_pylist() for c in changes if c.table] == [[n] for n in range(1, 10)]
 
@@ -274,25 +264,21 @@ async def test_a_request_that_only_reads_may_be_sent_again() -> None:
 
 
 async def test_a_lost_connection_says_whether_a_write_may_have_happened() -> None:
-    service = Service()
-    client = await service.connected()
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
 
-            async def vanish() -> None:
-                await service.far.receive()
-                await service.far.aclose()
+    async def vanish(far: Far) -> None:
+        await far.receive()
+        await far.aclose()
 
-            group.start_soon(vanish)
-            with pytest.raises(ConnectionBroken) as caught:
-                await client.insert("t", [{"id": 1}])
-        assert not caught.value.determinate
-        with pytest.raises(ConnectionBroken):
-            await client.peek("t")
-        await client.aclose()
-        await client.aclose()
-        with pytest.raises(ConnectionBroken):
-            await client.status()
+    async with answered(vanish) as client:
+        with pytest.raises(ConnectionBroken) as caught:
+            await client.insert("t", [{"id": 1}])
+    assert not caught.value.determinate
+    with pytest.raises(ConnectionBroken):
+        await client.peek("t")
+    await client.aclose()
+    await client.aclose()
+    with pytest.raises(ConnectionBroken):
+        await client.status()
 
 
 async def test_a_closed_client_refuses() -> None:
@@ -324,66 +310,54 @@ async def test_a_service_of_another_version_is_refused_by_name() -> None:
 
 
 async def test_peek_by_key_names_its_columns() -> None:
-    service = Service()
-    client = await service.connected()
-    with anyio.fail_after(PATIENCE_S):
-        async with anyio.create_task_group() as group:
 
-            async def answer() -> None:
-                read = await service.far.receive()
-                assert isinstance(read, ReadObject)
-                assert read.key_columns == ("a", "b")
-                assert from_ipc(read.key or b"").to_pylist() == [{"a": 1, "b": "x"}]
-                empty = pa.table({"n": pa.array([], pa.int64()), DIFF: pa.array([], pa.int64())})
-                await service.far.send(ReadContents(read.request, 5, to_ipc(empty)))
+    async def answer(far: Far) -> None:
+        read = await far.receive()
+        assert isinstance(read, ReadObject)
+        assert read.key_columns == ("a", "b")
+        assert from_ipc(read.key or b"").to_pylist() == [{"a": 1, "b": "x"}]
+        empty = pa.table({"n": pa.array([], pa.int64()), DIFF: pa.array([], pa.int64())})
+        await far.send(ReadContents(read.request, 5, to_ipc(empty)))
 
-            group.start_soon(answer)
-            assert (await client.peek("t", key={"a": 1, "b": "x"})).num_rows == 0
+    async with answered(answer) as client:
+        assert (await client.peek("t", key={"a": 1, "b": "x"})).num_rows == 0
 
 
 async def test_what_piles_up_in_the_midst_of_an_interval_is_not_taken_twice() -> None:
     """Pieces of an interval that did not end are forgotten: all of it comes again."""
-    service = Service()
-    client = await service.connected(Settings(subscribe_inflight_bytes_max=1000))
-    with anyio.fail_after(PATIENCE_S):
+
+    async def answer(far: Far) -> None:
+        first = await far.receive()
+
+        async def piece(request: int, lower: int, upper: int, *values: int) -> None:
+            partial = lower == upper
+            rows = _rows(*values)
+            await far.send(SubscribeChanges(request, lower, upper, rows, partial=partial))
+
+        await piece(first.request, 5, 5, 1)
+        await piece(first.request, 5, 5, 2)
+        await piece(first.request, 5, 6, 3)
+        await piece(first.request, 6, 6, 4)
+        await piece(first.request, 6, 7, 5)
+        await piece(first.request, 7, 7, 6)
+        await piece(first.request, 7, 7, 7)
+        peek = await far.receive()
+        await far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
+        cancel = await far.receive()
+        assert cancel == EndRequest(cancel.request, first.request)
+        await far.send(RequestDone(cancel.request))
+        await far.send(RequestFailed(first.request, "OperationCanceled", "unsubscribed"))
+        again = await far.receive()
+        assert again == SubscribeObject(again.request, "v", 7)
+        await piece(again.request, 7, 7, 6)
+        await piece(again.request, 7, EMPTY, 7)
+        await far.send(RequestDone(again.request))
+
+    async with answered(answer, Settings(subscribe_inflight_bytes_max=1000)) as client:
         stream = client.subscribe("v")
-        async with anyio.create_task_group() as group:
-
-            async def answer() -> None:
-                first = await service.far.receive()
-
-                async def piece(request: int, lower: int, upper: int, *values: int) -> None:
-                    partial = lower == upper
-                    rows = _rows(*values)
-                    await service.far.send(
-                        SubscribeChanges(request, lower, upper, rows, partial=partial)
-                    )
-
-                await piece(first.request, 5, 5, 1)
-                await piece(first.request, 5, 5, 2)
-                await piece(first.request, 5, 6, 3)
-                await piece(first.request, 6, 6, 4)
-                await piece(first.request, 6, 7, 5)
-                await piece(first.request, 7, 7, 6)
-                await piece(first.request, 7, 7, 7)
-                peek = await service.far.receive()
-                await service.far.send(ReadContents(peek.request, 5, to_ipc(pa.table({DIFF: [1]}))))
-                cancel = await service.far.receive()
-                assert cancel == EndRequest(cancel.request, first.request)
-                await service.far.send(RequestDone(cancel.request))
-                await service.far.send(
-                    RequestFailed(first.request, "OperationCanceled", "unsubscribed")
-                )
-                again = await service.far.receive()
-                assert again == SubscribeObject(again.request, "v", 7)
-                await piece(again.request, 7, 7, 6)
-                await piece(again.request, 7, EMPTY, 7)
-                await service.far.send(RequestDone(again.request))
-
-            group.start_soon(answer)
-            changes = [await anext(stream)]
-            await client.peek("w")
-            changes += [change async for change in stream]
+        changes = [await anext(stream)]
+        await client.peek("w")
+        changes += [change async for change in stream]
     values = [value for c in changes if c.table for value in c.table["x"].to_pylist()]
     assert values == [1, 2, 3, 4, 5, 6, 7]
     assert [(c.upper, c.partial) for c in changes] == [

@@ -15,14 +15,13 @@ import msgspec
 import pytest
 
 from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem, BoundedMailbox
+from actors.kernel import ActorSystem, BoundedMailbox
 from actors.kernel.actor import HANDLING
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.compute import Peek
 from actors.protocol.internal import SequencedCommand
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 
 M = TypeVar("M")
 
@@ -84,11 +83,6 @@ class RecordingMailbox(BoundedMailbox[M]):
     """Results of effects: alive, so that no other message has their identity."""
 
 
-def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @pytest.mark.parametrize("workers", [1, 3])
 async def test_a_command_passes_eight_mailboxes(
     workers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -102,7 +96,7 @@ async def test_a_command_passes_eight_mailboxes(
     )
     with anyio.fail_after(60):
         async with (
-            Service(settings, engine=engine) as service,
+            Service(settings, engine=in_memory_engine()) as service,
             await Client.in_process(service) as client,
         ):
             # A table alone: a dataflow would say something of its own meanwhile.

@@ -29,24 +29,15 @@ from actors.errors import (
     StorageError,
     UnknownObject,
 )
-from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CopyFromProgress
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from files_below import files_below  # type: ignore[import-not-found]
 
 SHAPE = pa.schema([("id", pa.int64()), ("s", pa.string())])
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 class House(Service):
@@ -76,7 +67,7 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client,
     with anyio.fail_after(200):
         async with (
             House(
-                draw_for_test(Settings(**(given | changes)), changes), engine=in_memory
+                draw_for_test(Settings(**(given | changes)), changes), engine=in_memory_engine()
             ) as service,
             await Client.connect(service.address) as client,
         ):

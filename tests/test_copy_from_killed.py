@@ -2,56 +2,28 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from anyio.streams.text import TextReceiveStream
 
 from actors.client.client import Client
 from actors.errors import ConnectionBroken
 from files_below import files_below  # type: ignore[import-not-found]
+from service_house import service_process  # type: ignore[import-not-found]
 
-CHILD = Path(__file__).with_name("copying_service.py")
+LIMITS = {
+    "source_inflight_bytes_max": "1",
+    "part_bytes_target": "100000",
+    "blob_orphan_grace_ms": "1",
+    "maintenance_ms": "20",
+}
 ROWS = 60_000
 FILES = 6
-
-
-@asynccontextmanager
-async def process(tmp_path: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-    limits = {
-        "PENSTOCK_SOURCE_DIRS": str(tmp_path / "in"),
-        "PENSTOCK_SOURCE_INFLIGHT_BYTES_MAX": "1",
-        "PENSTOCK_PART_BYTES_TARGET": str(100_000),
-        "PENSTOCK_BLOB_ORPHAN_GRACE_MS": "1",
-        "PENSTOCK_MAINTENANCE_MS": "20",
-    }
-    command = [sys.executable, str(CHILD), str(tmp_path / "state")]
-    served = await anyio.open_process(
-        command, stdin=subprocess.DEVNULL, stderr=None, env=os.environ | limits
-    )
-    assert served.stdout is not None
-    try:
-        text = ""
-        while "\n" not in text:
-            text += await TextReceiveStream(served.stdout).receive()
-        client = await Client.connect(text.strip())
-        try:
-            yield client, served
-        finally:
-            await client.aclose()
-    finally:
-        if served.returncode is None:
-            served.kill()
-        await served.wait()
-        await served.aclose()
 
 
 def parts(tmp_path: Path) -> list[str]:
@@ -68,16 +40,17 @@ async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> 
     folder = tmp_path / "in"
     folder.mkdir()
     each = ROWS // FILES
+    process = partial(service_process, tmp_path / "state", source_dirs=str(folder), **LIMITS)
     for number in range(FILES):
         ids = range(number * each, (number + 1) * each)
         pq.write_table(pa.table({"id": pa.array(ids, pa.int64())}), folder / f"{number}.parquet")
     copied = 0
     with anyio.fail_after(200):
-        async with process(tmp_path) as (client, _):
+        async with process() as (client, _):
             await client.create_table("t", {"id": "bigint"})
         for kill, after in enumerate((0, 1, 3, 4)):
             uuid = f"copy {kill}"
-            async with process(tmp_path) as (client, served):
+            async with process() as (client, served):
                 before = (await client.peek("t")).num_rows
                 assert before == copied * ROWS
 
@@ -91,7 +64,7 @@ async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> 
                     while await anyio.to_thread.run_sync(fresh, tmp_path, known) < after:
                         pass
                     served.kill()
-            async with process(tmp_path) as (client, _):
+            async with process() as (client, _):
                 found = (await client.peek("t")).num_rows
                 assert found in (copied * ROWS, copied * ROWS + ROWS), "all of it or none"
                 done = await client.copy_from("t", str(folder), "parquet", uuid=uuid)
@@ -100,7 +73,7 @@ async def test_killed_anywhere_it_is_all_or_nothing_and_once(tmp_path: Path) -> 
                 table = await client.peek("t", as_of=done.time)
                 assert table.num_rows == copied * ROWS
                 assert len(set(table["id"].to_pylist())) == ROWS
-        async with process(tmp_path) as (client, _):
+        async with process() as (client, _):
             await client.drop("t")
             while await anyio.to_thread.run_sync(lambda: parts(tmp_path)):
                 pass  # what nothing names goes by and by, what killed services left too

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +17,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 import pytest
-from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
 from actors.client.answers import CopyFormat
@@ -35,40 +32,25 @@ from actors.errors import (
     UnknownObject,
     ViewInError,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CopyProgressed
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
 from deadlines import Deadlines  # type: ignore[import-not-found]
 from s3_server import Fate, point_to, serving  # type: ignore[import-not-found]
+from service_house import running_service, service_process  # type: ignore[import-not-found]
 
 COLUMNS = {"id": "bigint", "s": "string", "d": "decimal(9,2)"}
 VIEW = "SELECT s, d, count(*) AS n FROM t GROUP BY s, d"
-CHILD = Path(__file__).with_name("copying_service.py")
 FORMATS: tuple[CopyFormat, ...] = ("parquet", "csv", "json")
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     given: dict[str, Any] = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
-    with anyio.fail_after(200):
-        async with (
-            Service(
-                draw_for_test(Settings(**(given | changes)), changes), engine=in_memory
-            ) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client, service
+    settings = draw_for_test(Settings(**(given | changes)), changes)
+    async with running_service(settings) as (service, client):
+        yield client, service
 
 
 def contents(manifest: str) -> list[tuple[Any, ...]]:
@@ -222,31 +204,6 @@ async def copied(client: Client, place: str, **given: Any) -> CopiedTo:
 # -- a process that is killed ----------------------------------------------------------------------
 
 
-@asynccontextmanager
-async def process(
-    state: Path, last_file: int | None = None
-) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-    """A service, which is killed when it begins a copy's file of that number."""
-    command = [sys.executable, str(CHILD), str(state)]
-    command += [] if last_file is None else [str(last_file)]
-    served = await anyio.open_process(command, stdin=subprocess.DEVNULL, stderr=None)
-    assert served.stdout is not None
-    try:
-        text = ""
-        while "\n" not in text:
-            text += await TextReceiveStream(served.stdout).receive()
-        client = await Client.connect(text.strip())
-        try:
-            yield client, served
-        finally:
-            await client.aclose()
-    finally:
-        if served.returncode is None:
-            served.kill()
-        await served.wait()
-        await served.aclose()
-
-
 def files(folder: Path) -> list[str]:
     """Names of all files below, but for the lock; what goes meanwhile is not there."""
     found = [name for _, _, names in os.walk(folder) for name in names]
@@ -258,19 +215,19 @@ async def test_a_killed_copy_has_no_manifest_and_the_next_one_works(tmp_path: Pa
     state = tmp_path / "state"
     folder = state / "copies" / "out"
     with anyio.fail_after(200):
-        async with process(state) as (client, _):
+        async with service_process(state) as (client, _):
             await client.create_table("t", COLUMNS)
             for start in range(0, 20_000, 10_000):
                 time = await client.insert("t", rows(10_000, start))
         for last in (1, 20):
-            async with process(state, last) as (client, served):
+            async with service_process(state, str(last)) as (client, served):
                 with pytest.raises(ConnectionBroken):
                     await client.copy_to("t", "out", as_of=time, format="csv", file_bytes_max=4_096)
                 assert await served.wait() == -signal.SIGKILL
                 found = files(folder)
                 assert len(found) == last, "what the one before left is gone"
                 assert "_manifest.json" not in found
-        async with process(state) as (client, _):
+        async with service_process(state) as (client, _):
             done = await client.copy_to("t", "out", as_of=time, format="csv")
             assert Counter(contents(done.manifest)) == bag(await client.peek("t", as_of=time))
             assert len(list(folder.glob("copy-*"))) == 1, "what was left is gone"
@@ -339,11 +296,11 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
         async def keys() -> list[str]:
             return await anyio.to_thread.run_sync(lambda: s3.keys(bucket))
 
-        async with process(state) as (client, _):
+        async with service_process(state) as (client, _):
             await client.create_table("t", COLUMNS)
             time = await client.insert("t", rows(10_000))
         for last in (1, 20):
-            async with process(state) as (client, served):
+            async with service_process(state) as (client, served):
                 s3.rule = DieAt(served.pid, f"PUT /{bucket}/exports/", last)
                 with pytest.raises(ConnectionBroken):
                     await client.copy_to(
@@ -352,7 +309,7 @@ async def test_a_copy_into_a_bucket_that_is_killed_has_no_manifest_and_the_next_
                 assert await served.wait() == -signal.SIGKILL
             s3.forget()
             assert "exports/a/_manifest.json" not in await keys()
-        async with process(state) as (client, _):
+        async with service_process(state) as (client, _):
             done = await client.copy_to("t", f"{to}/a", as_of=time, format="csv")
             assert done.rows == 10_000
             manifest = json.loads(s3.get(bucket, "exports/a/_manifest.json"))

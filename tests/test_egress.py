@@ -24,13 +24,10 @@ from anyio.streams.text import TextReceiveStream
 from actors.client.client import ChangeBatch, Client
 from actors.commands import copy_to as egress
 from actors.commands.copy_to import PrintedSubscribe
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.progress import EMPTY
-from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 
 def changed(time: int, *values: Any) -> pa.Table:
@@ -130,24 +127,16 @@ async def test_what_a_reader_has_seen_counts_though_a_signal_came_first(
 # -- the command -----------------------------------------------------------------------------------
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[tuple[Client, str]]:
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", maintenance_ms=20)
     settings = draw_for_test(settings)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            await client.create_table("t", {"id": "bigint"}, ["id"])
-            yield client, service.address
+    async with running_service(settings) as (service, client):
+        await client.create_table("t", {"id": "bigint"}, ["id"])
+        yield client, service.address
+
+
+SUBSCRIBE = [sys.executable, "-m", "actors.commands.cli", "subscribe", "t", "--connect"]
 
 
 class Command:
@@ -163,16 +152,8 @@ class Command:
 
     @classmethod
     async def start(cls, address: str, *arguments: str) -> Command:
-        command = [
-            sys.executable,
-            "-m",
-            "actors.commands.cli",
-            "subscribe",
-            "t",
-            "--connect",
-            address,
-        ]
-        return cls(await anyio.open_process([*command, *arguments], stdin=subprocess.DEVNULL))
+        command = [*SUBSCRIBE, address, *arguments]
+        return cls(await anyio.open_process(command, stdin=subprocess.DEVNULL))
 
     async def line(self) -> str:
         while "\n" not in self._text:
@@ -248,16 +229,8 @@ async def test_a_reader_that_has_had_enough_ends_it(tmp_path: Path) -> None:
     async with running(tmp_path) as (client, address):
         await client.insert("t", [{"id": 1}])
         ours, theirs = os.pipe()
-        arguments = [
-            sys.executable,
-            "-m",
-            "actors.commands.cli",
-            "subscribe",
-            "t",
-            "--connect",
-            address,
-        ]
-        process = await anyio.open_process(arguments, stdin=subprocess.DEVNULL, stdout=theirs)
+        command = [*SUBSCRIBE, address]
+        process = await anyio.open_process(command, stdin=subprocess.DEVNULL, stdout=theirs)
         os.close(theirs)
         assert await anyio.to_thread.run_sync(os.read, ours, 100)
         os.close(ours)

@@ -25,7 +25,7 @@ from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.transport.http_pages import (
     HttpPages,
     HttpResponse,
@@ -33,13 +33,6 @@ from actors.transport.http_pages import (
     metrics_page,
     parse_head,
 )
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def settings_of(folder: Path, **fields: Any) -> Settings:
@@ -75,7 +68,7 @@ async def ready(url: str) -> tuple[int, Any]:
 
 
 async def test_it_is_ready_from_its_start_until_it_stops(tmp_path: Path) -> None:
-    service = Service(settings_of(tmp_path), engine=in_memory)
+    service = Service(settings_of(tmp_path), engine=in_memory_engine())
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url:
             assert await get(f"{url}/healthz") == (200, "ok\n")
@@ -97,7 +90,7 @@ async def test_it_is_ready_from_its_start_until_it_stops(tmp_path: Path) -> None
 
 
 async def test_a_lost_store_is_named_and_health_stays(tmp_path: Path) -> None:
-    service = Service(settings_of(tmp_path), engine=in_memory)
+    service = Service(settings_of(tmp_path), engine=in_memory_engine())
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url, service:
             while (await ready(url))[0] != 200:
@@ -116,7 +109,7 @@ async def test_a_store_that_does_not_answer_is_not_ready_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # expires: the documents never answer
-    service = Service(settings_of(tmp_path, readiness_timeout_ms=50), engine=in_memory)
+    service = Service(settings_of(tmp_path, readiness_timeout_ms=50), engine=in_memory_engine())
     with anyio.fail_after(100):
         async with pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url, service:
             from actors.persist import PersistClient
@@ -268,7 +261,7 @@ async def test_what_other_machines_reach_needs_tls_and_a_token(tmp_path: Path) -
         tls_authority=str(tmp_path / "ca.pem"),
         token_file=str(tmp_path / "token"),
     )
-    service = Service(settings, engine=in_memory)
+    service = Service(settings, engine=in_memory_engine())
     trusting = ssl.create_default_context(cafile=str(tmp_path / "ca.pem"))
     with anyio.fail_after(100):
         async with pages_of(service).serve("0.0.0.0:0", "metrics_listen") as bound, service:

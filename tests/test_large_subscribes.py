@@ -17,12 +17,10 @@ import pytest
 
 from actors.client.client import ChangeBatch, Client
 from actors.controller.replicas.replica import ConnectionLost, LinkTurn
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 KIB = 1024
 LIMITS: dict[str, Any] = {
@@ -35,22 +33,11 @@ LIMITS: dict[str, Any] = {
 COLUMNS = {"id": "bigint", "s": "string"}
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[Client, Service]]:
     given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"} | LIMITS | changes
-    with anyio.fail_after(200):
-        async with (
-            Service(Settings(**given), engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client, service
+    async with running_service(Settings(**given)) as (service, client):
+        yield client, service
 
 
 def rows(start: int, count: int) -> list[dict[str, Any]]:

@@ -32,15 +32,15 @@ from actors.errors import (
     UnknownObject,
     ViewInError,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage, FileDone
+from actors.plan.jobs import FileDone
 from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.engine import EngineControls
 from deadlines import Deadlines  # type: ignore[import-not-found]
 from query_corpus import COLUMNS, rows_of, sql_of  # type: ignore[import-not-found]
+from service_house import running_service  # type: ignore[import-not-found]
 
 JOINED = "SELECT c.name, t.k FROM t JOIN c ON t.s = c.s ORDER BY t.k DESC"
 
@@ -80,26 +80,15 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     controls = EngineControls()
 
-    def engine(
-        system: ActorSystem, settings: Settings, scratch: Path
-    ) -> ActorAddress[ExecutorMessage]:
-        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
-        return address
-
     given: dict[str, Any] = {
         "state_dir": str(tmp_path / "state"),
         "listen": "127.0.0.1:0",
         "hold_downgrade_ms": 50,
         "maintenance_ms": 20,
     }
-    with anyio.fail_after(200):
-        async with (
-            Service(
-                draw_for_test(Settings(**(given | changes)), changes), engine=engine
-            ) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield World(service, client, controls)
+    settings = draw_for_test(Settings(**(given | changes)), changes)
+    async with running_service(settings, controls) as (service, client):
+        yield World(service, client, controls)
 
 
 async def fill(client: Client) -> int:

@@ -14,23 +14,17 @@ import anyio
 import pyarrow as pa
 import pytest
 
-from actors import Client, Service
+from actors import Client
 from actors.commands.inspect import parse_condition
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError, TypeMismatch
-from actors.kernel import ActorAddress, ActorSystem
 from actors.persist.stashed import StashedBlobs
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 ROWS = 6_000
 SMALL = {"inline_bytes_max": 1 << 14, "result_bytes_max": 1 << 17, "frame_bytes_max": 1 << 18}
-
-
-def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-    return system.spawn(InMemoryExecutor, "engine")
 
 
 @asynccontextmanager
@@ -38,12 +32,8 @@ async def running(place: Path, **changes: Any) -> AsyncIterator[Client]:
     chosen = {"workers": 2, "maintenance_ms": 20, **SMALL, **changes}
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", **chosen)
     settings = draw_for_test(settings, chosen, many_rows=True)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=engine) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings) as (_, client):
+        yield client
 
 
 async def filled(client: Client) -> int:

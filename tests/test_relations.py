@@ -14,13 +14,11 @@ import pytest
 
 from actors.client.client import Client
 from actors.errors import InvalidUsage, PenstockError, UnknownObject
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS
-from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.engine import EngineControls
+from service_house import running_service  # type: ignore[import-not-found]
 
 
 class World:
@@ -46,12 +44,6 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
     """A service of two workers, with a table, a view and an index."""
     controls = EngineControls()
 
-    def engine(
-        system: ActorSystem, settings: Settings, scratch: Path
-    ) -> ActorAddress[ExecutorMessage]:
-        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
-        return address
-
     settings = Settings(
         state_dir=str(tmp_path / "state"),
         listen="127.0.0.1:0",
@@ -60,18 +52,14 @@ async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
         **changes,
     )
     settings = draw_for_test(settings, changes)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=engine) as service,
-            await Client.connect(service.address) as client,
-        ):
-            await client.create_table("t", {"k": "bigint", "v": "bigint"}, ["k"])
-            await client.create_materialized_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
-            await client.create_index("i", "w", ["v"])
-            time = await client.insert("t", [{"k": k, "v": k % 3} for k in range(9)])
-            await client.wait_for("w", time)
-            await client.wait_for("i", time)
-            yield World(client, controls)
+    async with running_service(settings, controls) as (_, client):
+        await client.create_table("t", {"k": "bigint", "v": "bigint"}, ["k"])
+        await client.create_materialized_view("w", "SELECT v, count(*) AS n FROM t GROUP BY v")
+        await client.create_index("i", "w", ["v"])
+        time = await client.insert("t", [{"k": k, "v": k % 3} for k in range(9)])
+        await client.wait_for("w", time)
+        await client.wait_for("i", time)
+        yield World(client, controls)
 
 
 def test_the_page_is_the_table(root: Path) -> None:

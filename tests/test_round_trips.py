@@ -17,26 +17,17 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actors.client.answers import CopyFormat
-from actors.client.client import Client
 from actors.commands import cli
 from actors.commands import ddl as statements
-from actors.connectors.sinks.formats import (
-    FILE_BYTES_MIN,
-    JsonLines,
-    OutputFiles,
-    check_format,
-)
+from actors.connectors.sinks.formats import FILE_BYTES_MIN, JsonLines, OutputFiles, check_format
 from actors.connectors.sources.copied_files import has_types, read_copied
 from actors.connectors.sources.file_reading import _from_parquet
 from actors.controller.tables.rows import fit
 from actors.errors import InvalidUsage
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, text_limit
 from actors.protocol.compute import CopyToExport
-from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 FLAT = (
     *("boolean", "tinyint", "smallint", "int", "bigint", "float", "double", "string", "binary"),
@@ -224,13 +215,6 @@ ROWS: list[dict[str, Any]] = [
 ROWS += [{}, {"m": {}, "s": {}, "c": [], "d": {date(1, 1, 1): None}}]
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 async def penstock(*given: str, stdin: bytes = b"") -> bytes:
     """What a command printed."""
     done = await anyio.to_thread.run_sync(lambda: CliRunner().invoke(cli.app, given, input=stdin))
@@ -247,36 +231,30 @@ async def test_what_goes_out_of_a_service_comes_back_into_one(tmp_path: Path) ->
         source_dirs=str(copies),
         statistics_ms=10,
     )
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            await client.create_table("t", COLUMNS | DEEP)
-            await client.create_table("flat", COLUMNS)
-            await client.insert("t", ROWS)
-            await client.insert("flat", [{name: row.get(name) for name in COLUMNS} for row in ROWS])
-            for name in ("t", "flat"):
-                wanted = sorted(as_told(await client.peek(name)))
-                connect = ("--connect", service.address)
-                printed = await penstock("peek", name, "--json", *connect)
-                for kind in ("csv", "json", "parquet", "peek"):
-                    again = f"{name}_{kind}"
-                    if (name, kind) == ("t", "csv"):
-                        with pytest.raises(InvalidUsage, match="CSV cannot hold nested columns"):
-                            await client.copy_to(name, again, format="csv")
-                        continue
-                    await client.create_table(again, COLUMNS | (DEEP if name == "t" else {}))
-                    if kind == "peek":
-                        await penstock("insert", again, "-", *connect, stdin=printed)
-                    else:
-                        await client.copy_to(name, again, format=kind)  # type: ignore[arg-type]
-                        given = ("copy-from", again, str(copies / again), "--format", kind)
-                        await penstock(*given, "--quiet", *connect)
-                    assert sorted(as_told(await client.peek(again))) == wanted, again
-            exported = b"".join(file.read_bytes() for file in copies.glob("t_json/*/*.json"))
-            await client.create_table("last", COLUMNS | DEEP)
-            await penstock("insert", "last", *connect, stdin=exported)
-            assert sorted(as_told(await client.peek("last"))) == sorted(
-                as_told(await client.peek("t"))
-            )
+    async with running_service(settings) as (service, client):
+        await client.create_table("t", COLUMNS | DEEP)
+        await client.create_table("flat", COLUMNS)
+        await client.insert("t", ROWS)
+        await client.insert("flat", [{name: row.get(name) for name in COLUMNS} for row in ROWS])
+        for name in ("t", "flat"):
+            wanted = sorted(as_told(await client.peek(name)))
+            connect = ("--connect", service.address)
+            printed = await penstock("peek", name, "--json", *connect)
+            for kind in ("csv", "json", "parquet", "peek"):
+                again = f"{name}_{kind}"
+                if (name, kind) == ("t", "csv"):
+                    with pytest.raises(InvalidUsage, match="CSV cannot hold nested columns"):
+                        await client.copy_to(name, again, format="csv")
+                    continue
+                await client.create_table(again, COLUMNS | (DEEP if name == "t" else {}))
+                if kind == "peek":
+                    await penstock("insert", again, "-", *connect, stdin=printed)
+                else:
+                    await client.copy_to(name, again, format=kind)
+                    given = ("copy-from", again, str(copies / again), "--format", kind)
+                    await penstock(*given, "--quiet", *connect)
+                assert sorted(as_told(await client.peek(again))) == wanted, again
+        exported = b"".join(file.read_bytes() for file in copies.glob("t_json/*/*.json"))
+        await client.create_table("last", COLUMNS | DEEP)
+        await penstock("insert", "last", *connect, stdin=exported)
+        assert sorted(as_told(await client.peek("last"))) == sorted(as_told(await client.peek("t")))

@@ -17,19 +17,10 @@ import trustme
 from actors.client.client import Client
 from actors.cluster import connect
 from actors.errors import AuthenticationFailed, BadSettings, ConnectionBroken, WrongService
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.compute import CreateInstance, Hello, InitializationComplete
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 def secured(folder: Path, **fields: Any) -> Settings:
@@ -59,7 +50,7 @@ def secured(folder: Path, **fields: Any) -> Settings:
 async def test_clients_prove_themselves_and_work(tmp_path: Path) -> None:
     settings = secured(tmp_path)
     with anyio.fail_after(200):
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             async with await Client.connect(service.address, settings=settings) as client:
                 await client.create_table("t", {"n": "bigint"})
                 await client.insert("t", [{"n": 1}])
@@ -80,7 +71,7 @@ async def test_commands_prove_themselves_by_flags_or_the_environment(tmp_path: P
     flags = [text for name in names for text in (f"--{name.replace('_', '-')}", values[name])]
     variables = {f"PENSTOCK_{name.upper()}": value for name, value in values.items()}
     with anyio.fail_after(200):
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             async with await Client.connect(service.address, settings=settings) as client:
                 await client.create_table("t", {"n": "bigint"})
             status = [sys.executable, "-m", "actors.commands.cli", "status", "--json"]
@@ -98,7 +89,7 @@ async def test_commands_prove_themselves_by_flags_or_the_environment(tmp_path: P
 async def test_controllers_prove_themselves_with_tokens_of_their_own(tmp_path: Path) -> None:
     settings = secured(tmp_path, cluster_listen="127.0.0.1:0")
     with anyio.fail_after(200):
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             assert service.cluster_address
             as_client = msgspec.structs.replace(settings, cluster_token_file=settings.token_file)
             with pytest.raises(AuthenticationFailed, match="token is unknown"):
@@ -119,10 +110,10 @@ async def test_other_machines_are_refused_at_start_without_tls_and_tokens(tmp_pa
     for fields in places:
         settings = Settings(**({"state_dir": state, "listen": "127.0.0.1:0"} | fields))
         with pytest.raises(BadSettings, match=r"listen = .*needs TLS and tokens"):
-            await Service(settings, engine=in_memory).__aenter__()
+            await Service(settings, engine=in_memory_engine()).__aenter__()
     whole = secured(tmp_path)
     settings = msgspec.structs.replace(whole, listen="0.0.0.0:0", cluster_listen="0.0.0.0:0")
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         assert service.address.startswith("0.0.0.0:")
 
 
@@ -130,7 +121,7 @@ async def test_a_service_on_a_unix_socket(tmp_path: Path) -> None:
     path = tmp_path / "api.sock"
     settings = Settings(state_dir=str(tmp_path / "state"), listen=f"unix:{path}")
     with anyio.fail_after(200):
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             assert service.address == f"unix:{path}"
             assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
             async with await Client.connect(service.address) as client:

@@ -46,7 +46,8 @@ from actors.progress import EMPTY
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.engine import EngineControls, in_memory_engine
+from service_house import running_service  # type: ignore[import-not-found]
 
 BY_CARRIER = """
 SELECT c.name, count(*) AS n, sum(f.delay) AS delay
@@ -54,13 +55,6 @@ FROM flights f JOIN carriers c ON f.carrier = c.carrier GROUP BY c.name
 """
 FLIGHTS = {"id": "bigint", "carrier": "string", "delay": "bigint"}
 CARRIERS = {"carrier": "string", "name": "string"}
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def settings_of(tmp_path: Path, **changes: Any) -> Settings:
@@ -77,12 +71,8 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
     """A client of a service over TCP."""
-    with anyio.fail_after(200):
-        async with (
-            Service(settings_of(tmp_path, **changes), engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings_of(tmp_path, **changes)) as (_, client):
+        yield client
 
 
 async def _objects(client: Client) -> None:
@@ -289,14 +279,8 @@ async def test_the_controller_reconnects_without_work_and_without_repeats(tmp_pa
     dice, model = random.Random(8), Model()
     controls = EngineControls()
 
-    def engine(
-        system: ActorSystem, settings: Settings, scratch: Path
-    ) -> ActorAddress[ExecutorMessage]:
-        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
-        return address
-
     with anyio.fail_after(200):
-        service = Service(settings_of(tmp_path), engine=engine)
+        service = Service(settings_of(tmp_path), engine=in_memory_engine(controls))
         async with service, await Client.in_process(service) as client:
             await _objects(client)
             await client.create_index("by_name", "by_carrier", ["name"])
@@ -352,7 +336,7 @@ async def test_what_no_frame_holds_goes_in_pieces(tmp_path: Path) -> None:
 
 async def test_in_process_is_the_same(tmp_path: Path) -> None:
     with anyio.fail_after(200):
-        service = Service(settings_of(tmp_path), engine=in_memory)
+        service = Service(settings_of(tmp_path), engine=in_memory_engine())
         async with service, await Client.in_process(service) as client:
             await _objects(client)
             time = await client.insert("flights", [{"id": 1, "carrier": "A", "delay": 5}])
@@ -367,7 +351,7 @@ async def test_in_process_is_the_same(tmp_path: Path) -> None:
 
 async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:
     with anyio.fail_after(200):
-        async with Service(settings_of(tmp_path), engine=in_memory) as service:
+        async with Service(settings_of(tmp_path), engine=in_memory_engine()) as service:
             client = await Client.connect(service.address)
             service.stop()
             await service.wait_stopped()
@@ -379,17 +363,17 @@ async def test_a_stopped_service_breaks_its_clients(tmp_path: Path) -> None:
 async def test_starting_refuses_by_name(tmp_path: Path) -> None:
     with anyio.fail_after(200):
         settings = settings_of(tmp_path)
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             with pytest.raises(StateDirectoryError):
-                await Service(settings, engine=in_memory).__aenter__()
+                await Service(settings, engine=in_memory_engine()).__aenter__()
             taken = settings_of(tmp_path / "other", listen=service.address)
             with pytest.raises(AddressInUse):
-                await Service(taken, engine=in_memory).__aenter__()
+                await Service(taken, engine=in_memory_engine()).__aenter__()
         with pytest.raises(BadSettings, match="listen"):
-            await Service(settings_of(tmp_path, listen="x"), engine=in_memory).__aenter__()
+            await Service(settings_of(tmp_path, listen="x"), engine=in_memory_engine()).__aenter__()
         with pytest.raises(BadSettings, match="workers"):
-            await Service(settings_of(tmp_path, workers=0), engine=in_memory).__aenter__()
-        async with Service(settings, engine=in_memory):
+            await Service(settings_of(tmp_path, workers=0), engine=in_memory_engine()).__aenter__()
+        async with Service(settings, engine=in_memory_engine()):
             pass
 
 
@@ -404,7 +388,7 @@ async def test_a_relative_state_directory_is_made_absolute(
         system: ActorSystem, settings: Settings, scratch: Path
     ) -> ActorAddress[ExecutorMessage]:
         given.append(scratch)
-        return in_memory(system, settings, scratch)
+        return in_memory_engine()(system, settings, scratch)
 
     async with Service(settings_of(tmp_path, state_dir="state"), engine=engine):
         assert (tmp_path / "state").is_dir()
@@ -426,7 +410,7 @@ async def test_a_catalog_of_a_newer_version_is_refused(tmp_path: Path) -> None:
         assert await persist.compare_and_set([CompareAndSet(CATALOG_KEY, None, newer)])
         await persist.close()
         with pytest.raises(StateDirectoryError, match="format 99"):
-            await Service(settings, engine=in_memory).__aenter__()
+            await Service(settings, engine=in_memory_engine()).__aenter__()
 
 
 def test_the_front_door() -> None:
@@ -439,7 +423,7 @@ def test_the_front_door() -> None:
 
 async def test_it_ends_when_it_expires(tmp_path: Path) -> None:
     settings = settings_of(tmp_path, expiration_ms=20)
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         with anyio.fail_after(200), pytest.raises(ServiceExpired, match="expiration_ms"):
             await service.wait_stopped()
 
@@ -449,7 +433,7 @@ async def test_all_threads_stay_on_their_core_until_the_service_ends(
 ) -> None:
     """Those that were there before it started, too: of measures and traces, of Arrow."""
     before = os.sched_getaffinity(0)
-    service = Service(settings_of(tmp_path, pin_cores=True), engine=in_memory)
+    service = Service(settings_of(tmp_path, pin_cores=True), engine=in_memory_engine())
     if len(before) < 2:
         with pytest.raises(BadSettings, match="two cores"):
             await service.__aenter__()

@@ -19,14 +19,14 @@ from actors.client.client import Client
 from actors.cluster import hosts
 from actors.controller.replicas.instance import REPLICAS_KEY
 from actors.errors import BadSettings, InvalidUsage, StorageError, StoreFull, UnknownObject
-from actors.kernel import ActorAddress, ActorSystem, restart
+from actors.kernel import restart
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.engine import EngineControls
+from service_house import running_service  # type: ignore[import-not-found]
 
 SUMS = "SELECT k, count(*) AS n, sum(v) AS s FROM t GROUP BY k"
 COLUMNS = {"id": "bigint", "k": "bigint", "v": "bigint"}
@@ -38,10 +38,6 @@ async def running(
 ) -> AsyncIterator[tuple[Service, Client]]:
     """A service with an engine in memory, and a client of it."""
 
-    def engine(system: ActorSystem, _: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
-        return address
-
     given: dict[str, Any] = {
         "state_dir": str(tmp_path / "state"),
         "listen": "127.0.0.1:0",
@@ -51,12 +47,8 @@ async def running(
         "standby_ms": 50,
     }
     settings = draw_for_test(Settings(**(given | changes)), changes)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=engine) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield service, client
+    async with running_service(settings, controls) as (service, client):
+        yield service, client
 
 
 def parts(service: Service, replica: str) -> list[Any]:

@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 from typer.testing import CliRunner, Result
 
-from actors import Client, Service, Settings
+from actors import Client, Settings
 from actors.commands import cli
 from actors.controller.catalog.catalog import CATALOG_KEY, CatalogSnapshot
 from actors.errors import (
@@ -24,14 +24,13 @@ from actors.errors import (
     StateDirectoryError,
     UnknownObject,
 )
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.kernel import SystemClock
 from actors.persist import PersistClient, ShardAppend, ShardState, shard_key
 from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.documents import encode
 from actors.persist.location import CompareAndSet
 from actors.persist.verifying import CATALOG, objects_of, owners, shard_of
-from actors.plan.jobs import ExecutorMessage
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.anyio
 runner = CliRunner()
@@ -39,22 +38,11 @@ SETTINGS: dict[str, Any] = {"inline_part_bytes_max": 1, "maintenance_ms": 20}
 """Every part is a blob, so that there is something to break."""
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def service(folder: Path) -> AsyncIterator[Client]:
     settings = Settings(state_dir=str(folder), listen="127.0.0.1:0", **SETTINGS)
-    with anyio.fail_after(120):
-        async with (
-            Service(settings, engine=in_memory) as running,
-            await Client.connect(running.address) as client,
-        ):
-            yield client
+    async with running_service(settings, limit_s=120) as (_, client):
+        yield client
 
 
 async def filled(client: Client) -> None:

@@ -20,23 +20,13 @@ from actors.connectors.sources.counter import CounterSeries
 from actors.connectors.sources.source import SourceRows
 from actors.controller.catalog.ddl import CatalogStore
 from actors.errors import DeadlineExceeded, InvalidUsage, ObjectExists, ObjectInUse, UnknownObject
-from actors.kernel import ActorAddress, ActorSystem
 from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import ObjectHealth, SourceStatus
-from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 CHURN = {"kind": "churn", "keys": 50, "rate": 2_000, "seed": 5}
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def settings_of(tmp_path: Path, **changes: Any) -> Settings:
@@ -58,12 +48,8 @@ def settings_of(tmp_path: Path, **changes: Any) -> Settings:
 
 @asynccontextmanager
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
-    with anyio.fail_after(200):
-        async with (
-            Service(settings_of(tmp_path, **changes), engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings_of(tmp_path, **changes)) as (_, client):
+        yield client
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -364,10 +350,11 @@ SERVE = """
 import sys, anyio
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
-from test_sources import in_memory, settings_of
+from test_sources import settings_of
 from actors.service import Service
+from actors.testing.engine import in_memory_engine
 async def main():
-    async with Service(settings_of(Path(sys.argv[1])), engine=in_memory) as service:
+    async with Service(settings_of(Path(sys.argv[1])), engine=in_memory_engine()) as service:
         print(service.address, flush=True)
         await anyio.sleep_forever()
 anyio.run(main)

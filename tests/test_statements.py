@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import anyio
 import anyio.to_thread
@@ -27,20 +26,11 @@ from actors.errors import (
     ObjectInUse,
     UnknownObject,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 @asynccontextmanager
@@ -48,7 +38,7 @@ async def running(tmp_path: Path) -> AsyncIterator[Service]:
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0")
     settings = draw_for_test(settings)
     with anyio.fail_after(200):
-        async with Service(settings, engine=in_memory) as service:
+        async with Service(settings, engine=in_memory_engine()) as service:
             yield service
 
 

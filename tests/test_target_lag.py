@@ -7,24 +7,17 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
-from actors import Client, Service
+from actors import Client
 from actors.errors import DeadlineExceeded, InvalidUsage
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 LONG_MS = 3_000_000
 """Nothing comes due while a test runs."""
 SHORT_MS = 300
-
-
-def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-    return system.spawn(InMemoryExecutor, "engine")
 
 
 @asynccontextmanager
@@ -32,12 +25,8 @@ async def running(place: Path) -> AsyncIterator[Client]:
     chosen: dict[str, Any] = {"workers": 2, "maintenance_ms": 20}
     settings = Settings(state_dir=str(place / "state"), listen="127.0.0.1:0", **chosen)
     settings = draw_for_test(settings, chosen)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=engine) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings) as (_, client):
+        yield client
 
 
 async def sold(client: Client, name: str, as_of: int | None = None, **how: Any) -> int:

@@ -19,15 +19,14 @@ from actors.controller.catalog import ddl, upgrades
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CATALOG_KEY
 from actors.errors import EngineUnavailable, StateDirectoryError, StorageError
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.kernel import SystemClock
 from actors.persist import CompareAndSet, PersistClient
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.views.compile import compile_view
 
 VIEWS = {
@@ -35,13 +34,6 @@ VIEWS = {
     "pairs": "select a.v, b.v as w from t a join t b on a.k = b.v",
     "above": "select n, count(*) as m from sums group by n",
 }
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def settings_of(tmp_path: Path) -> Settings:
@@ -52,7 +44,7 @@ def settings_of(tmp_path: Path) -> Settings:
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[Client]:
     with anyio.fail_after(200):
-        service = Service(settings_of(tmp_path), engine=in_memory)
+        service = Service(settings_of(tmp_path), engine=in_memory_engine())
         async with service, await Client.in_process(service) as client:
             yield client
 

@@ -20,32 +20,18 @@ import pytest
 from rich.console import Console
 
 from actors.client.client import Client
-from actors.commands.status import (
-    StatusSample,
-    lines,
-    picture,
-    summary,
-    take_snapshot,
-    watch,
-)
+from actors.commands.status import StatusSample, lines, picture, summary, take_snapshot, watch
 from actors.errors import ConnectionBroken
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
-
-
-def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 @asynccontextmanager
 async def serving(tmp_path: Path) -> AsyncIterator[Service]:
     """On one socket, with the same state each time."""
     settings = Settings(state_dir=str(tmp_path / "state"), listen=f"unix:{tmp_path}/socket")
-    async with Service(settings, engine=engine) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         yield service
 
 

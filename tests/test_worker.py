@@ -108,6 +108,11 @@ class House:
         start = (Hello(nonce), CreateInstance(len(self.workers)))
         await self.do(*start, *commands, InitializationComplete())
 
+    async def with_index(self) -> NeighbourProbe:
+        """Connect a client with one index, and return the dataflow of it."""
+        await self.connect("a", CreateDataflow(index()))
+        return await self.dataflows.expect()
+
     async def response(self, kind: type[Response] | Any) -> Any:
         """The next response; its window is opened again."""
         if not self.came:
@@ -182,6 +187,13 @@ async def house(
     await persist.close()
 
 
+@pytest.fixture
+async def h(stage: ActorIsolation, tmp_path: Path) -> AsyncIterator[House]:
+    """Worker 0 of one."""
+    async with house(stage, tmp_path) as made:
+        yield made
+
+
 def install(
     incarnation: int, lower: int, upper: int, rows: pa.Table, snapshot: bool
 ) -> InstallUpdates:
@@ -192,69 +204,54 @@ FIRST = updates((1, "a", 5, 1), (2, "b", 5, 2))
 SECOND = updates((1, "a", 7, -1), (1, "c", 7, 1))
 
 
-async def test_commands_go_to_the_sequencer_and_render_in_its_order(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.worker.send(TaggedCommand("a", Hello("a")))
-        await h.worker.send(TaggedCommand("a", ScheduleDataflow("i1")))
-        await h.sequencer.expect(ProposeCommand, generation=1, command=Hello("a"))
-        await h.sequencer.expect(ProposeCommand, generation=1, command=ScheduleDataflow("i1"))
-        await h.connect(
-            "a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowCompaction("i1", 3)
-        )
-        dataflow = await h.dataflows.expect()
-        assert dataflow.args[0] == index(as_of=3)
-        await h.do(AllowWrites(), AllowCompaction("i1", 4))
-        for command in (DataflowScheduled(), WritesAllowed(), CompactionAllowed(4)):
-            assert await dataflow.expect(type(command)) == command
+async def test_commands_go_to_the_sequencer_and_render_in_its_order(h: House) -> None:
+    await h.worker.send(TaggedCommand("a", Hello("a")))
+    await h.worker.send(TaggedCommand("a", ScheduleDataflow("i1")))
+    await h.sequencer.expect(ProposeCommand, generation=1, command=Hello("a"))
+    await h.sequencer.expect(ProposeCommand, generation=1, command=ScheduleDataflow("i1"))
+    await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowCompaction("i1", 3))
+    dataflow = await h.dataflows.expect()
+    assert dataflow.args[0] == index(as_of=3)
+    await h.do(AllowWrites(), AllowCompaction("i1", 4))
+    for command in (DataflowScheduled(), WritesAllowed(), CompactionAllowed(4)):
+        assert await dataflow.expect(type(command)) == command
 
 
-async def test_sources_start_and_those_of_earlier_incarnations_stop(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        for incarnation in (1, 2):
-            tell_workers(dataflow, StartInputs("i1", incarnation))
-            started = await dataflow.expect(InputStarted)
-            assert (started.incarnation, started.worker, started.input_index) == (incarnation, 0, 0)
-            (fetch,) = h.fetches.running
-            (listen,) = h.listens.running
-            assert (started.fetch, started.listen) == (fetch.address, listen.address)
-            assert listen.args[1:4] == ("i1", incarnation, 0)
-            assert fetch.args[1:4] == ("i1", incarnation, 0)
-            assert listen.args[4].path == fetch.args[4].path == dataflow.ctx.path
+async def test_sources_start_and_those_of_earlier_incarnations_stop(h: House) -> None:
+    dataflow = await h.with_index()
+    for incarnation in (1, 2):
+        tell_workers(dataflow, StartInputs("i1", incarnation))
+        started = await dataflow.expect(InputStarted)
+        assert (started.incarnation, started.worker, started.input_index) == (incarnation, 0, 0)
+        (fetch,) = h.fetches.running
+        (listen,) = h.listens.running
+        assert (started.fetch, started.listen) == (fetch.address, listen.address)
+        assert listen.args[1:4] == ("i1", incarnation, 0)
+        assert fetch.args[1:4] == ("i1", incarnation, 0)
+        assert listen.args[4].path == fetch.args[4].path == dataflow.ctx.path
 
 
 async def test_sources_stop_when_the_dataflow_has_come_to_its_end(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, h: House
 ) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartInputs("i1", 1))
-        await dataflow.expect(InputStarted)
-        tell_workers(dataflow, StopInputs("i1", 1))
-        await stage.idle()
-        assert not h.fetches.running
-        assert not h.listens.running
-        await dataflow.expect_nothing()
+    dataflow = await h.with_index()
+    tell_workers(dataflow, StartInputs("i1", 1))
+    await dataflow.expect(InputStarted)
+    tell_workers(dataflow, StopInputs("i1", 1))
+    await stage.idle()
+    assert not h.fetches.running
+    assert not h.listens.running
+    await dataflow.expect_nothing()
 
 
-async def test_a_task_that_crashes_freezes_its_source(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartInputs("i1", 7))
-        await dataflow.expect(InputStarted)
-        (fetch,) = h.fetches.running
-        await fetch.crash()
-        failed = await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
-        assert str(failed.error) == f"{fetch.address.path} failed; see the log"
+async def test_a_task_that_crashes_freezes_its_source(h: House) -> None:
+    dataflow = await h.with_index()
+    tell_workers(dataflow, StartInputs("i1", 7))
+    await dataflow.expect(InputStarted)
+    (fetch,) = h.fetches.running
+    await fetch.crash()
+    failed = await dataflow.expect(ListenFailed, incarnation=7, input_index=0)
+    assert str(failed.error) == f"{fetch.address.path} failed; see the log"
 
 
 async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
@@ -296,95 +293,83 @@ async def test_a_source_that_is_caught_up_ends_with_its_dataflow(
         assert stage.now_ms() == 0
 
 
-async def test_an_index_is_installed_read_compacted_and_dropped(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        await h.do(Peek("p1", IndexTarget("i1"), 6), Peek("p2", IndexTarget("i1"), 9))
-        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
-        assert await h.response(Frontiers) == Frontiers("i1", write=6, output=6)
-        await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=6)
-        tell_workers(dataflow, install(1, 6, 8, SECOND, False))
-        answers = [await h.response(Frontiers | PeekResponse) for _ in range(2)]
-        (rows,) = [answer for answer in answers if isinstance(answer, PeekResponse)]
-        assert rows_of(rows) == [(1, "a", 1), (2, "b", 2)]
-        await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=8)
-        key = Peek("p3", IndexTarget("i1"), 7, ("k",), _ipc(k=[1]))
-        await h.do(key)
-        assert rows_of(await h.response(PeekResponse)) == [(1, "c", 1)]
-        tell_workers(dataflow, DataflowProgress("i1", 8, 8, 8))
-        assert await h.response(Frontiers) == Frontiers("i1", input=8)
-        await h.do(CancelPeek("p2"), AllowCompaction("i1", 7), Peek("p4", IndexTarget("i1"), 6))
-        assert (await h.response(PeekResponse)).result == PeekCanceled()
-        refused = await h.response(PeekResponse)
-        assert isinstance(refused.result, PeekError)
-        assert refused.result.code == "ReadBelowSince"
-        await h.do(AllowCompaction("i1", EMPTY))
-        assert await h.response(Frontiers) == Frontiers("i1", EMPTY, EMPTY, EMPTY)
-        assert dataflow.stopped
-        assert not list((tmp_path / "arrangements").rglob("d*"))
+async def test_an_index_is_installed_read_compacted_and_dropped(h: House, tmp_path: Path) -> None:
+    dataflow = await h.with_index()
+    await h.do(Peek("p1", IndexTarget("i1"), 6), Peek("p2", IndexTarget("i1"), 9))
+    tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+    assert await h.response(Frontiers) == Frontiers("i1", write=6, output=6)
+    await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=6)
+    tell_workers(dataflow, install(1, 6, 8, SECOND, False))
+    answers = [await h.response(Frontiers | PeekResponse) for _ in range(2)]
+    (rows,) = [answer for answer in answers if isinstance(answer, PeekResponse)]
+    assert rows_of(rows) == [(1, "a", 1), (2, "b", 2)]
+    await dataflow.expect(UpdatesInstalled, incarnation=1, worker=0, upper=8)
+    key = Peek("p3", IndexTarget("i1"), 7, ("k",), _ipc(k=[1]))
+    await h.do(key)
+    assert rows_of(await h.response(PeekResponse)) == [(1, "c", 1)]
+    tell_workers(dataflow, DataflowProgress("i1", 8, 8, 8))
+    assert await h.response(Frontiers) == Frontiers("i1", input=8)
+    await h.do(CancelPeek("p2"), AllowCompaction("i1", 7), Peek("p4", IndexTarget("i1"), 6))
+    assert (await h.response(PeekResponse)).result == PeekCanceled()
+    refused = await h.response(PeekResponse)
+    assert isinstance(refused.result, PeekError)
+    assert refused.result.code == "ReadBelowSince"
+    await h.do(AllowCompaction("i1", EMPTY))
+    assert await h.response(Frontiers) == Frontiers("i1", EMPTY, EMPTY, EMPTY)
+    assert dataflow.stopped
+    assert not list((tmp_path / "arrangements").rglob("d*"))
 
 
 def _ipc(**columns: Any) -> bytes:
     return to_ipc(pa.table(columns))
 
 
-async def test_a_fresh_incarnation_replaces_the_index(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
-        await h.response(Frontiers)
-        tell_workers(dataflow, install(2, 0, 6, updates((3, "x", 5, 1)), True))
-        await dataflow.expect(UpdatesInstalled, incarnation=1)
-        await dataflow.expect(UpdatesInstalled, incarnation=2)
-        await h.do(Peek("p1", IndexTarget("i1"), 5))
-        assert rows_of(await h.response(PeekResponse)) == [(3, "x", 1)]
-        await h.do(Peek("p2", IndexTarget("i1"), 4))  # the snapshot does not know it any more
-        assert (await h.response(PeekResponse)).result.code == "ReadBelowSince"
+async def test_a_fresh_incarnation_replaces_the_index(h: House) -> None:
+    dataflow = await h.with_index()
+    tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+    await h.response(Frontiers)
+    tell_workers(dataflow, install(2, 0, 6, updates((3, "x", 5, 1)), True))
+    await dataflow.expect(UpdatesInstalled, incarnation=1)
+    await dataflow.expect(UpdatesInstalled, incarnation=2)
+    await h.do(Peek("p1", IndexTarget("i1"), 5))
+    assert rows_of(await h.response(PeekResponse)) == [(3, "x", 1)]
+    await h.do(Peek("p2", IndexTarget("i1"), 4))  # the snapshot does not know it any more
+    assert (await h.response(PeekResponse)).result.code == "ReadBelowSince"
 
 
 async def test_commands_of_a_lot_take_effect_one_after_the_other(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, h: House
 ) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
-        await h.response(Frontiers)
-        peeks = [Peek(uuid, IndexTarget("i1"), 5, ("k",), _ipc(k=[1])) for uuid in ("p1", "p2")]
-        await h.do(CommandBatch((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
-        await stage.idle()
-        assert isinstance(h.adapter.received[0], TaggedResponses)
-        # The first peek was answered before the index was dropped.
-        assert rows_of(await h.response(PeekResponse)) == [(1, "a", 1)]
-        late = await h.response(PeekResponse)
-        assert late.uuid == "p2"
-        assert late.result.code == "UnknownObject"
+    dataflow = await h.with_index()
+    tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+    await h.response(Frontiers)
+    peeks = [Peek(uuid, IndexTarget("i1"), 5, ("k",), _ipc(k=[1])) for uuid in ("p1", "p2")]
+    await h.do(CommandBatch((peeks[0], AllowCompaction("i1", EMPTY), peeks[1])))
+    await stage.idle()
+    assert isinstance(h.adapter.received[0], TaggedResponses)
+    # The first peek was answered before the index was dropped.
+    assert rows_of(await h.response(PeekResponse)) == [(1, "a", 1)]
+    late = await h.response(PeekResponse)
+    assert late.uuid == "p2"
+    assert late.result.code == "UnknownObject"
 
 
 async def test_an_install_that_fails_is_tried_again_and_says_so(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, h: House
 ) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
-        await h.response(Frontiers)
-        # Times outside of the interval: the arrangement refuses them.
-        tell_workers(dataflow, install(1, 6, 8, updates((1, "a", 3, 1)), False))
-        status = await h.response(StatusResponse)
-        assert status.state == "stalled"
-        assert "cannot install" in status.text
-        tell_workers(dataflow, install(2, 0, 9, updates((1, "a", 8, 1)), True))
-        while not isinstance(await h.response(StatusResponse | Frontiers), Frontiers):
-            await stage.advance(1)
-        await dataflow.expect(UpdatesInstalled, incarnation=1)
-        await dataflow.expect(UpdatesInstalled, incarnation=2)
+    dataflow = await h.with_index()
+    tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+    await h.response(Frontiers)
+    # Times outside of the interval: the arrangement refuses them.
+    tell_workers(dataflow, install(1, 6, 8, updates((1, "a", 3, 1)), False))
+    status = await h.response(StatusResponse)
+    assert status.state == "stalled"
+    assert "cannot install" in status.text
+    tell_workers(dataflow, install(2, 0, 9, updates((1, "a", 8, 1)), True))
+    while not isinstance(await h.response(StatusResponse | Frontiers), Frontiers):
+        await stage.advance(1)
+    await dataflow.expect(UpdatesInstalled, incarnation=1)
+    await dataflow.expect(UpdatesInstalled, incarnation=2)
 
 
 async def test_worker_1_parks_what_comes_before_it_has_rendered(
@@ -430,85 +415,75 @@ async def test_drop_takes_down_worker_1_only_after_the_dataflow_has_stopped(
         assert await h.response(Frontiers) == Frontiers("i2", EMPTY, EMPTY, EMPTY)
 
 
-async def test_a_crashed_dataflow_starts_afresh(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowWrites())
-        await h.do(AllowCompaction("i1", 4))
-        first = await h.dataflows.expect()
-        await first.pick(CompactionAllowed)
-        await first.crash()
-        assert (await h.response(StatusResponse)).state == "stalled"
-        await h.dataflows.expect_none()
-        await stage.advance(2)  # a crash has a delay
-        second = await h.dataflows.expect()
-        for command in (WritesAllowed(), CompactionAllowed(4), DataflowScheduled()):
-            assert await second.expect(type(command)) == command
-        assert second.args[2] != first.args[2]  # a scratch folder of its own
-        tell_workers(first, DataflowProgress("i1", 99, 99, 99))  # late words of the dead
-        tell_workers(second, DataflowProgress("i1", 8, 8, 8))
-        assert await h.response(Frontiers) == Frontiers("i1", input=8)
+async def test_a_crashed_dataflow_starts_afresh(stage: ActorIsolation, h: House) -> None:
+    await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"), AllowWrites())
+    await h.do(AllowCompaction("i1", 4))
+    first = await h.dataflows.expect()
+    await first.pick(CompactionAllowed)
+    await first.crash()
+    assert (await h.response(StatusResponse)).state == "stalled"
+    await h.dataflows.expect_none()
+    await stage.advance(2)  # a crash has a delay
+    second = await h.dataflows.expect()
+    for command in (WritesAllowed(), CompactionAllowed(4), DataflowScheduled()):
+        assert await second.expect(type(command)) == command
+    assert second.args[2] != first.args[2]  # a scratch folder of its own
+    tell_workers(first, DataflowProgress("i1", 99, 99, 99))  # late words of the dead
+    tell_workers(second, DataflowProgress("i1", 8, 8, 8))
+    assert await h.response(Frontiers) == Frontiers("i1", input=8)
 
 
-async def test_a_replaced_dataflow_starts_when_its_predecessor_has_stopped(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
-        first = await h.dataflows.expect()
-        await h.connect("b", CreateDataflow(index(key=("v",))), ScheduleDataflow("i1"))
-        second = await h.dataflows.expect()
-        assert first.stopped
-        await second.expect(DataflowScheduled)
-        tell_workers(first, DataflowProgress("i1", 99, 99, 99))
-        tell_workers(second, DataflowProgress("i1", 7, 7, 7))
-        assert await h.response(Frontiers) == Frontiers("i1", input=7)
+async def test_a_replaced_dataflow_starts_when_its_predecessor_has_stopped(h: House) -> None:
+    await h.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
+    first = await h.dataflows.expect()
+    await h.connect("b", CreateDataflow(index(key=("v",))), ScheduleDataflow("i1"))
+    second = await h.dataflows.expect()
+    assert first.stopped
+    await second.expect(DataflowScheduled)
+    tell_workers(first, DataflowProgress("i1", 99, 99, 99))
+    tell_workers(second, DataflowProgress("i1", 7, 7, 7))
+    assert await h.response(Frontiers) == Frontiers("i1", input=7)
 
 
-async def test_a_reconnection_keeps_an_unchanged_dataflow(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        history = (CreateDataflow(index()), ScheduleDataflow("i1"))
-        await h.connect("a", *history)
-        dataflow = await h.dataflows.expect()
-        tell_workers(dataflow, StartInputs("i1", 1))
-        await dataflow.pick(InputStarted)
-        tell_workers(dataflow, install(1, 0, 6, FIRST, True))
-        await h.response(Frontiers)
-        await h.worker.send(ClientGone("a"))
-        tell_workers(dataflow, install(1, 6, 8, SECOND, False))
-        await dataflow.pick(UpdatesInstalled, upper=8)
-        await h.adapter.expect_nothing()
-        await h.connect("b", *history)
-        assert await h.response(Frontiers) == Frontiers("i1", write=8, output=8)
-        for casting in (h.dataflows, h.listens, h.fetches):
-            assert len(casting.made) == len(casting.running) == 1
-        assert dataflow.received.count(DataflowScheduled()) == 1
+async def test_a_reconnection_keeps_an_unchanged_dataflow(h: House) -> None:
+    history = (CreateDataflow(index()), ScheduleDataflow("i1"))
+    await h.connect("a", *history)
+    dataflow = await h.dataflows.expect()
+    tell_workers(dataflow, StartInputs("i1", 1))
+    await dataflow.pick(InputStarted)
+    tell_workers(dataflow, install(1, 0, 6, FIRST, True))
+    await h.response(Frontiers)
+    await h.worker.send(ClientGone("a"))
+    tell_workers(dataflow, install(1, 6, 8, SECOND, False))
+    await dataflow.pick(UpdatesInstalled, upper=8)
+    await h.adapter.expect_nothing()
+    await h.connect("b", *history)
+    assert await h.response(Frontiers) == Frontiers("i1", write=8, output=8)
+    for casting in (h.dataflows, h.listens, h.fetches):
+        assert len(casting.made) == len(casting.running) == 1
+    assert dataflow.received.count(DataflowScheduled()) == 1
 
 
-async def test_receipts_of_a_subscribe_wait_for_the_client(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with house(stage, tmp_path) as h:
-        await h.connect("a", CreateDataflow(subscribe()))
-        dataflow = await h.dataflows.expect()
+async def test_receipts_of_a_subscribe_wait_for_the_client(h: House) -> None:
+    await h.connect("a", CreateDataflow(subscribe()))
+    dataflow = await h.dataflows.expect()
 
-        def emit(lower: int, upper: int) -> EmitBatch:
-            return EmitBatch("t1", 1, SubscribeBatch(lower, upper, b"x"))
+    def emit(lower: int, upper: int) -> EmitBatch:
+        return EmitBatch("t1", 1, SubscribeBatch(lower, upper, b"x"))
 
-        tell_workers(dataflow, emit(0, 5))
-        tagged = await h.adapter.expect(TaggedResponse, nonce="a")
-        assert tagged.response == SubscribeResponse("t1", emit(0, 5).batch)
-        await dataflow.expect_nothing()  # the client is slow
-        await h.worker.send(ResponsesForwarded("a", (tagged.serial,)))
-        await dataflow.expect(BatchEmitted, upper=5)
-        tell_workers(dataflow, emit(5, 6))
-        await h.adapter.expect(TaggedResponse)
-        await h.worker.send(ClientGone("a"))  # what nobody will read is off our hands
-        await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=6)
-        tell_workers(dataflow, emit(6, 7))
-        await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=7)
-        await h.adapter.expect_nothing()
+    tell_workers(dataflow, emit(0, 5))
+    tagged = await h.adapter.expect(TaggedResponse, nonce="a")
+    assert tagged.response == SubscribeResponse("t1", emit(0, 5).batch)
+    await dataflow.expect_nothing()  # the client is slow
+    await h.worker.send(ResponsesForwarded("a", (tagged.serial,)))
+    await dataflow.expect(BatchEmitted, upper=5)
+    tell_workers(dataflow, emit(5, 6))
+    await h.adapter.expect(TaggedResponse)
+    await h.worker.send(ClientGone("a"))  # what nobody will read is off our hands
+    await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=6)
+    tell_workers(dataflow, emit(6, 7))
+    await dataflow.expect(BatchEmitted, dataflow="t1", incarnation=1, upper=7)
+    await h.adapter.expect_nothing()
 
 
 async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
@@ -516,8 +491,7 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
 ) -> None:
     settings = Settings(responses_in_flight_max=4, maintenance_ms=5)
     async with house(stage, tmp_path, settings=settings) as h:
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
+        dataflow = await h.with_index()
         for time in range(1, 2000):
             tell_workers(dataflow, DataflowProgress("i1", time, time, time))
             tell_workers(dataflow, StatusResponse("i1", "gathering", steps=time))
@@ -536,8 +510,7 @@ async def test_nothing_piles_up_while_the_client_is_slow_or_gone(
 async def test_frontiers_do_not_wait_for_maintenance(stage: ActorIsolation, tmp_path: Path) -> None:
     async with house(stage, tmp_path, settings=Settings(maintenance_ms=3_600_000)) as h:
         began_ms = stage.now_ms()
-        await h.connect("a", CreateDataflow(index()))
-        dataflow = await h.dataflows.expect()
+        dataflow = await h.with_index()
         tell_workers(dataflow, DataflowProgress("i1", 1, 1, 1))
         assert await h.response(Frontiers) == Frontiers("i1", input=1)
         assert stage.now_ms() - began_ms < 1_000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -328,10 +330,10 @@ def test_a_merge_writes_bounded_blocks(tmp_path: Path) -> None:
 # -- threads --------------------------------------------------------------------------------------
 
 
-def test_an_insert_during_a_merge_is_not_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    arrangement = Arrangement(tmp_path, SCHEMA, ("k",), TINY)
+@contextmanager
+def during_a_merge(place: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Arrangement]:
+    """An arrangement of two runs that a thread merges, and goes on with when this ends."""
+    arrangement = Arrangement(place, SCHEMA, ("k",), TINY)
     arrangement.insert(many(500, 0), 1)
     arrangement.insert(many(500, 1, first=1000), 2)
     inside, go_on = threading.Event(), threading.Event()
@@ -346,11 +348,18 @@ def test_an_insert_during_a_merge_is_not_lost(
     merging = threading.Thread(target=arrangement.maintain)
     merging.start()
     assert inside.wait(200)
-    for time in range(2, 8):
-        arrangement.insert(many(3, time, first=time * 10_000), time + 1)
-        assert arrangement.scan(time + 1).num_rows == 1000 + 3 * (time - 1)
+    yield arrangement
     go_on.set()
     merging.join()
+
+
+def test_an_insert_during_a_merge_is_not_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with during_a_merge(tmp_path, monkeypatch) as arrangement:
+        for time in range(2, 8):
+            arrangement.insert(many(3, time, first=time * 10_000), time + 1)
+            assert arrangement.scan(time + 1).num_rows == 1000 + 3 * (time - 1)
     assert arrangement.scan(8).num_rows == 1018
     assert arrangement.lookup(keys(70_001), 8)["v"].to_pylist() == ["value 1"]
 
@@ -358,24 +367,8 @@ def test_an_insert_during_a_merge_is_not_lost(
 def test_a_close_during_a_merge_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arrangement = Arrangement(tmp_path, SCHEMA, ("k",), TINY)
-    arrangement.insert(many(500, 0), 1)
-    arrangement.insert(many(500, 1, first=1000), 2)
-    inside, go_on = threading.Event(), threading.Event()
-    real = run.as_batch
-
-    def gated(table: pa.Table) -> pa.RecordBatch:
-        inside.set()
-        assert go_on.wait(200)
-        return real(table)
-
-    monkeypatch.setattr("actors.arrangement.merge.as_batch", gated)
-    merging = threading.Thread(target=arrangement.maintain)
-    merging.start()
-    assert inside.wait(200)
-    arrangement.close()
-    go_on.set()
-    merging.join()
+    with during_a_merge(tmp_path, monkeypatch) as arrangement:
+        arrangement.close()
     assert files(tmp_path) == 0
 
 

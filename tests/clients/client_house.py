@@ -35,11 +35,9 @@ from sample_rows import (
 )
 
 from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PROGRAM_S
 
 HERE: Final = Path(__file__).resolve().parent
@@ -65,14 +63,6 @@ class ClientHouse:
         return self._portal.call(partial(getattr(self._client, name), *given, **named))
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    """Make the engine of a service without Spark."""
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @contextmanager
 def open_house(folder: Path) -> Iterator[ClientHouse]:
     """Run a service on the in-memory engine with `sample_rows` in it."""
@@ -80,7 +70,7 @@ def open_house(folder: Path) -> Iterator[ClientHouse]:
         state_dir=str(folder / "state"), listen="127.0.0.1:0", pg_listen="127.0.0.1:0"
     )
     with start_blocking_portal("asyncio") as portal:
-        service = Service(settings, engine=in_memory)
+        service = Service(settings, engine=in_memory_engine())
         with portal.wrap_async_context_manager(service):
             client = portal.call(partial(Client.in_process, service))
             yield fill_house(ClientHouse(portal, service, client))

@@ -137,8 +137,12 @@ def test_a_gap_in_the_order_is_a_fault() -> None:
         )
 
 
-def test_nothing_renders_before_the_initialization_is_complete() -> None:
-    room = Room()
+@pytest.fixture
+def room() -> Room:
+    return Room()
+
+
+def test_nothing_renders_before_the_initialization_is_complete(room: Room) -> None:
     assert room.do(Hello("a")) == [e.SwitchComputeClient("a")]
     assert room.do(CreateInstance(1), CreateDataflow(index()), ScheduleDataflow("i1")) == []
     effects = room.do(InitializationComplete())
@@ -152,8 +156,7 @@ def test_nothing_renders_before_the_initialization_is_complete() -> None:
     assert room.state.commands_for(1) == [WritesAllowed(), DataflowScheduled()]
 
 
-def test_frontiers_of_an_index_are_its_partitions_and_never_go_back() -> None:
-    room = Room()
+def test_frontiers_of_an_index_are_its_partitions_and_never_go_back(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     assert responses(room.sealed(1, 5)) == []  # below the as_of
     assert responses(room.sealed(1, 12)) == [Frontiers("i1", write=12, output=12)]
@@ -164,14 +167,12 @@ def test_frontiers_of_an_index_are_its_partitions_and_never_go_back() -> None:
     assert responses(room.event(e.DataflowProgressed(9, DataflowProgress("x", 1, 1, 1)))) == []
 
 
-def test_a_subscribe_reports_no_frontiers() -> None:
-    room = Room()
+def test_a_subscribe_reports_no_frontiers(room: Room) -> None:
     room.connect("a", CreateDataflow(subscribe()))
     assert room.progress(1, "t1", 30) == []
 
 
-def test_a_drop_is_reported_when_all_has_stopped() -> None:
-    room = Room()
+def test_a_drop_is_reported_when_all_has_stopped(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 12)
     assert room.do(AllowCompaction("i1", EMPTY)) == [e.StopDataflow(1)]
@@ -179,8 +180,7 @@ def test_a_drop_is_reported_when_all_has_stopped() -> None:
     assert responses(room.event(e.DropCompleted(1))) == [Frontiers("i1", EMPTY, EMPTY, EMPTY)]
 
 
-def test_compaction_moves_on_and_never_back() -> None:
-    room = Room()
+def test_compaction_moves_on_and_never_back(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     assert room.do(AllowCompaction("i1", 20)) == [
         e.TellDataflow(1, CompactionAllowed(20)),
@@ -197,8 +197,7 @@ def ask(uuid: str = "p1", time: int = 11, id: str = "i1") -> Peek:
     return Peek(uuid, IndexTarget(id), time)
 
 
-def test_a_peek_waits_until_its_time_is_sealed_and_holds_back_compaction() -> None:
-    room = Room()
+def test_a_peek_waits_until_its_time_is_sealed_and_holds_back_compaction(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 11)
     assert room.do(ask()) == []
@@ -224,8 +223,7 @@ def test_a_peek_waits_until_its_time_is_sealed_and_holds_back_compaction() -> No
         (ask(id="t1"), "UnknownObject"),
     ],
 )
-def test_peeks_refused_at_once(peek: Peek, code: str) -> None:
-    room = Room()
+def test_peeks_refused_at_once(room: Room, peek: Peek, code: str) -> None:
     room.connect("a", CreateDataflow(index()), CreateDataflow(subscribe()))
     (answer,) = responses(room.do(peek))
     assert answer.result.code == code
@@ -240,8 +238,7 @@ def test_too_many_peeks_are_refused() -> None:
     assert answer.result.code == "ResourceBusy"
 
 
-def test_a_cancelled_peek_is_answered_once_and_its_late_rows_are_nobodys() -> None:
-    room = Room()
+def test_a_cancelled_peek_is_answered_once_and_its_late_rows_are_nobodys(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20)
     room.do(ask())
@@ -270,8 +267,7 @@ def test_a_peek_of_a_shard_is_read_by_one_worker() -> None:
     assert reads == [chosen_worker("some-uuid", 3)]
 
 
-def test_a_snapshot_that_replaces_the_index_makes_peeks_wait_or_fail() -> None:
-    room = Room()
+def test_a_snapshot_that_replaces_the_index_makes_peeks_wait_or_fail(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20, 10)
     room.do(ask("p1", 12), ask("p2", 30))
@@ -283,8 +279,7 @@ def test_a_snapshot_that_replaces_the_index_makes_peeks_wait_or_fail() -> None:
     assert of(e.StartPeek, room.sealed(1, 31)) == [e.StartPeek(2, 1, ask("p2", 30), 1000)]
 
 
-def test_dropping_an_index_answers_its_peeks() -> None:
-    room = Room()
+def test_dropping_an_index_answers_its_peeks(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.do(ask())
     effects = room.do(AllowCompaction("i1", EMPTY))
@@ -294,8 +289,7 @@ def test_dropping_an_index_answers_its_peeks() -> None:
     assert effects[-1] == e.StopDataflow(1)
 
 
-def test_configuration_changes_at_once() -> None:
-    room = Room()
+def test_configuration_changes_at_once(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20)
     room.do(UpdateConfiguration(77), UpdateConfiguration(None))
@@ -309,8 +303,7 @@ def emit(lower: int, upper: int, arrow: bytes | None = None) -> e.SubscribeBatch
     return e.SubscribeBatchReady(1, EmitBatch("t1", 1, SubscribeBatch(lower, upper, arrow)))
 
 
-def test_subscribe_batches_carry_their_receipts() -> None:
-    room = Room()
+def test_subscribe_batches_carry_their_receipts(room: Room) -> None:
     room.connect("a", CreateDataflow(subscribe()))
     batch = SubscribeBatch(0, 11, b"x")
     assert room.event(emit(0, 11, b"x")) == [
@@ -323,8 +316,7 @@ def test_subscribe_batches_carry_their_receipts() -> None:
     assert room.event(e.DropCompleted(1)) == []
 
 
-def test_a_finished_subscribe_is_not_reported_dropped() -> None:
-    room = Room()
+def test_a_finished_subscribe_is_not_reported_dropped(room: Room) -> None:
     room.connect("a", CreateDataflow(subscribe()))
     room.event(emit(0, EMPTY))
     assert room.do(AllowCompaction("t1", EMPTY)) == [e.StopDataflow(1)]
@@ -337,8 +329,7 @@ def test_other_workers_say_that_theirs_is_empty() -> None:
     assert responses(room.do(AllowCompaction("t1", EMPTY))) == []
 
 
-def test_an_oversized_batch_becomes_an_error() -> None:
-    room = Room()
+def test_an_oversized_batch_becomes_an_error(room: Room) -> None:
     room.connect("a", CreateDataflow(subscribe()))
     (answer,) = responses(room.event(emit(0, 11, bytes(1001))))
     assert answer.batch.arrow is None
@@ -348,8 +339,7 @@ def test_an_oversized_batch_becomes_an_error() -> None:
 # -- crashes ---------------------------------------------------------------------------------------
 
 
-def test_a_crashed_dataflow_starts_afresh_and_says_why() -> None:
-    room = Room()
+def test_a_crashed_dataflow_starts_afresh_and_says_why(room: Room) -> None:
     room.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
     room.do(AllowCompaction("i1", 30))
     effects = room.event(e.DataflowCrashed(1, "boom"))
@@ -359,8 +349,7 @@ def test_a_crashed_dataflow_starts_afresh_and_says_why() -> None:
     assert room.state.commands_for(9) == []
 
 
-def test_a_crashed_subscribe_ends_with_an_error() -> None:
-    room = Room()
+def test_a_crashed_subscribe_ends_with_an_error(room: Room) -> None:
     room.connect("a", CreateDataflow(subscribe()))
     room.event(emit(0, 11))
     (answer,) = responses(room.event(e.DataflowCrashed(1, "boom")))
@@ -371,8 +360,7 @@ def test_a_crashed_subscribe_ends_with_an_error() -> None:
 # -- connections -----------------------------------------------------------------------------------
 
 
-def test_a_client_that_is_gone_gets_nothing_and_dataflows_go_on() -> None:
-    room = Room()
+def test_a_client_that_is_gone_gets_nothing_and_dataflows_go_on(room: Room) -> None:
     room.connect("a", CreateDataflow(index()), CreateDataflow(subscribe()))
     room.sealed(1, 12)
     room.do(ask("p1", 11), ask("p2", 99))
@@ -387,8 +375,7 @@ def test_a_client_that_is_gone_gets_nothing_and_dataflows_go_on() -> None:
     ]
 
 
-def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh() -> None:
-    room = Room()
+def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh(room: Room) -> None:
     room.connect("a", CreateDataflow(index()), ScheduleDataflow("i1"))
     room.sealed(1, 30)
     room.event(e.StatusSeen(1, StatusResponse("i1", "gathering")))
@@ -408,8 +395,7 @@ def test_an_unchanged_client_keeps_its_dataflows_and_hears_frontiers_afresh() ->
     ]
 
 
-def test_changed_and_unmentioned_dataflows_are_replaced_and_dropped_silently() -> None:
-    room = Room()
+def test_changed_and_unmentioned_dataflows_are_replaced_and_dropped_silently(room: Room) -> None:
     room.connect("a", *[CreateDataflow(index(id)) for id in ("i1", "i2", "i3")])
     changed = msgspec.structs.replace(index("i2"), export=IndexExport((), SCHEMA))
     effects = room.connect("b", CreateDataflow(index("i1")), CreateDataflow(changed))
@@ -419,15 +405,13 @@ def test_changed_and_unmentioned_dataflows_are_replaced_and_dropped_silently() -
     assert room.sealed(2, 40) == []  # a former rendering of the same object
 
 
-def test_a_hello_during_the_initialization_begins_again() -> None:
-    room = Room()
+def test_a_hello_during_the_initialization_begins_again(room: Room) -> None:
     room.do(Hello("a"), CreateInstance(1), CreateDataflow(index("i1")))
     effects = room.connect("b", CreateDataflow(index("i2")))
     assert effects == [e.RenderDataflow(1, index("i2"))]
 
 
-def test_a_drop_under_way_at_the_reconnection_is_not_reported_to_the_new_client() -> None:
-    room = Room()
+def test_a_drop_under_way_at_the_reconnection_is_not_reported_to_the_new_client(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.do(AllowCompaction("i1", EMPTY))
     room.connect("b")
@@ -478,8 +462,7 @@ def test_all_workers_render_alike_whatever_their_progress(
     assert rendered[0] == rendered[1]
 
 
-def test_what_this_worker_cannot_do_with_rows_is_refused_by_name() -> None:
-    room = Room()
+def test_what_this_worker_cannot_do_with_rows_is_refused_by_name(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     room.sealed(1, 20)
     finished = Peek("p1", IndexTarget("i1"), 12, finishing=RowSetFinishing(limit=-1))
@@ -489,8 +472,7 @@ def test_what_this_worker_cannot_do_with_rows_is_refused_by_name() -> None:
     assert (answer.result.code, "nothing" in answer.result.text) == ("UnknownObject", True)
 
 
-def test_a_configuration_says_only_what_changes() -> None:
-    room = Room()
+def test_a_configuration_says_only_what_changes(room: Room) -> None:
     room.connect("a", UpdateConfiguration(7, 5), UpdateConfiguration(maintenance_ms=3))
     reads = room.state.reads
     assert (reads.result_bytes_max, reads.inline_bytes_max, room.state.maintenance_ms) == (7, 5, 3)
@@ -510,8 +492,7 @@ def test_a_client_that_went_before_its_hello_came_is_not_served() -> None:
     assert responses(room.sealed(1, 20))[0].write == 20
 
 
-def test_an_end_that_was_told_is_not_told_again() -> None:
-    room = Room()
+def test_an_end_that_was_told_is_not_told_again(room: Room) -> None:
     room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
     room.sealed(1, EMPTY)  # write and output
     for id in ("i1", "i2"):
@@ -525,8 +506,7 @@ def test_an_end_that_was_told_is_not_told_again() -> None:
     assert responses(room.event(e.DropCompleted(3))) == []
 
 
-def test_what_is_kept_holds_one_description_only() -> None:
-    room = Room()
+def test_what_is_kept_holds_one_description_only(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     old = room.state.rendered["i1"].description
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(index(as_of=12)), type=type(old))
@@ -537,8 +517,7 @@ def test_what_is_kept_holds_one_description_only() -> None:
     assert kept.imports is old.imports
 
 
-def test_a_reconciliation_tells_what_it_did_and_why() -> None:
-    room = Room()
+def test_a_reconciliation_tells_what_it_did_and_why(room: Room) -> None:
     room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
     changed = msgspec.structs.replace(index("i2"), export=IndexExport(("v",), SCHEMA))
     room.connect("b", CreateDataflow(index("i1")), CreateDataflow(changed))
@@ -550,9 +529,10 @@ def test_a_reconciliation_tells_what_it_did_and_why() -> None:
     assert (replaced.running.description, replaced.wanted) == (index("i2"), changed)
 
 
-def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follows() -> None:
+def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follows(
+    room: Room,
+) -> None:
     """In the order in which a client would have said it: compactions, the empty ones last."""
-    room = Room()
     room.connect("a", CreateDataflow(index("i1")), CreateDataflow(index("i2")))
     orphan, kept = (room.state.rendered[id].number for id in ("i1", "i2"))
     effects = room.connect("b", CreateDataflow(index("i2", 12)), CreateDataflow(index("i3")))
@@ -568,8 +548,7 @@ def test_what_is_kept_is_compacted_before_orphans_are_dropped_and_the_rest_follo
     assert len(order) == 3
 
 
-def test_commands_of_the_other_half_have_their_place_and_lead_to_nothing() -> None:
-    room = Room()
+def test_commands_of_the_other_half_have_their_place_and_lead_to_nothing(room: Room) -> None:
     room.connect("a", CreateDataflow(index()))
     before = room.state.next_index
     assert room.event(SequencedCommand(before, 9, ForStorage(StorageDrop(("i1",))))) == []

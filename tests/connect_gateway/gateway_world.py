@@ -31,11 +31,9 @@ from actors.connect_gateway.row_messages import (
     spark_struct_of,
     table_answers,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import EngineControls, InMemoryExecutor
+from actors.testing.engine import EngineControls, in_memory_engine
 
 T = TypeVar("T")
 SERVER = "server-side"
@@ -256,12 +254,6 @@ async def gateway_world(
     """A service with the gateway."""
     controls = EngineControls()
 
-    def engine(
-        system: ActorSystem, settings: Settings, scratch: Path
-    ) -> ActorAddress[ExecutorMessage]:
-        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
-        return address
-
     with anyio.fail_after(120):
         async with standing_in() as spark:
             given: dict[str, Any] = {
@@ -270,7 +262,7 @@ async def gateway_world(
                 "connect_listen": "127.0.0.1:0",
                 "spark_master": f"sc://127.0.0.1:{spark.port}",
             }
-            service = Service(Settings(**(given | changes)), engine=engine)
+            service = Service(Settings(**(given | changes)), engine=in_memory_engine(controls))
             service.execute_statement = execute_statement
             async with service, await Client.in_process(service) as client:
                 world = GatewayWorld(service, client, spark, controls)
@@ -288,3 +280,13 @@ async def fill(client: Client) -> None:
     await client.create_materialized_view(
         "sums", "SELECT name, count(*) AS c FROM orders GROUP BY name"
     )
+
+
+@asynccontextmanager
+async def filled_world(
+    tmp_path: Path, **changes: Any
+) -> AsyncIterator[tuple[GatewayWorld, SparkSession]]:
+    """A service with the gateway and the objects of `fill`, and a session of PySpark."""
+    async with gateway_world(tmp_path, **changes) as world:
+        await fill(world.client)
+        yield world, await world.session()

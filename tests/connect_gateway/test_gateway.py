@@ -13,6 +13,7 @@ import trustme
 from gateway_world import (  # type: ignore[import-not-found]
     GatewayWorld,
     fill,
+    filled_world,
     gateway_world,
     local_relations,
     rows_in,
@@ -43,9 +44,7 @@ async def test_what_names_no_object_passes_as_it_is(tmp_path: Path) -> None:
 
 
 async def test_plain_reads_need_no_spark(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
 
         def read() -> list[Any]:
             table = spark.table("orders")
@@ -68,9 +67,7 @@ async def test_plain_reads_need_no_spark(tmp_path: Path) -> None:
 
 
 async def test_a_read_sees_every_acknowledged_write(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         for number in range(10, 20):
             await world.client.insert("orders", [{"id": number, "name": "z", "n": number}])
             rows = await world.run(
@@ -80,9 +77,7 @@ async def test_a_read_sees_every_acknowledged_write(tmp_path: Path) -> None:
 
 
 async def test_names_become_rows_at_one_time(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
 
         def join() -> pa.Table:
             return spark.range(9).join(spark.table("orders"), "id").toArrow()
@@ -103,9 +98,7 @@ async def test_names_become_rows_at_one_time(tmp_path: Path) -> None:
 
 
 async def test_a_frame_of_a_text_reads_anew_each_time(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         frame = await world.run(lambda: spark.sql("SELECT count(*) FROM orders"))
         assert (await world.run(frame.toArrow)).num_rows == 6
         await world.client.insert("orders", [{"id": 100, "name": "x", "n": 1}])
@@ -113,9 +106,7 @@ async def test_a_frame_of_a_text_reads_anew_each_time(tmp_path: Path) -> None:
 
 
 async def test_analysis_is_given_no_rows(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         await world.run(lambda: spark.table("orders").distinct().schema)
         (request,) = world.spark.of_kind("AnalyzePlanRequest")
         (rows,) = local_relations(request)
@@ -123,9 +114,7 @@ async def test_analysis_is_given_no_rows(tmp_path: Path) -> None:
 
 
 async def test_temporary_views_are_definitions(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
 
         def define() -> None:
             spark.table("orders").distinct().createOrReplaceTempView("mine")
@@ -152,9 +141,7 @@ async def test_temporary_views_are_definitions(tmp_path: Path) -> None:
 
 
 async def test_a_view_of_sparks_own_hides_an_object(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         await world.run(lambda: spark.range(3).createOrReplaceTempView("orders"))
         await world.run(lambda: spark.table("orders").toArrow())
         assert executed(world)[-1].root.read.named_table.unparsed_identifier == "orders"
@@ -163,9 +150,7 @@ async def test_a_view_of_sparks_own_hides_an_object(tmp_path: Path) -> None:
 
 
 async def test_the_catalog_lists_both(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
 
         def ask() -> list[Any]:
             catalog = spark.catalog
@@ -190,9 +175,7 @@ async def test_the_catalog_lists_both(tmp_path: Path) -> None:
 
 
 async def test_errors_of_both_sides(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         with pytest.raises(AnalysisException, match="it is") as failed:
             await world.run(lambda: spark.sql("SELECT boom"))
         assert failed.value.getCondition() == "BOOM"
@@ -237,9 +220,7 @@ async def test_statements_are_the_services(tmp_path: Path) -> None:
 
 
 async def test_frames_are_inserted(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
 
         def insert() -> None:
             rows = pa.table({"a": [50, 51], "b": [2.5, 3.5]})
@@ -329,9 +310,7 @@ async def test_idle_sessions_are_released(tmp_path: Path) -> None:
 
 
 async def test_a_clone_has_the_views(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         await world.run(lambda: spark.table("orders").distinct().createOrReplaceTempView("mine"))
         other = await world.run(lambda: spark.cloneSession())
         rows = await world.run(lambda: other.table("mine").toArrow())
@@ -339,9 +318,7 @@ async def test_a_clone_has_the_views(tmp_path: Path) -> None:
 
 
 async def test_settings_that_change_the_meaning_of_texts(tmp_path: Path) -> None:
-    async with gateway_world(tmp_path) as world:
-        await fill(world.client)
-        spark = await world.session()
+    async with filled_world(tmp_path) as (world, spark):
         await world.run(lambda: spark.conf.set("spark.scheduler.pool", "mine"))
         assert world.spark.settings["spark.scheduler.pool"] == "clients"
         await world.run(lambda: spark.conf.set("spark.sql.caseSensitive", "true"))

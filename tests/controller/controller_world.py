@@ -21,7 +21,16 @@ from actors.kernel import ActorAddress, ActorSystem, SystemClock
 from actors.persist import PersistClient
 from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import to_ipc
-from actors.protocol.api import Answer, Request, RequestFailed, TableChange
+from actors.protocol.api import (
+    Answer,
+    CreateTable,
+    Request,
+    RequestDone,
+    RequestFailed,
+    TableChange,
+    WriteCommitted,
+    WriteTables,
+)
 from actors.protocol.compute import Command, CreateDataflow, InitializationComplete, Peek, Response
 from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
@@ -179,3 +188,19 @@ async def started(tmp_path: Path, **changes: Any) -> AsyncIterator[World]:
             await world.start()
             yield world
     await persist.close()
+
+
+async def table(world: World) -> int:
+    """Make table t with one row, and return the time of the row."""
+    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
+    written = await world.ask(
+        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
+    )
+    return int(written.time)
+
+
+@asynccontextmanager
+async def with_row(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[World, int]]:
+    """As `started`, with the table and row of `table`; yield the time of the row, too."""
+    async with started(tmp_path, **changes) as world:
+        yield world, await table(world)

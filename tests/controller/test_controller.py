@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from controller_world import (  # type: ignore[import-not-found]
-    KEYED,
-    World,
-    change,
-    started,
-)
+from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 
 from actors.controller.catalog.boot import load
 from actors.controller.holds import RETAIN
@@ -73,6 +70,14 @@ async def _table(world: World, name: str = "t") -> None:
     await world.ask(CreateTable(world.number(), name, KEYED), RequestDone)
 
 
+@asynccontextmanager
+async def with_table(tmp_path: Path) -> AsyncIterator[World]:
+    """As `started`, with table t."""
+    async with started(tmp_path) as world:
+        await _table(world)
+        yield world
+
+
 async def _view(world: World, name: str = "v", sql: str = COUNT) -> CreateDataflow:
     await world.ask(CreateView(world.number(), name, sql), RequestDone)
     made: CreateDataflow = await world.created()
@@ -87,8 +92,7 @@ async def _write(world: World, *rows: dict[str, Any]) -> int:
 
 
 async def test_bad_statements_are_named_and_change_nothing(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         n = world.number
         assert await world.refused(CreateTable(n(), "T", KEYED)) == "ObjectExists"
         assert await world.refused(CreateTable(n(), "__t", KEYED)) == "InvalidUsage"
@@ -106,8 +110,7 @@ async def test_bad_statements_are_named_and_change_nothing(tmp_path: Path) -> No
 
 
 async def test_a_change_of_unknown_outcome_is_settled_by_reading_back(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         create = world.persist.create_shards
         lost = StorageError("no answer", determinate=False)
 
@@ -130,8 +133,7 @@ async def test_a_change_of_unknown_outcome_is_settled_by_reading_back(tmp_path: 
 
 
 async def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
 
         async def full(*args: Any, **extra: Any) -> bool:
             raise StoreFull("no space left", determinate=True)
@@ -144,16 +146,14 @@ async def test_a_change_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
 
 async def test_a_crash_between_hold_and_catalog_leaves_nothing(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         await world.persist.set_hold("u1", "dataflow/u2", 0)
         await world.start("again")
         assert set((await world.persist.state("u1")).holds) == {RETAIN}
 
 
 async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         dataflow = (await _view(world)).dataflow
         assert await world.replica.expect(ScheduleDataflow) == ScheduleDataflow("u2")
@@ -179,8 +179,7 @@ async def test_a_view_is_durable_with_its_shards_and_holds(tmp_path: Path) -> No
 
 
 async def test_a_refused_view_leaves_no_hold(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         wrong = CreateView(world.number(), "v", "select id from t", target_lag_ms=-1)
         assert await world.refused(wrong) == "InvalidUsage"
         wrong = CreateView(world.number(), "v", "select id from t", retain_history_ms=0)
@@ -189,8 +188,7 @@ async def test_a_refused_view_leaves_no_hold(tmp_path: Path) -> None:
 
 
 async def test_a_drop_takes_shards_dataflow_and_holds(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         await _view(world)
         await world.submit(WaitFor(world.number(), "v", 1))
         await world.ask(DropObject(world.number(), "v"), RequestDone)
@@ -203,8 +201,7 @@ async def test_a_drop_takes_shards_dataflow_and_holds(tmp_path: Path) -> None:
 
 
 async def test_a_read_waits_until_sealed_and_peeks_once(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         await _view(world)
         time = await _write(world, {"id": 1, "n": 2})
         await world.submit(ReadObject(world.number(), "v"))
@@ -226,8 +223,7 @@ async def test_a_read_waits_until_sealed_and_peeks_once(tmp_path: Path) -> None:
 
 
 async def test_reads_that_are_refused_or_late(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         await _view(world)
         n = world.number
@@ -252,8 +248,7 @@ async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     deadlines = Deadlines(monkeypatch, DeadlinePassed)
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         await _write(world, {"id": 1, "n": 2})
         read = world.number()
         await world.submit(ReadObject(read, "t"))
@@ -272,8 +267,7 @@ async def test_a_canceled_or_late_peek_is_canceled_at_the_replica(
 
 
 async def test_an_index_serves_reads_by_its_key_when_it_is_ready(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         await world.ask(CreateIndex(world.number(), "t_n", "t", ("N",)), RequestDone)
         export = (await world.created()).dataflow.export
@@ -300,8 +294,7 @@ def _by_id(world: World, *ids: int, as_of: int | None = None, **more: Any) -> Re
 
 
 async def test_a_table_is_read_by_its_primary_key_without_a_replica(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         first = await _write(world, {"id": 1, "n": 2})
         await _write(world, {"id": 2, "n": 5})
         update = TableChange("t", update=to_ipc(pa.table({"id": [1], "n": [3]})))
@@ -353,8 +346,7 @@ async def test_many_keys_are_looked_up_in_a_thread(tmp_path: Path) -> None:
 
 
 async def test_the_first_read_by_key_after_a_start_arranges_the_table(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         await _write(world, {"id": 1, "n": 2})
         await world.start("again")
         await world.submit(_by_id(world, 1))
@@ -382,8 +374,7 @@ def _ids(changes: SubscribeChanges) -> list[int]:
 
 
 async def test_subscribe_holds_its_shard_and_repeats_nothing(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         number = world.number()
         await world.submit(SubscribeObject(number, "t"))
@@ -414,8 +405,7 @@ KEYED_STORED = KEYED.__class__(
 
 
 async def test_subscribe_resumes_by_frontier_and_refuses_what_is_gone(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         await world.submit(SubscribeObject(world.number(), "t", from_=time))
         dataflow = (await world.created()).dataflow
@@ -442,8 +432,7 @@ async def test_subscribe_resumes_by_frontier_and_refuses_what_is_gone(tmp_path: 
 
 
 async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         number = world.number()
         await world.submit(SubscribeObject(number, "t"))
@@ -474,8 +463,7 @@ async def test_a_slow_subscriber_pauses_its_dataflow_alone(tmp_path: Path) -> No
 
 
 async def test_a_restart_builds_everything_from_the_catalog(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         first = (await _view(world)).dataflow
         await world.ask(CreateIndex(world.number(), "v_n", "v", ("n",)), RequestDone)
@@ -500,8 +488,7 @@ async def test_a_restart_builds_everything_from_the_catalog(tmp_path: Path) -> N
 
 
 async def test_status_shows_all(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await _table(world)
+    async with with_table(tmp_path) as world:
         time = await _write(world, {"id": 1, "n": 2})
         await _view(world)
         world.replica.respond(StatusResponse("u2", "gathering", steps=3, step_ms=1.5))

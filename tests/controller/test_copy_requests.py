@@ -7,7 +7,7 @@ from typing import Any
 
 import anyio.lowlevel
 import pytest
-from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
+from controller_world import World, with_row  # type: ignore[import-not-found]
 
 from actors.controller.messages import BytesDelivered
 from actors.controller.reads.copies import CopyLate
@@ -17,13 +17,10 @@ from actors.protocol.api import (
     CopyProgressed,
     CopyTo,
     CreateIndex,
-    CreateTable,
     DropObject,
     EndRequest,
     RequestDone,
     RequestFailed,
-    WriteCommitted,
-    WriteTables,
 )
 from actors.protocol.compute import (
     AllowCompaction,
@@ -40,15 +37,6 @@ from actors.protocol.compute import (
 )
 from actors.testing.probe import MessageProbe, settle
 from deadlines import Deadlines  # type: ignore[import-not-found]
-
-
-async def table(world: World) -> int:
-    """Makes table t, with one row; the time of that."""
-    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
-    written = await world.ask(
-        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
-    )
-    return int(written.time)
 
 
 async def begun(world: World, **changes: Any) -> tuple[int, DataflowDescription]:
@@ -76,8 +64,7 @@ async def holds(world: World) -> list[str]:
 
 
 async def test_a_copy_is_a_dataflow_that_answers_once(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         number, flow = await begun(world, format="csv", file_bytes_max=9_999, overwrite=True)
         assert (flow.name, flow.as_of) == ("t", time)
         schema = flow.imports[0].schema
@@ -97,8 +84,7 @@ async def test_a_copy_is_a_dataflow_that_answers_once(tmp_path: Path) -> None:
     [(CopyFailed("ViewInError", "x"), "ViewInError"), (CopyDropped(), "ConnectionBroken")],
 )
 async def test_a_failure_is_told(tmp_path: Path, result: Any, code: str) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         number, flow = await begun(world)
         world.replica.respond(CopyToResponse(flow.id, result))
         failed = await world.session.expect(RequestFailed)
@@ -107,8 +93,7 @@ async def test_a_failure_is_told(tmp_path: Path, result: Any, code: str) -> None
 
 
 async def test_what_cannot_be_copied_is_refused_by_name(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         await world.ask(CreateIndex(world.number(), "i", "t", ("n",)), RequestDone)
 
         async def refused(name: str = "t", destination: str = "out", **changes: Any) -> str:
@@ -127,8 +112,7 @@ async def test_what_cannot_be_copied_is_refused_by_name(tmp_path: Path) -> None:
 
 
 async def test_a_time_that_is_forgotten_is_refused(tmp_path: Path) -> None:
-    async with started(tmp_path, retain_history_ms=1) as world:
-        time = await table(world)
+    async with with_row(tmp_path, retain_history_ms=1) as (world, time):
         shard = world.system.cells["/controller"].actor._state.catalog.find("t").shard
         while (await world.persist.state(shard)).since <= time - 5:
             await settle()
@@ -145,8 +129,7 @@ async def test_what_nobody_wants_is_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, held: bool
 ) -> None:
     deadlines = Deadlines(monkeypatch, CopyLate)
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         number = world.number()
         deadline = 300 if way == "deadline" else None
         session = MessageProbe.start(world.system, "another") if way == "gone" else world.session
@@ -183,8 +166,7 @@ async def test_what_nobody_wants_is_dropped(
 
 
 async def test_copies_are_bounded(tmp_path: Path) -> None:
-    async with started(tmp_path, copies_max=2) as world:
-        await table(world)
+    async with with_row(tmp_path, copies_max=2) as (world, _):
         _, flow = await begun(world)
         assert await world.refused(CopyTo(world.number(), "t", "other")) == "ResourceBusy"
         first = world.session
@@ -198,8 +180,7 @@ async def test_copies_are_bounded(tmp_path: Path) -> None:
 
 
 async def test_progress_is_told_one_at_a_time(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         number, flow = await begun(world, progress=True)
 
         def say(read: int, state: str = "copying") -> None:
@@ -222,8 +203,7 @@ async def test_progress_is_told_one_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_a_replica_that_comes_back_does_the_copy_over(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         number, flow = await begun(world)
         world.replica.break_connection()
         again = (await world.replica.expect(CreateDataflow)).dataflow

@@ -21,31 +21,22 @@ from actors.errors import (
     QueryRejected,
     UnknownObject,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 
 SUMS = "select k, count(*) as n, sum(v) as s from t group by k"
 EVEN = "select k, count(*) as n, sum(v) as s from t where v > 10 group by k"
 Rows = list[tuple[int, int]]
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def running(tmp_path: Path, **changed: Any) -> AsyncIterator[Client]:
     given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0", **changed}
     with anyio.fail_after(300):
-        service = Service(draw_for_test(Settings(**given), given), engine=in_memory)
+        service = Service(draw_for_test(Settings(**given), given), engine=in_memory_engine())
         async with service, await Client.in_process(service) as client:
             yield client
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -117,8 +118,13 @@ def test_the_first_answer_counts_and_the_others_are_asked_no_more() -> None:
     assert commands == START
 
 
-def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer() -> None:
-    made = replicas("r1", "r2")
+@pytest.fixture
+def made() -> ReplicaMerge:
+    """Two replicas."""
+    return replicas("r1", "r2")
+
+
+def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer(made: ReplicaMerge) -> None:
     peek(made)
     assert answered(made, "r1", PeekError(AHEAD, "begun later")) == MergedResponses()
     assert made.lost("r2", 1).responses == [PeekResponse("p", PeekError(AHEAD, "begun later"))]
@@ -132,8 +138,7 @@ def test_an_error_of_a_replica_counts_when_nobody_is_left_to_answer() -> None:
     assert of_replica("UnknownObject")
 
 
-def test_an_error_of_the_data_counts_at_once() -> None:
-    made = replicas("r1", "r2")
+def test_an_error_of_the_data_counts_at_once(made: ReplicaMerge) -> None:
     peek(made)
     assert answered(made, "r2", PeekError(DATA, "it fails")).responses
 
@@ -163,8 +168,7 @@ def test_of_what_replicas_keep_of_themselves_all_rows_count() -> None:
     assert answered(made, "r1", rows_of(1)) == MergedResponses()
 
 
-def test_a_replica_that_comes_meanwhile_answers_too() -> None:
-    made = replicas("r1", "r2")
+def test_a_replica_that_comes_meanwhile_answers_too(made: ReplicaMerge) -> None:
     made.command(Peek("p", LogTarget("penstock.steps"), 5))
     answered(made, "r1", rows_of(1))
     made.add("r3")
@@ -174,8 +178,7 @@ def test_a_replica_that_comes_meanwhile_answers_too() -> None:
     assert ids(answered(made, "r2", rows_of()).responses[0]) == [1, 3]  # type: ignore[arg-type]
 
 
-def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
-    made = replicas("r1", "r2")
+def test_of_replicas_with_errors_of_their_own_the_others_rows_count(made: ReplicaMerge) -> None:
     for uuid, last in (("p", rows_of(4)), ("q", PeekError("ResourceBusy", "too"))):
         made.command(Peek(uuid, LogTarget("penstock.steps"), 5))
         assert answered(made, "r1", PeekError("ResourceBusy", "full"), uuid) == MergedResponses()
@@ -208,8 +211,7 @@ def test_of_replicas_with_errors_of_their_own_the_others_rows_count() -> None:
     assert done.unread == []
 
 
-def test_that_all_are_gone_is_no_answer() -> None:
-    made = replicas("r1", "r2")
+def test_that_all_are_gone_is_no_answer(made: ReplicaMerge) -> None:
     peek(made)
     answered(made, "r1", PeekError(AHEAD, "begun later"))
     assert made.lost("r1", 1) == MergedResponses()
@@ -220,8 +222,7 @@ def test_that_all_are_gone_is_no_answer() -> None:
     assert answered(made, "r1", PeekRows(b"", 0), incarnation=2).responses
 
 
-def test_what_an_earlier_connection_said_does_not_count() -> None:
-    made = replicas("r1", "r2")
+def test_what_an_earlier_connection_said_does_not_count(made: ReplicaMerge) -> None:
     peek(made)
     made.lost("r1", 1)
     made.connected("r1", 2)
@@ -231,8 +232,7 @@ def test_what_an_earlier_connection_said_does_not_count() -> None:
     assert made.connected_names == ["r1", "r2"]
 
 
-def test_frontiers_are_joined_and_an_indexs_falls_with_its_replica() -> None:
-    made = replicas("r1", "r2")
+def test_frontiers_are_joined_and_an_indexs_falls_with_its_replica(made: ReplicaMerge) -> None:
     for id_ in ("view", "index"):
         made.command(index(id_) if id_ == "index" else view(id_))
     for id_ in ("view", "index"):
@@ -246,8 +246,7 @@ def test_frontiers_are_joined_and_an_indexs_falls_with_its_replica() -> None:
     assert made.lost("r1", 1).fell == [("index", 0)]
 
 
-def test_batches_are_cut_where_the_other_replica_ended() -> None:
-    made = replicas("r1", "r2")
+def test_batches_are_cut_where_the_other_replica_ended(made: ReplicaMerge) -> None:
     made.command(subscribe("t"))
 
     def says(
@@ -274,8 +273,7 @@ def test_batches_are_cut_where_the_other_replica_ended() -> None:
     assert says("r2", 13, 16, 2) == [(14, 16, [14, 15])]
 
 
-def test_the_blobs_of_a_batch_that_does_not_count_are_nobodys() -> None:
-    made = replicas("r1", "r2")
+def test_the_blobs_of_a_batch_that_does_not_count_are_nobodys(made: ReplicaMerge) -> None:
     made.command(subscribe("t"))
     large = SubscribeBatch(0, 11, parts=(StashPart("a", 1, 1), StashPart("b", 1, 1)))
     first = made.responded("r1", 1, SubscribeResponse("t", large))
@@ -290,8 +288,7 @@ def test_the_blobs_of_a_batch_that_does_not_count_are_nobodys() -> None:
     )
 
 
-def test_a_subscribe_outlives_its_dataflow_on_one_replica() -> None:
-    made = replicas("r1", "r2")
+def test_a_subscribe_outlives_its_dataflow_on_one_replica(made: ReplicaMerge) -> None:
     made.command(subscribe("t"))
     dead = SubscribeResponse("t", SubscribeBatch(0, 11, None, ("ActorDead", "it crashed")))
     assert made.responded("r1", 1, dead) == MergedResponses()
@@ -306,8 +303,7 @@ def test_a_subscribe_outlives_its_dataflow_on_one_replica() -> None:
     assert made.responded("r1", 1, SubscribeResponse("s", SubscribeDropped(3))) == MergedResponses()
 
 
-def test_a_gap_is_never_told() -> None:
-    made = replicas("r1", "r2")
+def test_a_gap_is_never_told(made: ReplicaMerge) -> None:
     made.command(subscribe("t"))
     made.responded("r1", 1, SubscribeResponse("t", batch(0, 11)))
     assert made.responded("r2", 1, SubscribeResponse("t", batch(12, 14))) == MergedResponses()
@@ -334,8 +330,7 @@ def test_one_replica_makes_a_copy_and_another_when_that_is_lost() -> None:
     assert copy not in commands, "it was made"
 
 
-def test_the_status_is_that_of_whoever_is_furthest() -> None:
-    made = replicas("r1", "r2")
+def test_the_status_is_that_of_whoever_is_furthest(made: ReplicaMerge) -> None:
     made.command(index("u"))
     assert made.responded("r1", 1, StatusResponse("u", "running", hi=5)).responses
     assert not made.responded("r2", 1, StatusResponse("u", "hydrating", hi=0)).responses

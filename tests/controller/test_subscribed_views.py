@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
+from controller_world import KEYED, World, started, with_row  # type: ignore[import-not-found]
 
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.ddl import CatalogStore
@@ -28,14 +28,6 @@ COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
 NAME = "__subscribe_1f"
 
 
-async def table(world: World) -> int:
-    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
-    written = await world.ask(
-        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
-    )
-    return int(written.time)
-
-
 async def names(world: World) -> list[str]:
     return [entry.name for entry in (await load(world.persist)).catalog.objects]
 
@@ -47,8 +39,7 @@ async def gone(world: World, name: str = NAME) -> None:
 
 
 async def test_a_view_ends_with_the_session_that_made_it(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         other = MessageProbe.start(world.system, "other")
         await world.controller.send(SubmitRequest(other.address, CreateView(1, NAME, COUNT)))
         await other.expect(RequestDone)
@@ -63,8 +54,7 @@ async def test_a_view_ends_with_the_session_that_made_it(tmp_path: Path) -> None
 
 
 async def test_a_session_that_is_gone_before_its_view_was_made(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         await world.submit(CreateView(world.number(), NAME, COUNT))
         await world.controller.send(SessionClosed(world.session.address.path))
         await world.session.expect(RequestDone, request=world.numbers)
@@ -74,8 +64,7 @@ async def test_a_session_that_is_gone_before_its_view_was_made(tmp_path: Path) -
 
 
 async def test_a_drop_that_fails_is_repeated(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
         drop, failures = world.persist.drop_shards, [StorageError("full", determinate=True)] * 2
 
@@ -93,8 +82,7 @@ async def test_a_drop_that_fails_is_repeated(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_built_on_it_and_its_names_are_nobodys(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
         refused = world.refused
         index = CreateIndex(world.number(), "i", NAME, ("n",))
@@ -109,8 +97,7 @@ async def test_nothing_is_built_on_it_and_its_names_are_nobodys(tmp_path: Path) 
 
 
 async def test_it_goes_with_the_table_that_it_reads(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
         await world.ask(DropObject(world.number(), "t"), RequestDone)
         assert await names(world) == []
@@ -121,8 +108,7 @@ async def test_it_goes_with_the_table_that_it_reads(tmp_path: Path) -> None:
 
 
 async def test_there_are_so_many_at_a_time(tmp_path: Path) -> None:
-    async with started(tmp_path, sql_followed_queries_max=1) as world:
-        await table(world)
+    async with with_row(tmp_path, sql_followed_queries_max=1) as (world, _):
         await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
         more = CreateView(world.number(), NAME + "0", COUNT)
         assert await world.refused(more) == "ResourceBusy"
@@ -131,8 +117,7 @@ async def test_there_are_so_many_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_contents_begin_where_it_is_said(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         for _ in range(3):
             last = await world.ask(WriteTables(world.number(), ()), WriteCommitted)
         await world.ask(CreateView(world.number(), NAME, COUNT, as_of=time), RequestDone)
@@ -150,8 +135,7 @@ async def test_contents_begin_where_it_is_said(tmp_path: Path) -> None:
 
 
 async def test_what_a_killed_service_left_is_dropped(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        await table(world)
+    async with with_row(tmp_path) as (world, _):
         await world.ask(CreateView(world.number(), "v", COUNT), RequestDone)
         for number in range(2):
             await world.ask(CreateView(world.number(), f"{NAME}{number}", COUNT), RequestDone)

@@ -8,12 +8,7 @@ from typing import Any
 import anyio
 import pyarrow as pa
 import pytest
-from controller_world import (  # type: ignore[import-not-found]
-    KEYED,
-    World,
-    change,
-    started,
-)
+from controller_world import World, with_row  # type: ignore[import-not-found]
 
 from actors.controller.messages import BytesDelivered, changes_bytes
 from actors.kernel import SystemClock
@@ -21,14 +16,11 @@ from actors.plan.schema import DIFF, TIME
 from actors.plan.updates import from_ipc, to_ipc
 from actors.progress import EMPTY
 from actors.protocol.api import (
-    CreateTable,
     EndRequest,
     RequestDone,
     RequestFailed,
     SubscribeChanges,
     SubscribeObject,
-    WriteCommitted,
-    WriteTables,
 )
 from actors.protocol.compute import (
     AllowCompaction,
@@ -39,15 +31,6 @@ from actors.protocol.compute import (
     SubscribeResponse,
 )
 from actors.testing.probe import settle
-
-
-async def table(world: World) -> int:
-    """Makes table t, with one row; the time of that."""
-    await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
-    written = await world.ask(
-        WriteTables(world.number(), (change("t", {"id": 1, "n": 2}),)), WriteCommitted
-    )
-    return int(written.time)
 
 
 def batch(lower: int, upper: int, *times: int) -> SubscribeBatch:
@@ -83,8 +66,7 @@ def created(world: World) -> list[CreateDataflow]:
 async def test_subscribers_share_a_dataflow_and_its_bytes(
     tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         first = world.number()
         flow = await subscribed(world, SubscribeObject(first, "t"))
         others = [world.number() for _ in range(3)]
@@ -113,8 +95,7 @@ async def test_subscribers_share_a_dataflow_and_its_bytes(
 
 
 async def test_a_slow_one_leaves_the_others_alone(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         slow, fast = world.number(), world.number()
         flow = await subscribed(world, SubscribeObject(slow, "t", from_=time + 1))
         await world.submit(SubscribeObject(fast, "t", from_=time + 1))
@@ -149,8 +130,7 @@ async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(
 ) -> None:
     later_ms, monotonic_ms = 0, SystemClock.monotonic_ms
     monkeypatch.setattr(SystemClock, "monotonic_ms", lambda self: monotonic_ms(self) + later_ms)
-    async with started(tmp_path, subscribe_idle_ms=600_000) as world:
-        time = await table(world)
+    async with with_row(tmp_path, subscribe_idle_ms=600_000) as (world, time):
         stuck, lively = world.number(), world.number()
         flow = await subscribed(world, SubscribeObject(stuck, "t", from_=time + 1))
         await world.submit(SubscribeObject(lively, "t", from_=time + 1))
@@ -186,8 +166,7 @@ async def test_one_that_takes_nothing_is_cut_off_and_its_hold_goes(
 
 
 async def test_what_was_held_back_is_told_when_the_rest_is_taken(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         number = world.number()
         flow = await subscribed(world, SubscribeObject(number, "t", from_=time + 1))
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 2, time + 1)))
@@ -203,8 +182,7 @@ async def test_what_was_held_back_is_told_when_the_rest_is_taken(tmp_path: Path)
 
 
 async def test_up_to_ends_one_of_those_that_share(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         n = world.number
         short, long = n(), n()
         flow = await subscribed(world, SubscribeObject(short, "t", from_=time + 1, up_to=time + 4))
@@ -236,8 +214,7 @@ async def test_up_to_ends_one_of_those_that_share(tmp_path: Path) -> None:
 
 
 async def test_without_a_snapshot_only_changes_come(tmp_path: Path) -> None:
-    async with started(tmp_path) as world:
-        time = await table(world)
+    async with with_row(tmp_path) as (world, time):
         flow = await subscribed(world, SubscribeObject(world.number(), "t", snapshot=False))
         assert (flow.as_of, flow.export) == (time, SubscribeExport(flow.imports[0].schema, False))
         world.replica.respond(SubscribeResponse(flow.id, batch(time + 1, time + 3, time + 2)))

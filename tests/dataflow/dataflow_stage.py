@@ -329,3 +329,15 @@ async def numbers_flow(
     await shards.write("numbers", 5, table(NUMBERS, (1, 2, 1), (2, 3, 1)))
     description = view_description(numbers_plan(mode), [("numbers", NUMBERS)], 4)
     return Flow(stage, shards, scratch, description)
+
+
+@asynccontextmanager
+async def hydrated_numbers(
+    stage: ActorIsolation, scratch: Path, mode: str = "incremental"
+) -> AsyncIterator[Flow]:
+    """Yield the view of `numbers_flow` when it has reported 5."""
+    async with surroundings(stage) as shards:
+        flow = await numbers_flow(stage, shards, scratch, mode)
+        await flow.start()
+        await flow.reported(5)
+        yield flow

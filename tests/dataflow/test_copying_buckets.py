@@ -410,15 +410,8 @@ async def test_a_copy_that_is_there_is_refused_or_replaced(house: House) -> None
         await house.copied(house.described(NUMBERS, destination=house.to[:-3] + "theirs"))
 
 
-@pytest.mark.parametrize("overwrite", [False, True])
-async def test_of_two_copies_to_one_place_one_is_whole(house: House, overwrite: bool) -> None:
-    """The slower one stops before its manifest; the faster one removes its files even."""
-    slow = await house.three_files()
-    if overwrite:
-        await house.copied(msgspec.structs.replace(slow, id="t0"))
-        export = msgspec.structs.replace(slow.export, overwrite=True)
-        slow = msgspec.structs.replace(slow, export=export)
-    fast = msgspec.structs.replace(slow, id="t2")
+def held_at_its_manifest(house: House) -> tuple[anyio.Event, threading.Event]:
+    """Hold the first copy that writes its manifest: (it is there, it may go on)."""
     loop, here, goes = asyncio.get_running_loop(), anyio.Event(), threading.Event()
 
     def rule(line: str) -> Fate:
@@ -429,6 +422,19 @@ async def test_of_two_copies_to_one_place_one_is_whole(house: House, overwrite: 
         return None
 
     house.s3.rule = rule
+    return here, goes
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+async def test_of_two_copies_to_one_place_one_is_whole(house: House, overwrite: bool) -> None:
+    """The slower one stops before its manifest; the faster one removes its files even."""
+    slow = await house.three_files()
+    if overwrite:
+        await house.copied(msgspec.structs.replace(slow, id="t0"))
+        export = msgspec.structs.replace(slow.export, overwrite=True)
+        slow = msgspec.structs.replace(slow, export=export)
+    fast = msgspec.structs.replace(slow, id="t2")
+    here, goes = held_at_its_manifest(house)
     async with anyio.create_task_group() as group:
 
         async def fails() -> None:
@@ -448,16 +454,7 @@ async def test_of_two_copies_to_one_place_one_is_whole(house: House, overwrite: 
 async def test_another_attempt_at_the_same_copy_is_the_same_answer(house: House) -> None:
     """A replica was lost, and is not gone: both make the copy."""
     description = await house.three_files()
-    loop, here, goes = asyncio.get_running_loop(), anyio.Event(), threading.Event()
-
-    def rule(line: str) -> Fate:
-        if line.startswith("PUT") and MANIFEST in line:
-            house.s3.rule = lambda _: None
-            loop.call_soon_threadsafe(here.set)
-            assert goes.wait(PATIENCE_S)
-        return None
-
-    house.s3.rule = rule
+    here, goes = held_at_its_manifest(house)
     done: list[CopyDone] = []
     async with anyio.create_task_group() as group:
 

@@ -5,6 +5,7 @@ Its neighbours are probes: see dataflow_stage.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,15 @@ from dataflow_house import (  # type: ignore[import-not-found]
     view_description,
     write,
 )
-from dataflow_stage import Flow, numbers_flow, surroundings  # type: ignore[import-not-found]
+from dataflow_stage import (  # type: ignore[import-not-found]
+    Flow,
+    hydrated_numbers,
+    numbers_flow,
+    surroundings,
+)
 
 from actors.errors import EngineLost, JobTooLarge, LeaseLost
-from actors.plan.jobs import (
-    CancelJob,
-    JobProgress,
-)
+from actors.plan.jobs import CancelJob, JobProgress
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
 from actors.protocol.compute import StatusResponse, SubscribeExport
@@ -46,39 +49,40 @@ from actors.protocol.internal import (
 )
 from actors.testing.isolation import ActorIsolation
 
+
+@pytest.fixture
+async def house(stage: ActorIsolation, tmp_path: Path) -> AsyncIterator[Flow]:
+    """The view of `numbers_flow`, hydrated."""
+    async with hydrated_numbers(stage, tmp_path) as flow:
+        yield flow
+
+
+async def output(house: Flow, time: int) -> list[Any]:
+    """Return the view's contents at a time."""
+    return await contents(house.shards.persist, "out", NUMBERS, time)  # type: ignore[no-any-return]
+
+
 # -- views -----------------------------------------------------------------------------------------
 
 
-async def test_a_fresh_view_hydrates_then_follows(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        assert await contents(persist, "out", NUMBERS, 4) == [(2, 1), (4, 1)]
-        await shards.write("numbers", 8, table(NUMBERS, (1, 6, -1), (5, 7, 1)))
-        await house.reported(8)
-        assert await contents(persist, "out", NUMBERS, 6) == [(4, 1)]
-        assert await contents(persist, "out", NUMBERS, 7) == [(10, 1), (4, 1)]
-        assert house.progress == sorted(set(house.progress))
-        assert min(house.progress) >= 4
-        status = house.told(StatusResponse)[-1]
-        assert (status.hi, status.rows_in, status.rows_out, status.spark_ms) == (8, 2, 2, 2.0)
+async def test_a_fresh_view_hydrates_then_follows(house: Flow) -> None:
+    assert await output(house, 4) == [(2, 1), (4, 1)]
+    await house.shards.write("numbers", 8, table(NUMBERS, (1, 6, -1), (5, 7, 1)))
+    await house.reported(8)
+    assert await output(house, 6) == [(4, 1)]
+    assert await output(house, 7) == [(10, 1), (4, 1)]
+    assert house.progress == sorted(set(house.progress))
+    assert min(house.progress) >= 4
+    status = house.told(StatusResponse)[-1]
+    assert (status.hi, status.rows_in, status.rows_out, status.spark_ms) == (8, 2, 2, 2.0)
 
 
-async def test_without_changes_no_job_runs_and_the_upper_moves(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        jobs = len(house.jobs)
-        await shards.write("numbers", 9, table(NUMBERS))
-        await house.reported(9)
-        assert len(house.jobs) == jobs
-        assert await persist.upper("out") == 9
+async def test_without_changes_no_job_runs_and_the_upper_moves(house: Flow) -> None:
+    jobs = len(house.jobs)
+    await house.shards.write("numbers", 9, table(NUMBERS))
+    await house.reported(9)
+    assert len(house.jobs) == jobs
+    assert await house.shards.persist.upper("out") == 9
 
 
 async def test_it_waits_until_it_is_scheduled_and_writes_are_allowed(
@@ -127,61 +131,44 @@ async def test_one_that_has_restored_starts_its_inputs_once(
         assert len(house.told(StartInputs)) == len(house.told(EmitBatch)) == 1
 
 
-async def test_a_restart_goes_on_where_it_stopped(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        await house.stop()
-        await shards.write("numbers", 9, table(NUMBERS, (7, 8, 1)))
-        again = Flow(stage, shards, tmp_path, house.description, name="again")
-        await again.start()
-        await again.reported(9)
-        assert await contents(persist, "out", NUMBERS, 8) == [(14, 1), (2, 1), (4, 1)]
-        (job,) = again.jobs
-        assert isinstance(job, StepJob)
-        assert (job.lo, job.hi) == (5, 9)
-        assert listed(rows_of(job.inputs["d0"])) == [(7, 8, 1)]
-
-
-async def test_holds_keep_the_inputs_readable_below_lo(
-    stage: ActorIsolation, tmp_path: Path
+async def test_a_restart_goes_on_where_it_stopped(
+    stage: ActorIsolation, house: Flow, tmp_path: Path
 ) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        await stage.advance(SETTINGS.hold_downgrade_ms)
-        assert (await persist.state("numbers")).holds["dataflow/u9"] == 4
+    await house.stop()
+    await house.shards.write("numbers", 9, table(NUMBERS, (7, 8, 1)))
+    again = Flow(stage, house.shards, tmp_path, house.description, name="again")
+    await again.start()
+    await again.reported(9)
+    assert await output(house, 8) == [(14, 1), (2, 1), (4, 1)]
+    (job,) = again.jobs
+    assert isinstance(job, StepJob)
+    assert (job.lo, job.hi) == (5, 9)
+    assert listed(rows_of(job.inputs["d0"])) == [(7, 8, 1)]
+
+
+async def test_holds_keep_the_inputs_readable_below_lo(stage: ActorIsolation, house: Flow) -> None:
+    await stage.advance(SETTINGS.hold_downgrade_ms)
+    assert (await house.shards.persist.state("numbers")).holds["dataflow/u9"] == 4
 
 
 async def test_a_view_whose_history_is_gone_is_computed_again(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, house: Flow, tmp_path: Path
 ) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        await house.stop()
-        await shards.write("numbers", 20, table(NUMBERS, (1, 8, -1), (3, 9, 1)))
-        await persist.set_holds([("numbers", "retain", 15)])
-        await persist.drop_hold("numbers", "dataflow/u9")
-        assert (await persist.state("numbers")).since == 15
-        again = Flow(stage, shards, tmp_path, house.description, name="again")
-        await again.start()
-        await again.reported(20)
-        assert await contents(persist, "out", NUMBERS, 4) == [(2, 1), (4, 1)]
-        # Nobody knows what the view held between: an error says so.
-        ((text, _),) = [
-            row
-            for row in await contents(persist, "out", NUMBERS, 9)
-            if len(row) == 2 and isinstance(row[0], str)
-        ]
-        assert "cannot be known" in text
-        assert await contents(persist, "out", NUMBERS, 15) == [(4, 1), (6, 1)]
+    await house.stop()
+    await house.shards.write("numbers", 20, table(NUMBERS, (1, 8, -1), (3, 9, 1)))
+    await house.shards.persist.set_holds([("numbers", "retain", 15)])
+    await house.shards.persist.drop_hold("numbers", "dataflow/u9")
+    assert (await house.shards.persist.state("numbers")).since == 15
+    again = Flow(stage, house.shards, tmp_path, house.description, name="again")
+    await again.start()
+    await again.reported(20)
+    assert await output(house, 4) == [(2, 1), (4, 1)]
+    # Nobody knows what the view held between: an error says so.
+    ((text, _),) = [
+        row for row in await output(house, 9) if len(row) == 2 and isinstance(row[0], str)
+    ]
+    assert "cannot be known" in text
+    assert await output(house, 15) == [(4, 1), (6, 1)]
 
 
 async def test_a_join_looks_up_the_other_side(stage: ActorIsolation, tmp_path: Path) -> None:
@@ -209,43 +196,32 @@ async def test_a_join_looks_up_the_other_side(stage: ActorIsolation, tmp_path: P
 async def test_an_opaque_view_is_computed_at_every_time(
     stage: ActorIsolation, tmp_path: Path
 ) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path, "opaque")
-        await house.start()
-        await house.reported(5)
-        await shards.write("numbers", 9, table(NUMBERS, (8, 6, 1), (8, 7, -1), (3, 8, 1)))
+    async with hydrated_numbers(stage, tmp_path, "opaque") as house:
+        await house.shards.write("numbers", 9, table(NUMBERS, (8, 6, 1), (8, 7, -1), (3, 8, 1)))
         await house.reported(9)
-        found = [await contents(persist, "out", NUMBERS, time) for time in (4, 5, 6, 7, 8)]
+        found = [await output(house, time) for time in (4, 5, 6, 7, 8)]
         assert found == [[(2, 1)], [(2, 1)], [(8, 1)], [(2, 1)], [(3, 1)]]
 
 
 # -- errors ----------------------------------------------------------------------------------------
 
 
-async def test_a_definite_error_belongs_to_its_time_and_is_retracted(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        await shards.write(
-            "numbers", 10, table(NUMBERS, (5, 5, 1), (13, 7, 1), (6, 8, 1), (9, 9, 1))
-        )
-        await house.reported(10)
-        healthy = [(10, 1), (2, 1), (4, 1)]
-        assert await contents(persist, "out", NUMBERS, 6) == healthy
-        for time in (7, 8, 9):
-            held = await contents(persist, "out", NUMBERS, time)
-            assert held == sorted([*healthy, ("13 cannot be doubled", 1)], key=repr)
-        await house.rests_in("errored")
-        await shards.write("numbers", 12, table(NUMBERS, (13, 11, -1)))
-        await house.reported(12)
-        expected = sorted(((2 * a, 1) for a in (1, 2, 5, 6, 9)), key=repr)
-        assert await contents(persist, "out", NUMBERS, 11) == expected
-        await house.rests_in("gathering")
+async def test_a_definite_error_belongs_to_its_time_and_is_retracted(house: Flow) -> None:
+    await house.shards.write(
+        "numbers", 10, table(NUMBERS, (5, 5, 1), (13, 7, 1), (6, 8, 1), (9, 9, 1))
+    )
+    await house.reported(10)
+    healthy = [(10, 1), (2, 1), (4, 1)]
+    assert await output(house, 6) == healthy
+    for time in (7, 8, 9):
+        held = await output(house, time)
+        assert held == sorted([*healthy, ("13 cannot be doubled", 1)], key=repr)
+    await house.rests_in("errored")
+    await house.shards.write("numbers", 12, table(NUMBERS, (13, 11, -1)))
+    await house.reported(12)
+    expected = sorted(((2 * a, 1) for a in (1, 2, 5, 6, 9)), key=repr)
+    assert await output(house, 11) == expected
+    await house.rests_in("gathering")
 
 
 async def test_an_error_at_hydration_is_data_too(stage: ActorIsolation, tmp_path: Path) -> None:
@@ -263,125 +239,98 @@ async def test_an_error_at_hydration_is_data_too(stage: ActorIsolation, tmp_path
         assert await contents(persist, "out", NUMBERS, 7) == [(2, 1)]
 
 
-async def test_an_upstream_error_is_held_too(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        shape = NUMBERS.arrow_updates().append(pa.field(ERROR, pa.string()))
-
-        def error(time: int, diff: int) -> pa.Table:
-            row = {"a": None, TIME: time, DIFF: diff, ERROR: "upstream"}
-            return pa.Table.from_pylist([row], schema=shape)
-
-        await shards.write("numbers", 7, error(6, 1))
-        await house.reported(7)
-        assert ("upstream", 1) in await contents(persist, "out", NUMBERS, 6)
-        await house.stop()
-        # A restart knows of the error, and sees it end.
-        again = Flow(stage, shards, tmp_path, house.description, name="again")
-        await again.start()
-        await again.reported(7)
-        await shards.write("numbers", 9, table(NUMBERS, (4, 8, 1)))
-        await again.reported(9)
-        assert ("upstream", 1) in await contents(persist, "out", NUMBERS, 8)
-        await shards.write("numbers", 11, error(10, -1))
-        await again.reported(11)
-        assert await contents(persist, "out", NUMBERS, 10) == [(2, 1), (4, 1), (8, 1)]
-
-
-async def test_an_indefinite_error_is_retried_and_shown(
-    stage: ActorIsolation, tmp_path: Path
+async def test_an_upstream_error_is_held_too(
+    stage: ActorIsolation, house: Flow, tmp_path: Path
 ) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.failures = [EngineLost("the JVM died"), EngineLost("again")]
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        status = await house.status("stalled")
-        assert "the JVM died" in status.text
-        await house.reported(8)
-        assert (10, 1) in await contents(persist, "out", NUMBERS, 7)
+    shape = NUMBERS.arrow_updates().append(pa.field(ERROR, pa.string()))
+
+    def error(time: int, diff: int) -> pa.Table:
+        row = {"a": None, TIME: time, DIFF: diff, ERROR: "upstream"}
+        return pa.Table.from_pylist([row], schema=shape)
+
+    await house.shards.write("numbers", 7, error(6, 1))
+    await house.reported(7)
+    assert ("upstream", 1) in await output(house, 6)
+    await house.stop()
+    # A restart knows of the error, and sees it end.
+    again = Flow(stage, house.shards, tmp_path, house.description, name="again")
+    await again.start()
+    await again.reported(7)
+    await house.shards.write("numbers", 9, table(NUMBERS, (4, 8, 1)))
+    await again.reported(9)
+    assert ("upstream", 1) in await output(house, 8)
+    await house.shards.write("numbers", 11, error(10, -1))
+    await again.reported(11)
+    assert await output(house, 10) == [(2, 1), (4, 1), (8, 1)]
+
+
+async def test_an_indefinite_error_is_retried_and_shown(house: Flow) -> None:
+    house.failures = [EngineLost("the JVM died"), EngineLost("again")]
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    status = await house.status("stalled")
+    assert "the JVM died" in status.text
+    await house.reported(8)
+    assert (10, 1) in await output(house, 7)
 
 
 async def test_a_view_too_large_for_the_engine_is_in_error_and_left_alone_for_a_while(
-    stage: ActorIsolation, tmp_path: Path
+    stage: ActorIsolation, house: Flow
 ) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.failures = [JobTooLarge("ended the engine")]
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        await house.reported(8)
-        status = await house.status("errored")
-        assert status.text == "JobTooLarge: ended the engine"
-        assert ("JobTooLarge: ended the engine", 1) in await contents(persist, "out", NUMBERS, 7)
-        house.failures = [JobTooLarge("again")]  # computed whole
-        await shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
-        await house.reported(9)
-        jobs = len(house.jobs)
-        await shards.write("numbers", 10, table(NUMBERS, (7, 9, 1)))
-        await house.reported(10)
-        assert len(house.jobs) == jobs
-        await stage.advance(SETTINGS.engine_killer_retry_ms_min)
-        await shards.write("numbers", 11, table(NUMBERS, (8, 10, 1)))
-        await house.reported(11)
-        expected = sorted(((2 * n, 1) for n in (1, 2, 5, 6, 7, 8)), key=repr)
-        assert await contents(persist, "out", NUMBERS, 10) == expected
+    house.failures = [JobTooLarge("ended the engine")]
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    await house.reported(8)
+    status = await house.status("errored")
+    assert status.text == "JobTooLarge: ended the engine"
+    assert (status.text, 1) in await output(house, 7)
+    house.failures = [JobTooLarge("again")]  # computed whole
+    await house.shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
+    await house.reported(9)
+    jobs = len(house.jobs)
+    await house.shards.write("numbers", 10, table(NUMBERS, (7, 9, 1)))
+    await house.reported(10)
+    assert len(house.jobs) == jobs
+    await stage.advance(SETTINGS.engine_killer_retry_ms_min)
+    await house.shards.write("numbers", 11, table(NUMBERS, (8, 10, 1)))
+    await house.reported(11)
+    expected = sorted(((2 * n, 1) for n in (1, 2, 5, 6, 7, 8)), key=repr)
+    assert await output(house, 10) == expected
 
 
 @pytest.mark.parametrize("waits", [False, True])
 async def test_a_step_too_large_that_changes_most_of_it_is_computed_whole(
-    stage: ActorIsolation, tmp_path: Path, waits: bool
+    stage: ActorIsolation, house: Flow, tmp_path: Path, waits: bool
 ) -> None:
     """A table's rows that go at once are more work for a step than what is left; what waits behind
     a view's upper when it starts is none of the rows that there are."""
-    async with surroundings(stage) as shards:
-        house = await numbers_flow(stage, shards, tmp_path)
+    if waits:
+        await house.stop()
+        house = Flow(stage, house.shards, tmp_path, house.description, name="again")
+    house.failures = [JobTooLarge("ended the engine")]
+    await house.shards.write("numbers", 8, table(NUMBERS, (1, 7, -1), (2, 7, -1)))
+    if waits:
         await house.start()
-        await house.reported(5)
-        if waits:
-            await house.stop()
-            house = Flow(stage, shards, tmp_path, house.description, name="again")
-        house.failures = [JobTooLarge("ended the engine")]
-        await shards.write("numbers", 8, table(NUMBERS, (1, 7, -1), (2, 7, -1)))
-        if waits:
-            await house.start()
-        await house.reported(8)
-        assert not house.failures
-        assert await contents(shards.persist, "out", NUMBERS, 7) == []
+    await house.reported(8)
+    assert not house.failures
+    assert await output(house, 7) == []
 
 
-async def test_a_long_job_shows_how_far_it_is(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with surroundings(stage) as shards:
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.keep = True
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        await house.until(lambda: bool(house.kept), "a job")
-        run = house.kept[-1]
-        run.watcher.reply(JobProgress(run.job.job_id, 2, 7))
-        status = await house.status("running")
-        assert status.text == "2 of 7 tasks done"
-        house.keep = False
+async def test_a_long_job_shows_how_far_it_is(house: Flow) -> None:
+    house.keep = True
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    await house.until(lambda: bool(house.kept), "a job")
+    run = house.kept[-1]
+    run.watcher.reply(JobProgress(run.job.job_id, 2, 7))
+    status = await house.status("running")
+    assert status.text == "2 of 7 tasks done"
+    house.keep = False
 
 
-async def test_a_rehearsal_is_nobodys_progress(stage: ActorIsolation, tmp_path: Path) -> None:
+async def test_a_rehearsal_is_nobodys_progress(stage: ActorIsolation, house: Flow) -> None:
     """Plans are built while a view waits for changes: it is up to date all the same."""
-    async with surroundings(stage) as shards:
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        await house.rests_in("gathering")
-        house.subject.reply(JobProgress("flow/1/0/rehearse", 1, 2))
-        await stage.idle()
-        assert [s.text for s in house.told(StatusResponse) if "tasks done" in s.text] == []
+    await house.rests_in("gathering")
+    house.subject.reply(JobProgress("flow/1/0/rehearse", 1, 2))
+    await stage.idle()
+    assert [s.text for s in house.told(StatusResponse) if "tasks done" in s.text] == []
 
 
 async def test_steps_do_not_wait_for_rehearsals(stage: ActorIsolation, tmp_path: Path) -> None:
@@ -396,58 +345,39 @@ async def test_steps_do_not_wait_for_rehearsals(stage: ActorIsolation, tmp_path:
         assert [job.rpartition("/")[2] for job in house.rehearsals] == ["rehearse-first"]
 
 
-async def test_another_replica_was_first(stage: ActorIsolation, tmp_path: Path) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.keep = True
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        await house.until(lambda: bool(house.kept), "a job")
-        # The winner's interval is longer than ours.
-        await shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
-        await write(persist, "out", 9, table(NUMBERS, (10, 7, 1), (12, 8, 1)))
-        house.keep = False
-        # The job is given up: the step is computed again, and finds the mismatch.
-        house.kept[-1].reply.fail(EngineLost("the JVM died"))
-        await house.reported(9)
-        await shards.write("numbers", 11, table(NUMBERS, (7, 10, 1)))
-        await house.reported(11)
-        expected = sorted(((2 * a, 1) for a in (1, 2, 5, 6, 7)), key=repr)
-        assert await contents(persist, "out", NUMBERS, 10) == expected
+async def test_another_replica_was_first(house: Flow) -> None:
+    house.keep = True
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    await house.until(lambda: bool(house.kept), "a job")
+    # The winner's interval is longer than ours.
+    await house.shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
+    await write(house.shards.persist, "out", 9, table(NUMBERS, (10, 7, 1), (12, 8, 1)))
+    house.keep = False
+    # The job is given up: the step is computed again, and finds the mismatch.
+    house.kept[-1].reply.fail(EngineLost("the JVM died"))
+    await house.reported(9)
+    await house.shards.write("numbers", 11, table(NUMBERS, (7, 10, 1)))
+    await house.reported(11)
+    expected = sorted(((2 * a, 1) for a in (1, 2, 5, 6, 7)), key=repr)
+    assert await output(house, 10) == expected
 
 
-async def test_a_failed_fetch_freezes_then_a_new_incarnation_reads_it(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.fetch_failures = [LeaseLost("part is gone", determinate=True) for _ in range(2)]
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        status = await house.status("frozen")
-        assert "part is gone" in status.text
-        assert status.hi == 5
-        await house.reported(8)
-        assert (10, 1) in await contents(persist, "out", NUMBERS, 7)
+async def test_a_failed_fetch_freezes_then_a_new_incarnation_reads_it(house: Flow) -> None:
+    house.fetch_failures = [LeaseLost("part is gone", determinate=True) for _ in range(2)]
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    status = await house.status("frozen")
+    assert "part is gone" in status.text
+    assert status.hi == 5
+    await house.reported(8)
+    assert (10, 1) in await output(house, 7)
 
 
-async def test_a_stop_cancels_the_running_job_at_once(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    async with surroundings(stage) as shards:
-        persist = shards.persist
-        house = await numbers_flow(stage, shards, tmp_path)
-        await house.start()
-        await house.reported(5)
-        house.keep = True
-        await shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
-        await house.until(lambda: bool(house.kept), "a job")
-        now_ms = stage.now_ms()
-        await house.stop()
-        assert stage.now_ms() == now_ms
-        await house.executor.pick(CancelJob, job_id=house.jobs[-1].job_id)
-        assert await persist.upper("out") == 5
+async def test_a_stop_cancels_the_running_job_at_once(stage: ActorIsolation, house: Flow) -> None:
+    house.keep = True
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    await house.until(lambda: bool(house.kept), "a job")
+    now_ms = stage.now_ms()
+    await house.stop()
+    assert stage.now_ms() == now_ms
+    await house.executor.pick(CancelJob, job_id=house.jobs[-1].job_id)
+    assert await house.shards.persist.upper("out") == 5

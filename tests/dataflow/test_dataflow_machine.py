@@ -140,8 +140,14 @@ def test_the_table_accepts_every_event_somewhere_and_none_when_dropped() -> None
     assert reached == set(DataflowPhase)
 
 
-def test_a_handler_that_leaves_the_targets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = running(machine())
+@pytest.fixture
+def made() -> DataflowMachine:
+    return running(machine())
+
+
+def test_a_handler_that_leaves_the_targets_is_found(
+    made: DataflowMachine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key: Any = (DataflowPhase.GATHERING, m.DropRequested)
     wrong = m.StateTransition(DataflowMachine.TRANSITIONS[key].handler, frozenset())
     monkeypatch.setitem(DataflowMachine.TRANSITIONS, key, wrong)
@@ -164,8 +170,7 @@ def test_a_step_goes_through_its_stages() -> None:
     assert made.lo == 8
 
 
-def test_a_fetched_part_returns_its_lease_and_its_bytes() -> None:
-    made = running(machine())
+def test_a_fetched_part_returns_its_lease_and_its_bytes(made: DataflowMachine) -> None:
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
     assert answer(made, ask, updates(6))[:2] == [m.ReleaseParts(0, ("p",)), m.GrantCredit(0, 10)]
 
@@ -180,8 +185,7 @@ def test_every_description_is_answered_once_when_all_its_parts_are_done() -> Non
     assert m.GrantCredit(0, 15) in answer(made, second, updates(6))
 
 
-def test_without_updates_only_the_upper_moves() -> None:
-    made = running(machine())
+def test_without_updates_only_the_upper_moves(made: DataflowMachine) -> None:
     *_, commit = made.handle(described(0, 5, 9))
     assert isinstance(commit, m.CommitStep)
     assert commit.step.times == ()
@@ -225,8 +229,7 @@ def test_what_the_next_step_may_take_is_fetched_while_one_runs() -> None:
     assert computing(answer(made, ask, updates(10))).step.times == (8, 10)
 
 
-def test_a_fetch_ahead_that_fails_lets_the_running_step_finish() -> None:
-    made = running(machine())
+def test_a_fetch_ahead_that_fails_lets_the_running_step_finish(made: DataflowMachine) -> None:
     one_step(made, 8, updates(5))
     (ask,) = asks(made.handle(described(0, 8, 10, part("q", 8, 10))))
     error = CorruptData("part q", determinate=True)
@@ -275,8 +278,7 @@ def test_a_pass_through_export_starts_with_the_snapshot() -> None:
     assert (install.step.lo, install.step.hi) == (5, 9)
 
 
-def test_a_definite_failure_halves_the_interval_down_to_one_time() -> None:
-    made = running(machine())
+def test_a_definite_failure_halves_the_interval_down_to_one_time(made: DataflowMachine) -> None:
     one_step(made, 9, updates(5, 6, 7, 8))
     compute = computing(made.handle(m.FailedDefinitely(1, "bad")))
     assert (compute.step.hi, compute.step.times) == (7, (5, 6))
@@ -308,8 +310,7 @@ def test_a_view_in_error_rests_errored_and_its_frontier_goes_on() -> None:
     assert made.in_error
 
 
-def test_an_error_of_an_input_stands_alone_in_its_step() -> None:
-    made = running(machine())
+def test_an_error_of_an_input_stands_alone_in_its_step(made: DataflowMachine) -> None:
     (first, second) = asks(made.handle(described(0, 5, 10, part("p", 5, 10), part("q", 5, 10))))
     answer(made, first, updates(5, 6, 8))
     compute = computing(answer(made, second, updates(6, error="upstream")))
@@ -319,8 +320,7 @@ def test_an_error_of_an_input_stands_alone_in_its_step() -> None:
 
 
 @pytest.mark.parametrize("kind", [FetchFailed, ListenFailed])
-def test_a_failed_input_freezes_and_never_advances(kind: type) -> None:
-    made = running(machine())
+def test_a_failed_input_freezes_and_never_advances(made: DataflowMachine, kind: type) -> None:
     error = CorruptData("part p", determinate=True)
     (ask,) = asks(made.handle(described(0, 5, 8, part("p", 5, 8))))
     if kind is FetchFailed:
@@ -350,8 +350,7 @@ def test_a_failed_input_freezes_and_never_advances(kind: type) -> None:
     assert asks(made.handle(described(0, 5, 9, part("q", 5, 9), incarnation=2)))
 
 
-def test_a_freeze_lets_a_commit_finish_first() -> None:
-    made = running(machine())
+def test_a_freeze_lets_a_commit_finish_first(made: DataflowMachine) -> None:
     one_step(made, 8, updates(5))
     made.handle(m.StepComputed(1))
     assert made.handle(ListenFailed("d", 1, 0, CorruptData("x", determinate=True))) == []
@@ -361,8 +360,9 @@ def test_a_freeze_lets_a_commit_finish_first() -> None:
     assert made.lo == 8
 
 
-def test_a_mismatch_without_an_upper_to_go_to_starts_a_new_incarnation() -> None:
-    made = running(machine())
+def test_a_mismatch_without_an_upper_to_go_to_starts_a_new_incarnation(
+    made: DataflowMachine,
+) -> None:
     one_step(made, 8, updates(5))
     made.handle(m.StepComputed(1))
     effects = made.handle(m.UpperMismatched(1, EMPTY))
@@ -371,8 +371,7 @@ def test_a_mismatch_without_an_upper_to_go_to_starts_a_new_incarnation() -> None
     assert made.lo == 11
 
 
-def test_an_indefinite_failure_repeats_the_stage() -> None:
-    made = running(machine())
+def test_an_indefinite_failure_repeats_the_stage(made: DataflowMachine) -> None:
     step = one_step(made, 8, updates(5)).step
     effects = made.handle(m.StageFailed(1, 1, "EngineLost: gone"))
     assert effects == [m.PublishStatus("stalled", "EngineLost: gone"), m.RetryLater(1)]
@@ -398,15 +397,13 @@ def test_a_step_that_ended_the_engine_is_halved_and_later_ones_stay_small() -> N
     assert made.budget_bytes == 8 * size
 
 
-def test_a_step_of_one_time_that_ended_the_engine_is_repeated() -> None:
-    made = running(machine())
+def test_a_step_of_one_time_that_ended_the_engine_is_repeated(made: DataflowMachine) -> None:
     step = one_step(made, 8, updates(5)).step
     made.handle(m.StageFailed(1, 1, "EngineLost: no memory", too_large=True))
     assert made.handle(m.RetryDue(1)) == [m.ComputeStep(step)]
 
 
-def test_what_is_too_large_at_a_single_time_is_the_steps_result() -> None:
-    made = running(machine())
+def test_what_is_too_large_at_a_single_time_is_the_steps_result(made: DataflowMachine) -> None:
     one_step(made, 8, updates(5, 6))
     made.handle(m.StageFailed(1, 1, "JobTooLarge: no", too_large=True, final=True))
     assert computing(made.handle(m.RetryDue(1))).step.times == (5,)
@@ -428,8 +425,9 @@ def test_rows_that_are_larger_than_their_parts_are_cut_to_the_budget() -> None:
     assert computing(finish(made)).step.times == (7, 8)
 
 
-def test_a_failure_that_repeating_cannot_mend_starts_a_new_incarnation() -> None:
-    made = running(machine())
+def test_a_failure_that_repeating_cannot_mend_starts_a_new_incarnation(
+    made: DataflowMachine,
+) -> None:
     one_step(made, 8, updates(5))
     made.handle(m.StageFailed(1, 1, "ReadBelowSince: 3", restart=True))
     assert kinds(made.handle(m.RetryDue(1))) == ["CancelWork", "PublishStatus", "RestoreState"]
@@ -463,8 +461,7 @@ def test_until_ends_it() -> None:
     assert made.state is DataflowPhase.DROPPED
 
 
-def test_inputs_that_are_complete_complete_the_output() -> None:
-    made = running(machine())
+def test_inputs_that_are_complete_complete_the_output(made: DataflowMachine) -> None:
     made.handle(described(0, 5, EMPTY))
     assert finish(made)[-1] == m.FinishDataflow(EMPTY)
 
@@ -477,8 +474,7 @@ def test_without_inputs_the_output_is_complete() -> None:
     assert finish(made)[-1] == m.FinishDataflow(EMPTY)
 
 
-def test_dropped_is_final() -> None:
-    made = running(machine())
+def test_dropped_is_final(made: DataflowMachine) -> None:
     one_step(made, 8, updates(5))
     assert made.handle(m.DropRequested()) == [m.CancelWork()]
     assert made.handle(m.StepComputed(1)) == []
@@ -492,8 +488,7 @@ def test_nothing_below_the_as_of_is_reported() -> None:
     assert kinds(made.handle(m.StateRestored(1, 5, 4, (False,)))) == ["StartTasks"]
 
 
-def test_a_gap_or_a_stranger_is_refused() -> None:
-    made = running(machine())
+def test_a_gap_or_a_stranger_is_refused(made: DataflowMachine) -> None:
     with pytest.raises(LocalProtocolError, match="does not continue"):
         made.handle(described(0, 7, 9))
     with pytest.raises(LocalProtocolError, match="not asked for"):

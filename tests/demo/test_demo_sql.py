@@ -23,18 +23,9 @@ from actors.demo.play import VIEWS
 from actors.demo.proof import differences
 from actors.demo.script import DemoScript
 from actors.errors import ConnectionBroken
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 @contextlib.asynccontextmanager
@@ -42,7 +33,7 @@ async def door_of_a_service(folder: Path) -> AsyncIterator[tuple[Service, DoorCo
     settings = Settings(
         state_dir=str(folder), listen="127.0.0.1:0", pg_listen="127.0.0.1:0", group_commit_ms=1
     )
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         door = await DoorConnection.connect(service.pg_address)
         yield service, door
         await door.aclose()

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -24,13 +23,12 @@ from actors.demo.flights import FlightDelta, arrow_schema
 from actors.demo.play import LATE_NOW, VIEWS
 from actors.demo.proof import differences
 from actors.demo.script import DemoScript
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing import postgres_server
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.testing.postgres_server import NotInstalled, binary
+from processes import wait_dead  # type: ignore[import-not-found]
 
 ENDLESS = """
 import sys, tempfile
@@ -87,13 +85,6 @@ def test_only_divisions_are_written_otherwise_for_postgres() -> None:
     assert len(changed) == 2
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 async def test_flights_from_postgres_make_the_views_that_postgres_answers(
     installed: None, tmp_path: Path
 ) -> None:
@@ -102,7 +93,7 @@ async def test_flights_from_postgres_make_the_views_that_postgres_answers(
     settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0", pg_listen="127.0.0.1:0")
     async with (
         feeds.from_postgres() as feed,
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.in_process(service) as client,
         feed.running(),
     ):
@@ -139,23 +130,12 @@ def test_a_server_does_not_outlive_who_was_killed(installed: None) -> None:
         finally:
             os.close(server)
     for guard in guards:
-        _wait_gone(guard)
+        wait_dead(guard)
     assert not Path(folder).exists()
 
 
 def _below(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-
-
-def _wait_gone(pid: int) -> None:
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([watch], [], [], 60)[0]
-    finally:
-        os.close(watch)
 
 
 def test_without_postgres_the_demo_says_what_to_install(

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Generator, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
+from persist_world import KINDS, client_of  # type: ignore[import-not-found]
 from store_houses import PIECE, StoreHouse  # type: ignore[import-not-found]
 
 import azure_server  # type: ignore[import-not-found]
 import google_server  # type: ignore[import-not-found]
 import s3_server  # type: ignore[import-not-found]
-from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+from actors.persist import PersistClient
+from actors.testing.postgres_server import PostgresServer, postgres_server
+from server_skips import pytest_runtest_setup  # type: ignore[import-not-found]  # noqa: F401
 
 _NUMBERS = itertools.count()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """A machine without a server passes all other tests, and is told what to install."""
-    try:
-        return (yield)
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")
@@ -120,3 +114,11 @@ def _house(request: pytest.FixtureRequest, tmp_path: Path) -> StoreHouse:
         case _:
             url = "objects"
     return StoreHouse(request.param, url)
+
+
+@pytest.fixture(params=KINDS)
+async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PersistClient]:
+    """A client over each pair of stores."""
+    made = await client_of(request.param, tmp_path)
+    yield made
+    await made.close()

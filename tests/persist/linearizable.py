@@ -1,9 +1,4 @@
-"""Whether what clients of a consensus saw at the same time can have happened one after the other.
-
-The search of Wing and Gong: the first of a history is an operation that began before any other has
-ended; it must answer what the model answers; the rest is searched in the same way, and what was
-searched once is remembered.
-"""
+"""Whether what clients of a consensus saw at one time can have happened one after the other."""
 
 from __future__ import annotations
 
@@ -13,6 +8,7 @@ from typing import Any
 import msgspec
 
 from actors.persist.location import CompareAndSet, VersionedData
+from tests.simulators.shards.linearizability import is_linearizable as one_order_explains
 
 State = tuple[tuple[str, VersionedData], ...]
 """Documents by key, in order."""
@@ -50,19 +46,5 @@ def applied(state: State, call: Call) -> State | None:
 
 def is_linearizable(calls: Sequence[Call]) -> bool:
     """Whether some order explains all answers."""
-    seen: set[tuple[frozenset[int], State]] = set()
-    stack: list[tuple[frozenset[int], State]] = [(frozenset(range(len(calls))), ())]
-    while stack:
-        left, state = stack.pop()
-        if not left:
-            return True
-        if (left, state) in seen:
-            continue
-        seen.add((left, state))
-        first_end = min(calls[number].ended for number in left)
-        for number in left:
-            if calls[number].began < first_end:
-                then = applied(state, calls[number])
-                if then is not None:
-                    stack.append((left - {number}, then))
-    return False
+    empty: State = ()
+    return one_order_explains(calls, empty, applied)

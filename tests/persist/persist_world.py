@@ -15,6 +15,7 @@ from actors.persist import (
     BatchPart,
     CompareAndSet,
     LeasedReader,
+    NewShard,
     PersistClient,
     ShardAppend,
     UpperMismatch,
@@ -104,6 +105,16 @@ class Stores:
 
     async def keys(self) -> set[str]:
         return {info.key for info in await self.blob.list_keys()}
+
+
+async def one_shard(
+    settings: Settings = TINY, *, exclusive: bool = True
+) -> tuple[Stores, PersistClient]:
+    """Stores, and a client of them that has created the shard "s"."""
+    stores = Stores(settings, exclusive=exclusive)
+    client = stores.client()
+    await client.create_shards([NewShard("s", SCHEMA)])
+    return stores, client
 
 
 KINDS = ("file", "memory", "inline")

@@ -6,24 +6,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from pathlib import Path
-from typing import Any
 
 import anyio
 
 from actors.errors import ResourceClosed, WriterFenced
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import service_of
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 def tell_standing_by() -> None:
@@ -36,7 +25,7 @@ def tell_standing_by() -> None:
 
 
 async def main(settings: Settings) -> None:
-    async with service_of(settings, engine=in_memory) as service:
+    async with service_of(settings, engine=in_memory_engine()) as service:
         print(service.address, flush=True)
         try:
             await service.wait_stopped()

@@ -13,6 +13,7 @@ from persist_world import (  # type: ignore[import-not-found]
     Stores,
     add,
     contents,
+    one_shard,
     updates,
 )
 
@@ -240,9 +241,7 @@ async def test_the_empty_upper_closes_the_shard_and_its_readers_end() -> None:
 
 
 async def test_what_another_process_may_have_collected_is_not_appended() -> None:
-    stores = Stores(exclusive=False)
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard(exclusive=False)
     old = await client.write_parts("s", updates((1, 0, 1)))
     stores.clock.later_ms = stores.settings.blob_orphan_grace_ms // 2 + 1
     young = await client.write_parts("s", updates((2, 0, 1)))
@@ -264,9 +263,7 @@ async def test_what_another_process_may_have_collected_is_not_appended() -> None
 async def test_a_failure_says_what_an_earlier_attempt_may_have_done(
     earlier: str | None, determinate: bool
 ) -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     written = await client.write_parts("s", updates((1, 0, 1)))
     stores.consensus.fail, stores.consensus.then = earlier, "determinate"
     if earlier is None:

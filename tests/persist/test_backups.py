@@ -16,7 +16,6 @@ from typing import Any
 
 import anyio
 import pytest
-from serving import in_memory  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.errors import CorruptData, InvalidUsage, StateDirectoryError, StorageError
@@ -25,16 +24,13 @@ from actors.persist.attach import ShardPlace, open_as_guest
 from actors.persist.backing_up import BackupReport, take_backup
 from actors.persist.backups import FORMAT, MANIFEST, BackupTarget
 from actors.persist.documents import decode_tables
-from actors.persist.registrations import (
-    describe_replica,
-    list_registrations,
-    register_replica,
-)
+from actors.persist.registrations import describe_replica, list_registrations, register_replica
 from actors.persist.restoring import RestoreReport, open_empty, restore_backup
 from actors.persist.shard import TABLES_UPPER
 from actors.protocol.role_messages import CreateRole, ListRoles, RolesReport
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing.engine import in_memory_engine
 from actors.testing.postgres_server import PostgresServer
 from s3_server import S3  # type: ignore[import-not-found]
 
@@ -64,7 +60,7 @@ def settings_of(folder: Path, **fields: Any) -> Settings:
 @asynccontextmanager
 async def running(settings: Settings) -> AsyncIterator[Client]:
     async with (
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.connect(service.address) as client,
     ):
         yield client

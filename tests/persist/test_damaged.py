@@ -22,6 +22,7 @@ from persist_world import (  # type: ignore[import-not-found]
     Stores,
     add,
     contents,
+    one_shard,
     updates,
 )
 
@@ -320,9 +321,7 @@ async def test_every_damaged_byte_of_a_stashed_blob_is_found() -> None:
 
 
 async def test_a_damaged_note_of_a_hydration_is_none() -> None:
-    stores = Stores(INLINE)
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    _, client = await one_shard(INLINE)
     parts = await client.write_parts("s", updates((1, 0, 1)))
     note = HydrationNote(5, ("one", "two"), (parts,))
     assert await HydrationJournal(client, "s").save(note)

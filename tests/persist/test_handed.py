@@ -8,6 +8,7 @@ from persist_world import (  # type: ignore[import-not-found]
     FlakyConsensus,
     Stores,
     add,
+    one_shard,
 )
 
 from actors.errors import LeaseLost, StorageError, UnknownObject
@@ -72,9 +73,7 @@ async def test_a_lease_is_not_taken_anew_on_what_may_be_deleted_any_time() -> No
 
 
 async def test_a_shard_that_was_dropped_is_told_of_by_name() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     leases = HandedLeases(stores.consensus, stores.blob, stores.settings, stores.clock)
     state, handed = await leases.take("s", "r", 0)
     await client.drop_shards(["s"])

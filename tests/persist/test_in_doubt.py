@@ -13,6 +13,7 @@ from persist_world import (  # type: ignore[import-not-found]
     Stores,
     add,
     contents,
+    one_shard,
     updates,
 )
 
@@ -117,9 +118,7 @@ async def test_an_abandoned_set_that_comes_first_is_seen() -> None:
 
 
 async def test_who_is_out_of_attempts_leaves_a_doubt_too() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     late: list[Sequence[CompareAndSet]] = []
 
     async def keep(ops: Sequence[CompareAndSet]) -> None:

@@ -13,6 +13,7 @@ from persist_world import (  # type: ignore[import-not-found]
     Clock,
     Stores,
     add,
+    one_shard,
     rows_of,
     updates,
 )
@@ -33,9 +34,7 @@ GRACE_MS = TINY.blob_orphan_grace_ms
 
 
 async def test_orphans_are_collected_after_the_grace() -> None:
-    stores = Stores()
-    dead = stores.client()
-    await dead.create_shards([NewShard("s", SCHEMA)])
+    stores, dead = await one_shard()
     await add(dead, "s", 5, (1, 2, 1))
     lost = await dead.write_parts("s", updates((1, 6, 1)))
     client = stores.client()
@@ -56,9 +55,7 @@ async def test_orphans_are_collected_after_the_grace() -> None:
 async def test_what_is_claimed_while_orphans_are_removed_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    stores = Stores()
-    dead = stores.client()
-    await dead.create_shards([NewShard("s", SCHEMA)])
+    stores, dead = await one_shard()
     parts = [(await dead.write_parts("s", updates((n, 6, 1))))[0] for n in range(3)]
     client = stores.client()
     assert await client.collect_orphans() == 0
@@ -116,9 +113,7 @@ async def test_a_few_blobs_are_deleted_at_a_time_and_what_fails_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A store far away answers one after the other too slowly, and all at once too much."""
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     parts = [(await client.write_parts("s", updates((n, 6, 1))))[0] for n in range(100)]
     delete, under_way, most, numbers = stores.blob.delete, 0, 0, count()
 
@@ -230,9 +225,7 @@ async def test_parts_that_were_left_may_be_appended_again(how: str) -> None:
 
 @pytest.mark.parametrize("how", ["before", "after"])
 async def test_what_a_compaction_without_an_answer_leaves_is_collected(how: str) -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     for row in ROWS:
         await add(client, "s", row[1] + 1, row)
 
@@ -254,9 +247,7 @@ async def test_what_a_compaction_without_an_answer_leaves_is_collected(how: str)
 @pytest.mark.parametrize("how", ["discarded", "given up"])
 async def test_parts_that_are_no_longer_kept_are_not_appended(how: str) -> None:
     """Their blobs are gone, or may be: a state would name what is not there."""
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     parts = tuple(await client.write_parts("s", updates(*ROWS)))
     if how == "discarded":
         await client.discard_parts(parts)

@@ -83,6 +83,14 @@ async def shard_of(client: PersistClient, batches: int = 1) -> None:
         assert isinstance(await add(client, "s", time + 1, *rows), AppendCommitted)
 
 
+async def listed_shard(batches: int) -> tuple[Stores, CountingBlob, PersistClient]:
+    """The stores of `stores_of`, and a client that has made the shard of `shard_of`."""
+    stores, blob = stores_of()
+    client = stores.client()
+    await shard_of(client, batches)
+    return stores, blob, client
+
+
 async def stored(stores: Stores) -> ShardState:
     """The document as it is, its lists not read."""
     head = await stores.consensus.head(shard_key("s"))
@@ -106,9 +114,7 @@ def many(count: int) -> tuple[BatchPart, ...]:
 
 
 async def test_a_large_batch_is_one_name_in_the_document_and_all_its_parts_to_a_reader() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 2)
+    stores, _, client = await listed_shard(2)
     state = await stored(stores)
     assert [(batch.parts, batch.listed is None) for batch in state.batches] == [((), False)] * 2
     for one in (client, stores.client()):
@@ -120,9 +126,7 @@ async def test_a_large_batch_is_one_name_in_the_document_and_all_its_parts_to_a_
 
 
 async def test_a_batch_of_few_parts_has_no_list() -> None:
-    stores, blob = stores_of()
-    client = stores.client()
-    await shard_of(client, 0)
+    stores, blob, client = await listed_shard(0)
     await add(client, "s", 1, (1, 0, 1))
     state = await stored(stores)
     assert state.is_whole
@@ -131,9 +135,7 @@ async def test_a_batch_of_few_parts_has_no_list() -> None:
 
 
 async def test_the_document_does_not_grow_with_the_data() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 0)
+    stores, _, client = await listed_shard(0)
     sizes = []
     for time in range(3):
         parts = tuple(
@@ -151,9 +153,7 @@ async def test_the_document_does_not_grow_with_the_data() -> None:
 
 
 async def test_a_list_goes_with_its_batch_and_nothing_else_does() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 3)
+    stores, _, client = await listed_shard(3)
     before = await client.state("s")
     lists = {batch.listed.key for batch in before.batches if batch.listed is not None}
     assert len(lists) == 3
@@ -193,9 +193,7 @@ async def test_what_is_compacted_away_while_its_list_is_read_is_read_again() -> 
 
 
 async def test_a_list_that_is_lost_is_told_by_its_name() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 1)
+    stores, _, client = await listed_shard(1)
     (listed,) = [batch.listed for batch in (await client.state("s")).batches]
     assert listed is not None
     await stores.blob.delete(listed.key)
@@ -260,9 +258,7 @@ async def test_parts_of_a_list_that_do_not_fit_the_state_are_damage() -> None:
 
 
 async def test_the_list_of_what_was_not_appended_is_deleted() -> None:
-    stores, blob = stores_of()
-    client = stores.client()
-    await shard_of(client, 1)
+    stores, blob, client = await listed_shard(1)
     before = await stores.keys()
     parts = await client.write_parts("s", updates((7, 1, 1), (8, 1, 1)))
     assert isinstance(await client.append([ShardAppend("s", 0, 2, parts)]), UpperMismatch)
@@ -282,9 +278,7 @@ async def test_the_list_of_what_was_not_appended_is_deleted() -> None:
 
 @pytest.mark.parametrize("lost", ["before", "after"])
 async def test_a_list_of_open_outcome_stays_or_goes_with_the_append(lost: str) -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 1)
+    stores, _, client = await listed_shard(1)
     stores.consensus.fail = lost
     assert isinstance(await add(client, "s", 2, (7, 1, 1), (8, 1, 1)), AppendCommitted)
     assert await stores.keys() == (await client.state("s")).blob_keys()
@@ -292,9 +286,7 @@ async def test_a_list_of_open_outcome_stays_or_goes_with_the_append(lost: str) -
 
 
 async def test_a_merge_whose_list_cannot_be_written_leaves_nothing() -> None:
-    stores, blob = stores_of()
-    client = stores.client()
-    await shard_of(client, 3)
+    stores, blob, client = await listed_shard(3)
     before = await stores.keys()
     blob.fails = True
     with pytest.raises(StorageError, match="made up"):
@@ -306,9 +298,7 @@ async def test_a_merge_whose_list_cannot_be_written_leaves_nothing() -> None:
 
 
 async def test_a_list_that_a_killed_process_left_is_an_orphan() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 1)
+    stores, _, _ = await listed_shard(1)
     await stores.blob.set("s/dead-00000001.parts", b"x")
     other = stores.client()
     assert await other.collect_orphans() == 0
@@ -388,9 +378,7 @@ async def test_a_list_stays_while_a_lease_from_outside_does() -> None:
 
 
 async def test_a_document_from_before_there_were_lists_is_read_and_compacted_into_one() -> None:
-    stores, _ = stores_of()
-    client = stores.client()
-    await shard_of(client, 2)
+    stores, _, client = await listed_shard(2)
     state = await client.state("s")
     old = replace(
         state, version=2, batches=tuple(replace(batch, listed=None) for batch in state.batches)

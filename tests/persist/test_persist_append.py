@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -10,13 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from persist_world import (  # type: ignore[import-not-found]
-    KINDS,
     SCHEMA,
     TINY,
     Stores,
     add,
-    client_of,
     contents,
+    one_shard,
     rows_of,
     updates,
 )
@@ -44,13 +42,6 @@ from actors.persist import (
 )
 from actors.persist.shard import WRITERS_MAX
 from actors.progress import EMPTY
-
-
-@pytest.fixture(params=KINDS)
-async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PersistClient]:
-    made = await client_of(request.param, tmp_path)
-    yield made
-    await made.close()
 
 
 def exists(path: str) -> bool:
@@ -275,9 +266,7 @@ async def test_an_open_failure_appends_exactly_once(fail: str) -> None:
 
 
 async def test_a_determinate_failure_is_the_callers() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     parts = await client.write_parts("s", updates((1, 2, 1)))
     stores.consensus.fail = "determinate"
     with pytest.raises(StorageError, match="made up"):
@@ -287,9 +276,7 @@ async def test_a_determinate_failure_is_the_callers() -> None:
 
 
 async def test_a_store_that_never_answers_leaves_it_open() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     parts = await client.write_parts("s", updates((1, 2, 1)))
     stores.consensus.fail = "after"
     stores.consensus.reads_fail = 1000
@@ -375,9 +362,7 @@ async def test_writers_that_always_meet_get_on() -> None:
 
 async def test_an_outcome_that_cannot_be_told_is_not_guessed() -> None:
     """The answer is lost, and so many others write that our mark falls out."""
-    stores = Stores(exclusive=False)
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard(exclusive=False)
     original, others = stores.consensus.head, [stores.client() for _ in range(WRITERS_MAX)]
 
     async def meanwhile(key: str) -> VersionedData | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,24 +10,18 @@ import anyio
 import pytest
 from msgspec.structs import replace
 from persist_world import (  # type: ignore[import-not-found]
-    KINDS,
     SCHEMA,
     TINY,
     Clock,
     Stores,
     add,
-    client_of,
     contents,
+    one_shard,
     rows_of,
     updates,
 )
 
-from actors.errors import (
-    LeaseLost,
-    ReadBelowSince,
-    StorageError,
-    UnknownObject,
-)
+from actors.errors import LeaseLost, ReadBelowSince, StorageError, UnknownObject
 from actors.kernel import SystemClock
 from actors.persist import (
     AppendCommitted,
@@ -39,13 +33,6 @@ from actors.persist import (
     shard_key,
 )
 from files_below import files_below  # type: ignore[import-not-found]
-
-
-@pytest.fixture(params=KINDS)
-async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[PersistClient]:
-    made = await client_of(request.param, tmp_path)
-    yield made
-    await made.close()
 
 
 async def test_holds_move_the_since(client: PersistClient) -> None:
@@ -200,9 +187,7 @@ async def test_who_always_holds_some_part_holds_no_others() -> None:
 
 
 async def test_a_part_in_use_is_not_deleted() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     for time in range(5):
         await add(client, "s", time + 1, (time, time, 1))
     reader = await client.open_reader("s", "r")
@@ -352,9 +337,7 @@ async def test_opening_and_closing_readers_costs_no_write_where_we_are_alone() -
 
 
 async def test_a_dropped_shard_leaves_no_blob() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     await add(client, "s", 5, (1, 2, 1))
     await add(client, "s", 6, (2, 5, 1))
     reader = await client.open_reader("s", "r")
@@ -387,9 +370,7 @@ async def test_a_compaction_that_lost_the_race_changes_nothing() -> None:
 
 
 async def test_a_compaction_that_surely_failed_leaves_no_blob() -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     for time in range(6):
         await add(client, "s", time + 1, (time, time, 1))
     before = await stores.keys()
@@ -401,9 +382,7 @@ async def test_a_compaction_that_surely_failed_leaves_no_blob() -> None:
 
 @pytest.mark.parametrize("fail", ["before", "after"])
 async def test_an_open_failure_of_a_compaction_loses_nothing(fail: str) -> None:
-    stores = Stores()
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard()
     for time in range(6):
         await add(client, "s", time + 1, (time, time, 1))
     stores.consensus.fail = fail

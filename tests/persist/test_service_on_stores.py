@@ -14,13 +14,13 @@ from typing import Any
 import anyio
 import pytest
 from apart import Apart, given  # type: ignore[import-not-found]
-from serving import in_memory  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.errors import BadSettings, InvalidUsage, PenstockError, WriterFenced
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
+from actors.testing.engine import in_memory_engine
 from actors.testing.postgres_server import PostgresServer
 from s3_server import S3  # type: ignore[import-not-found]
 
@@ -47,7 +47,7 @@ async def running(tmp_path: Path, urls: dict[str, Any], name: str = "state") -> 
     chosen = given(tmp_path, name, urls)
     settings = draw_for_test(Settings(**chosen), chosen)
     async with (
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.connect(service.address) as client,
     ):
         yield service, client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 from msgspec.structs import replace
-from persist_world import SCHEMA, Stores, add, rows_of  # type: ignore[import-not-found]
+from persist_world import SCHEMA, Stores, add, one_shard, rows_of  # type: ignore[import-not-found]
 
 from actors.errors import StorageError
 from actors.persist import NewShard, PersistClient
@@ -101,9 +101,7 @@ async def test_appends_wait_for_a_collection_only_beyond_the_limit(
     settings = replace(
         SETTINGS, state_bytes_max=limit, inline_part_bytes_max=1, batches_per_shard_max=2
     )
-    stores = Stores(settings)
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard(settings)
     deleting, go = anyio.Event(), anyio.Event()
     delete = stores.blob.delete
     sizes: list[int] = []
@@ -144,9 +142,9 @@ async def test_what_is_deleted_is_forgotten_little_by_little(
 ) -> None:
     """So a collection of much that is cut off has not to begin anew, nor to say it all at once."""
     monkeypatch.setattr("actors.persist.upkeep._COLLECTED_AT_ONCE", 10)
-    stores = Stores(replace(SETTINGS, inline_part_bytes_max=1, batches_per_shard_max=100))
-    client = stores.client()
-    await client.create_shards([NewShard("s", SCHEMA)])
+    stores, client = await one_shard(
+        replace(SETTINGS, inline_part_bytes_max=1, batches_per_shard_max=100)
+    )
     for number in range(35):
         await add(client, "s", number + 1, (number, number, 1))
     left: list[int] = []

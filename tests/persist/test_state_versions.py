@@ -12,7 +12,6 @@ from typing import Any
 
 import anyio
 import pytest
-from serving import in_memory  # type: ignore[import-not-found]
 
 sys.path.append(str(Path(__file__).with_name("state_versions")))
 import make_state  # type: ignore[import-not-found]
@@ -20,6 +19,7 @@ import make_state  # type: ignore[import-not-found]
 from actors.client.client import Client
 from actors.persist.verifying import verify
 from actors.service import Service
+from actors.testing.engine import in_memory_engine
 
 HERE = Path(__file__).with_name("state_versions")
 ARCHIVES = sorted(HERE.glob("*.tar.xz"))
@@ -50,7 +50,7 @@ async def test_a_state_is_opened_read_and_written_on(archive: Path, tmp_path: Pa
     with anyio.fail_after(200):
         for life in range(2):
             async with (
-                Service(settings, engine=in_memory) as service,
+                Service(settings, engine=in_memory_engine()) as service,
                 await Client.connect(service.address) as client,
             ):
                 if life == 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
@@ -10,16 +10,8 @@ import pytest
 from catalog_lab import create_objects, lab_snapshot  # type: ignore[import-not-found]
 
 from actors.pg_catalog.catalog_queries import CatalogQueries
-from actors.testing.postgres_server import NotInstalled, postgres_server
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """A machine without PostgreSQL passes all other tests, and is told what to install."""
-    try:
-        return (yield)
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
+from actors.testing.postgres_server import postgres_server
+from server_skips import pytest_runtest_setup  # type: ignore[import-not-found]  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -9,19 +9,10 @@ from typing import Any
 
 import psycopg
 
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from actors.testing.engine import in_memory_engine
 
 
 @asynccontextmanager
@@ -39,7 +30,7 @@ async def pg_service(
         async with Service(for_short_lives(settings)) as service:
             yield service
         return
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         yield service
 
 
@@ -59,3 +50,13 @@ async def as_role(
 async def connected(service: Service) -> psycopg.AsyncConnection[Any]:
     """A connection that commits each statement."""
     return await psycopg.AsyncConnection.connect(dsn_of(service), autocommit=True)
+
+
+@asynccontextmanager
+async def pg_table(
+    folder: Path, table: str, **changed: Any
+) -> AsyncIterator[tuple[Service, psycopg.AsyncConnection[Any]]]:
+    """A service, and a connection that has made a table."""
+    async with pg_service(folder, **changed) as service, await connected(service) as db:
+        await db.execute(table.encode())
+        yield service, db

@@ -10,7 +10,7 @@ from typing import Any
 
 import psycopg
 import pytest
-from pg_house import connected, pg_service  # type: ignore[import-not-found]
+from pg_house import connected, pg_service, pg_table  # type: ignore[import-not-found]
 
 TABLE = "CREATE TABLE t (id BIGINT, name STRING, n INT, PRIMARY KEY (id))"
 MERGE = "MERGE INTO t USING (SELECT id + 0 AS id, n FROM t) AS s"
@@ -124,8 +124,7 @@ async def refused(db: Any, text: str, given: Any = None) -> psycopg.Error:
 
 
 async def test_positions_count_in_the_whole_text(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         for text, line in (
             ("CREATE TABLE x (a int,¦)", "line 1, column 23"),
             ("\n -- é😀\n CREATE TABLE x (a int,¦)", "line 3, column 24"),
@@ -144,8 +143,7 @@ async def test_positions_count_in_the_whole_text(tmp_path: Path) -> None:
 
 
 async def test_positions_of_a_prepared_statement_count_in_what_was_sent(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         for text, given in (
             ("\n /* é😀 */ CREATE TABLE x (a int,¦) ;", ()),
             ("\n /* é😀 */ UPDATE t SET n = %s, name ¦+ 1", (1,)),

@@ -10,7 +10,7 @@ from typing import Any
 import anyio
 import psycopg
 import pytest
-from pg_house import connected, pg_service  # type: ignore[import-not-found]
+from pg_house import connected, pg_service, pg_table  # type: ignore[import-not-found]
 from psycopg import sql as composed
 
 TABLE = "CREATE TABLE orders (id BIGINT, customer STRING, amount DECIMAL(12,2), PRIMARY KEY (id))"
@@ -55,8 +55,7 @@ async def test_parameters_take_the_types_of_their_columns(tmp_path: Path) -> Non
 
 
 async def test_a_view_is_fresh_for_whoever_has_written(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute(
             "CREATE MATERIALIZED VIEW spent REFRESH POLICY INCREMENTAL AS "
             "SELECT customer, count(*) AS n FROM orders GROUP BY customer"
@@ -67,8 +66,7 @@ async def test_a_view_is_fresh_for_whoever_has_written(tmp_path: Path) -> None:
 
 
 async def test_rows_are_changed(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2), (3, 'c', 3)")
         done = await db.execute("UPDATE orders SET customer = 'z' WHERE id >= 2")
         assert done.statusmessage == "UPDATE 2"
@@ -81,8 +79,7 @@ async def test_rows_are_changed(tmp_path: Path) -> None:
 
 
 async def test_a_transaction_is_written_at_one_time_or_not_at_all(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (service, db):
         async with db.transaction():
             await db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
             await db.execute("INSERT INTO orders VALUES (2, 'b', 1)")
@@ -113,8 +110,7 @@ async def test_the_slower_of_two_transactions_fails(tmp_path: Path) -> None:
 
 
 async def test_errors_have_their_sqlstate_and_leave_the_session(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         with pytest.raises(psycopg.errors.UniqueViolation):
             await db.execute("INSERT INTO orders VALUES (1, 'b', 2)")
@@ -130,8 +126,7 @@ async def test_errors_have_their_sqlstate_and_leave_the_session(tmp_path: Path) 
 
 
 async def test_a_failed_transaction_takes_nothing_but_its_end(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("BEGIN")
         with pytest.raises(psycopg.errors.UndefinedTable):
             await db.execute("SELECT * FROM nowhere")
@@ -142,8 +137,7 @@ async def test_a_failed_transaction_takes_nothing_but_its_end(tmp_path: Path) ->
 
 
 async def test_rows_are_copied_in_and_out(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         async with db.cursor() as cursor, cursor.copy("COPY orders FROM STDIN") as copy:
             for number in range(1_000):
                 await copy.write_row((number, f"c\t{number}", None))
@@ -158,8 +152,7 @@ async def test_rows_are_copied_in_and_out(tmp_path: Path) -> None:
 
 
 async def test_a_pipeline_is_one_transaction(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         async with db.cursor() as cursor:
             await cursor.executemany(
                 "INSERT INTO orders VALUES (%s, %s, 1)", [(n, f"c{n}") for n in range(50)]
@@ -174,8 +167,7 @@ async def test_a_pipeline_is_one_transaction(tmp_path: Path) -> None:
 
 
 async def test_a_statement_is_canceled(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (service, db):
         caught: list[BaseException] = []
 
         async def follow() -> None:
@@ -201,8 +193,7 @@ async def test_a_statement_is_canceled(tmp_path: Path) -> None:
 
 
 async def test_changes_are_followed_by_a_cursor(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (service, db):
         await db.execute("INSERT INTO orders VALUES (1, 'a', 1)")
         async with db.transaction():
             await db.execute("DECLARE changes CURSOR FOR SUBSCRIBE orders")
@@ -224,8 +215,7 @@ async def test_names_are_quoted_as_postgresql_does(tmp_path: Path) -> None:
 
 
 async def test_several_statements_of_one_text_are_one_transaction(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         with pytest.raises(psycopg.errors.UniqueViolation):
             await db.execute(
                 "INSERT INTO orders VALUES (1, 'a', 1); INSERT INTO orders VALUES (1, 'b', 1)"
@@ -254,8 +244,7 @@ async def test_too_many_clients_are_told_so(tmp_path: Path) -> None:
 
 
 async def test_rows_are_merged_by_their_key_without_spark(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("INSERT INTO orders VALUES (1, 'a', 1), (2, 'b', 2)")
         merge = """
             MERGE INTO orders AS o
@@ -272,8 +261,7 @@ async def test_rows_are_merged_by_their_key_without_spark(tmp_path: Path) -> Non
 
 
 async def test_a_session_is_told_when_it_has_written(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         assert await rows(db, "SHOW penstock.written_at") == [("",)]
         times = []
         for number in range(2):

@@ -14,6 +14,7 @@ from pg_house import (  # type: ignore[import-not-found]
     connected,
     dsn_of,
     pg_service,
+    pg_table,
 )
 
 from spark_house import SparkHouse  # type: ignore[import-not-found]
@@ -26,8 +27,7 @@ async def rows(db: Any, text: str, given: Any = None) -> Any:
 
 
 async def test_rows_that_were_written_come_back(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         done = await db.execute(
             "INSERT INTO t (n, id) VALUES (7, 1), (8, 2) RETURNING id, t.name AS called, n m, *"
         )
@@ -52,8 +52,7 @@ async def test_rows_that_were_written_come_back(tmp_path: Path) -> None:
 
 
 async def test_upserts_return_what_they_wrote(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("INSERT INTO t VALUES (1, 'a', 1)")
         found = await rows(
             db,
@@ -103,8 +102,7 @@ async def padded(db: psycopg.AsyncConnection[Any]) -> None:
 
 
 async def test_many_at_once(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("CREATE TABLE u (n INT)")
         await db.execute("INSERT INTO u VALUES (3)")
         cursor = db.cursor()
@@ -138,8 +136,7 @@ async def test_asyncpg_prepares_and_fetches(tmp_path: Path) -> None:
 
 
 async def test_what_is_prepared_is_described_and_not_run(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (_, db):
         await db.execute("PREPARE p AS INSERT INTO t VALUES ($1, 'a', 1) RETURNING id")
         await db.execute("PREPARE q AS INSERT INTO t VALUES ($1, 'a', 1)")
         described = []
@@ -162,8 +159,7 @@ async def _finish(db: psycopg.AsyncConnection[Any]) -> Any:
 
 
 async def test_reading_needs_the_right(tmp_path: Path) -> None:
-    async with pg_service(tmp_path) as service, await connected(service) as db:
-        await db.execute(TABLE)
+    async with pg_table(tmp_path, TABLE) as (service, db):
         await db.execute("CREATE ROLE boss LOGIN PASSWORD 'boss'")
         await db.execute("CREATE ROLE writer LOGIN PASSWORD 'writer'")
         await db.execute("GRANT WRITE ON t TO writer")

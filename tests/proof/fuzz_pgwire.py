@@ -20,17 +20,14 @@ import tempfile
 import time
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import anyio
 
 from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import is_subscribed_view
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.testing.pg_fuzz import (
     MESSAGE_BYTES_MAX,
     FuzzedDoor,
@@ -46,14 +43,6 @@ AT_ONCE = 12
 WARM_ROUNDS = 40
 """Rounds before memory is first measured: caches fill."""
 GROWTH_BYTES_MAX = 96 << 20
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    """The engine of the service."""
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def resident_bytes() -> int:
@@ -75,7 +64,7 @@ async def campaign(arguments: argparse.Namespace, folder: Path) -> int:
     )
     ends = time.monotonic() + arguments.minutes * 60
     number, before, decoded = 0, 0, 0
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         door = await FuzzedDoor.open(service)
         while time.monotonic() < ends:
             seed = arguments.seed * 1_000_000 + number

@@ -49,10 +49,8 @@ from actors.errors import (
     ResourceClosed,
     UnknownCommand,
 )
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.plan.schema import DIFF, TIME
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_MS, PATIENCE_S
 from actors.testing.patient_loop import PatientLoop
 from actors.testing.proxy import Side, TcpProxy
@@ -73,14 +71,6 @@ CORRUPT = (MalformedFrame, FrameTooLarge, UnknownCommand, IncompatibleVersion, A
 
 class Wrong(Exception):
     """An answer that no order of events explains."""
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    """The engine."""
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 def secured(folder: Path) -> dict[str, str]:
@@ -295,7 +285,7 @@ async def run(seed: int, seconds: float, folder: Path) -> Counter[str]:
     )
     if seed % 2:
         settings = msgspec.structs.replace(settings, **secured(folder))
-    async with Service(settings, engine=in_memory) as service:
+    async with Service(settings, engine=in_memory_engine()) as service:
         async with await Client.connect(service.address, settings=patient(settings)) as client:
             await client.create_table("t", {"k": "bigint", "g": "bigint", "v": "bigint"}, ["k"])
             await client.create_materialized_view("w", VIEW)

@@ -1,9 +1,10 @@
-"""docs/protocol.md names every message, field, flag and error there is, and draws the tables; and
-the tables say what the rules do."""
+"""docs/protocol.md and docs/protocol-storage.md name every message, field, flag, status and error
+there is, and draw the tables; and the tables say what the rules do."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,13 +14,15 @@ from wire_names import wire_name  # type: ignore[import-not-found]
 
 from actors import errors
 from actors.channel_adapter import NonceVerdict, StashRules
+from actors.cluster import storage_rules
 from actors.cluster.rules import ADAPTER, LIFE, OTHER, PEEK, STAGES, TABLES, CommandRules, mermaid
 from actors.compute import events as e
 from actors.compute.history import MEANING
 from actors.compute.state import ComputeState
 from actors.errors import RemoteProtocolError
+from actors.plan.schema import TableSchema
 from actors.progress import EMPTY
-from actors.protocol import compute, message_parts
+from actors.protocol import compute, message_parts, storage, storage_internal
 from actors.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -35,51 +38,121 @@ from actors.protocol.compute import (
     PeekResponse,
     PeekRows,
     ScheduleDataflow,
+    ShardImport,
     TaggedResponse,
 )
 from actors.protocol.internal import SequencedCommand
+from actors.protocol.storage_internal import InternalCommand
 from actors.settings import Settings
+from actors.storage.history import StorageDefinitions
 from cluster_house import index  # type: ignore[import-not-found]
 
-STRUCTS = [
-    kind
-    for kind in (*vars(compute).values(), message_parts.OrderBy)
-    if isinstance(kind, type)
-    and issubclass(kind, msgspec.Struct)
-    and kind.__module__ in (compute.__name__, message_parts.__name__)
-    and kind
-    not in (
+
+def structs_of(module: Any, other: type, *left_out: type) -> list[Any]:
+    """Return the structs of messages that a module defines, and one other."""
+    return [
+        kind
+        for kind in (*vars(module).values(), other)
+        if isinstance(kind, type)
+        and issubclass(kind, msgspec.Struct)
+        and kind.__module__ in (module.__name__, message_parts.__name__)
+        and kind not in left_out
+    ]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A page of docs/, what it must describe, and what it refers to another page for."""
+
+    file: str
+    messages: Any
+    structs: list[Any]
+    tables: Mapping[str, Any]
+    elsewhere: list[Any] = []
+
+    def __str__(self) -> str:
+        return self.file
+
+
+COMPUTE = Page(
+    "protocol.md",
+    compute,
+    structs_of(
+        compute,
+        message_parts.OrderBy,
         compute.TaggedCommand,
         compute.TaggedResponse,
         compute.TaggedResponses,
         compute.CommandBatch,
-    )
-]
+    ),
+    TABLES,
+)
+STORAGE = Page(
+    "protocol-storage.md",
+    storage,
+    structs_of(
+        storage,
+        message_parts.OperatorStatistics,
+        storage.StorageTagged,
+        storage.StorageTaggedResponse,
+    ),
+    storage_rules.TABLES,
+    elsewhere=COMPUTE.structs,
+)
+PAGES = (COMPUTE, STORAGE)
+both_pages = pytest.mark.parametrize("page", PAGES, ids=str)
 
 
-@pytest.fixture(scope="module")
-def page(root: Path) -> str:
-    return (root / "docs" / "protocol.md").read_text()
+@pytest.fixture
+def texts(root: Path) -> dict[str, str]:
+    return {page.file: (root / "docs" / page.file).read_text() for page in PAGES}
 
 
-def section(page: str, title: str) -> str:
-    found = re.search(rf"^####? {re.escape(title)}\n(.*?)(?=^#|\Z)", page, re.M | re.S)
+def section(text: str, title: str) -> str:
+    found = re.search(rf"^####? {re.escape(title)}\n(.*?)(?=^#|\Z)", text, re.M | re.S)
     assert found is not None, f"the page has no section {title}"
     return found.group(1)
 
 
-@pytest.mark.parametrize("kind", STRUCTS, ids=wire_name)
-def test_every_message_and_field_is_there_and_no_other(page: str, kind: Any) -> None:
-    named = re.findall(r"^\| `(\w+)` \|", section(page, wire_name(kind)), re.M)
+@pytest.mark.parametrize(
+    ("page", "kind"),
+    [(page, kind) for page in PAGES for kind in page.structs],
+    ids=lambda given: str(given) if isinstance(given, Page) else wire_name(given),
+)
+def test_every_message_and_field_is_there_and_no_other(
+    texts: dict[str, str], page: Page, kind: Any
+) -> None:
+    named = re.findall(r"^\| `(\w+)` \|", section(texts[page.file], wire_name(kind)), re.M)
     assert named == [field.encode_name for field in msgspec.structs.fields(kind)]
 
 
-def test_no_message_is_there_that_the_code_does_not_have(page: str) -> None:
-    titles = re.findall(r"^#### (\w+)$", page, re.M)
-    assert sorted(titles) == sorted(wire_name(kind) for kind in STRUCTS)
+@both_pages
+def test_no_message_is_there_that_the_code_does_not_have(texts: dict[str, str], page: Page) -> None:
+    titles = re.findall(r"^#### (\w+)$", texts[page.file], re.M)
+    assert sorted(titles) == sorted(wire_name(kind) for kind in page.structs)
 
 
-def test_every_flag_and_error_is_there(page: str) -> None:
+@both_pages
+def test_the_unions_are_on_the_page_in_their_order(texts: dict[str, str], page: Page) -> None:
+    for union, title, after in (
+        (page.messages.Command, "### Commands", "### Responses"),
+        (page.messages.Response, "### Responses", "### Parts of messages"),
+    ):
+        part = texts[page.file].partition(f"\n{title}\n")[2].partition(f"\n{after}\n")[0]
+        named = re.findall(r"^#### (\w+)$", part, re.M)
+        own = [kind for kind in get_args(union) if kind not in page.elsewhere]
+        assert named == [wire_name(kind) for kind in own]
+
+
+@pytest.mark.parametrize(
+    ("page", "title"), [(page, title) for page in PAGES for title in page.tables], ids=str
+)
+def test_diagrams_are_drawn_from_the_tables(texts: dict[str, str], page: Page, title: str) -> None:
+    drawn = section(texts[page.file], title).strip()
+    assert drawn == f"```mermaid\n{mermaid(page.tables[title])}\n```"
+
+
+def test_every_flag_and_error_is_there(texts: dict[str, str]) -> None:
+    page = texts[COMPUTE.file]
     for flag, meaning in MEANING.items():
         assert f"| `{flag.value}` | {meaning} |" in page
     listed = page.partition("## Errors")[2].partition("## State diagrams")[0]
@@ -87,11 +160,6 @@ def test_every_flag_and_error_is_there(page: str) -> None:
     assert "RemoteProtocolError" in codes
     for code in codes:
         assert issubclass(getattr(errors, code), errors.PenstockError)
-
-
-@pytest.mark.parametrize("title", TABLES)
-def test_diagrams_are_drawn_from_the_tables(page: str, title: str) -> None:
-    assert section(page, title).strip() == f"```mermaid\n{mermaid(TABLES[title])}\n```"
 
 
 def test_a_connection_steps_through_its_table() -> None:
@@ -246,11 +314,49 @@ def test_the_adapter_judges_by_its_table(state: str, event: str) -> None:
     assert (event, names[verdict]) == ("response", ADAPTER[state, event])
 
 
-def test_the_unions_are_on_the_page_in_their_order(page: str) -> None:
-    for union, title, after in (
-        (compute.Command, "### Commands", "### Responses"),
-        (compute.Response, "### Responses", "### Parts of messages"),
-    ):
-        part = page.partition(f"\n{title}\n")[2].partition(f"\n{after}\n")[0]
-        named = re.findall(r"^#### (\w+)$", part, re.M)
-        assert named == [wire_name(kind) for kind in get_args(union)]
+# -- the storage half ------------------------------------------------------------------------------
+
+
+def test_every_status_and_internal_command_is_there(texts: dict[str, str]) -> None:
+    page = texts[STORAGE.file]
+    health = page.partition("## Health")[2].partition("## Statistics")[0]
+    named = re.findall(r"^\| `(\w+)` \|", health, re.M)
+    assert named == list(get_args(storage.HealthStatus))
+    told = page.partition("## Two kinds of commands")[2].partition("## Rules of commands")[0]
+    for kind in get_args(InternalCommand):
+        assert f"`{wire_name(kind)}`" in told
+        assert kind.__module__ in (storage.__name__, storage_internal.__name__)
+
+
+def test_the_order_of_the_history_is_as_told(texts: dict[str, str]) -> None:
+    page = texts[STORAGE.file]
+    told = page.partition("## The history")[2].partition("## Reconciliation")[0]
+    named = re.findall(r"[A-Z]\w+[a-z]s?\b", told.partition("reads:")[2].partition(".")[0])
+    names = [name.removesuffix("s") if name not in ("AllowWrites",) else name for name in named]
+    everything = {wire_name(kind): kind for kind in get_args(storage.Command)}
+    order = [everything[name] for name in names]
+    wanted = StorageDefinitions()
+    examples: dict[Any, Any] = {}
+    configuration = storage.ConnectorConfiguration("x")
+    source = storage.IngestionDescription("u", "u", configuration, "r")
+    sink_input = ShardImport("s", TableSchema(()))
+    sink = storage.SinkDescription("k", "k", sink_input, configuration, 0)
+    for kind in reversed(order):
+        match wire_name(kind):
+            case "Hello":
+                examples[kind] = kind("n")
+            case "UpdateConfiguration":
+                examples[kind] = kind(1)
+            case "RunIngestion":
+                examples[kind] = kind(source)
+            case "RunSink":
+                examples[kind] = kind(sink)
+            case "RunOneshotIngestion":
+                examples[kind] = kind("o", "t", "s", TableSchema(()), configuration)
+            case "AllowCompaction":
+                examples[kind] = kind("u", 1)
+            case _:
+                examples[kind] = kind()
+    for kind in sorted(order, key=lambda kind: wire_name(kind) == "AllowCompaction"):
+        wanted.add(examples[kind])
+    assert [type(command) for command in wanted.commands()] == order

@@ -15,12 +15,9 @@ from deltalake import DeltaTable
 
 from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
 from actors.connectors.sinks.outlets import FolderOutlet
-from actors.connectors.sinks.parquet import (
-    MANIFESTS,
-    BatchManifest,
-    ParquetConfig,
-    ParquetSink,
-)
+from actors.connectors.sinks.parquet import MANIFESTS, BatchManifest
+from actors.connectors.sinks.sink import SinkConnector
+from actors.kernel import SystemClock
 from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
 from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.settings import Settings
@@ -31,6 +28,19 @@ KEYED = TableSchema(
 )
 Update = tuple[Any, ...]
 """The columns, a time, a diff."""
+FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
+
+
+class InlineClock(SystemClock):
+    """Calls run inline; the monotonic clock may be ahead."""
+
+    ahead_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.ahead_ms
+
+    async def run_blocking(self, function: Any) -> Any:
+        return function()
 
 
 def settings_of(place: Path, **changes: Any) -> Settings:
@@ -86,9 +96,13 @@ def delta(folder: Path, mode: Any, settings: Settings, clock: Any, token: str) -
     return DeltaSink(config, FolderOutlet(folder), "u1", token, settings, clock)
 
 
-def parquet(folder: Path, settings: Settings, clock: Any, token: str, **given: Any) -> ParquetSink:
-    config = ParquetConfig(folder.name, creation="c", **given)
-    return ParquetSink(config, FolderOutlet(folder), "u1", token, settings, clock)
+async def batch(
+    made: SinkConnector, lower: int, upper: int, *rows: Update, schema: TableSchema = SCHEMA
+) -> None:
+    """Write rows, if there are any, and commit."""
+    if rows:
+        await made.write(updates(rows, schema))
+    await made.commit(lower, upper)
 
 
 def tuples(table: pa.Table) -> list[Update]:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
-from sink_house import SCHEMA, Update, bag, tuples, updates  # type: ignore[import-not-found]
+from sink_house import FIRST, SCHEMA, Update, bag, batch, tuples, updates  # type: ignore[import-not-found]
 
 from actors import threshold_probes
 from actors.connectors.sinks.delta import DeltaConfig
@@ -28,7 +28,6 @@ from actors.settings import Settings
 from actors.testing.patience import PATIENCE_MS, growing_deadlines_ms
 from s3_server import KEY_ID, S3, SECRET, Fate, point_to, serving  # type: ignore[import-not-found]
 
-FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
 LATER: list[Update] = [(1, "x", 6, -1), (3, "", 7, 1)]
 KINDS = ("changes", "current", "files")
 OUTAGES = {"changes": (2, 7, 12), "current": (3, 10, 17), "files": (1, 2)}
@@ -97,12 +96,6 @@ def lab(server: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     server.forget()
     yield Lab(server, tmp_path)
     server.forget()
-
-
-async def batch(made: SinkConnector, lower: int, upper: int, *rows: Update) -> None:
-    if rows:
-        await made.write(updates(rows))
-    await made.commit(lower, upper)
 
 
 def wanted(kind: str) -> Counter[str]:

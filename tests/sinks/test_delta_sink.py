@@ -17,10 +17,13 @@ from hypothesis import given
 from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 from sink_house import (  # type: ignore[import-not-found]
+    FIRST,
     KEYED,
     SCHEMA,
+    InlineClock,
     Update,
     bag,
+    batch,
     contents,
     delta,
     expanded,
@@ -35,27 +38,12 @@ from actors.connectors.sinks import staging
 from actors.connectors.sinks.delta import DeltaSink
 from actors.connectors.sources.source import SourceUnreachable
 from actors.errors import InvalidUsage, WriterFenced
-from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn, TableSchema
 from suite_lanes import examples  # type: ignore[import-not-found]
 
-FIRST: list[Update] = [(1, "x", 5, 2), (2, None, 5, 1)]
-
-
-class Clock(SystemClock):
-    """The machine's, with calls inline."""
-
-    ahead_ms = 0.0
-
-    def monotonic_ms(self) -> float:
-        return super().monotonic_ms() + self.ahead_ms
-
-    async def run_blocking(self, function: Any) -> Any:
-        return function()
-
 
 def sink(folder: Path, mode: str, token: str = "one") -> DeltaSink:
-    made: DeltaSink = delta(folder, mode, settings_of(folder.parent), Clock(), token)
+    made: DeltaSink = delta(folder, mode, settings_of(folder.parent), InlineClock(), token)
     return made
 
 
@@ -63,12 +51,6 @@ async def begun(folder: Path, mode: str, schema: TableSchema = SCHEMA) -> DeltaS
     made = sink(folder, mode)
     assert await made.open(schema) is None
     return made
-
-
-async def batch(made: DeltaSink, lower: int, upper: int, *rows: Update, **given: Any) -> None:
-    if rows:
-        await made.write(updates(rows, given.get("schema", SCHEMA)))
-    await made.commit(lower, upper)
 
 
 async def test_changes_are_appended_and_found_again(tmp_path: Path) -> None:
@@ -450,7 +432,7 @@ async def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_old_files_of_contents_go_after_a_while(tmp_path: Path) -> None:
     folder = tmp_path / "t"
-    clock = Clock()
+    clock = InlineClock()
     made = delta(folder, "current", settings_of(tmp_path), clock, "one")
     made._retain_hours = 0
     await made.open(SCHEMA)

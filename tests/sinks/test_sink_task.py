@@ -36,8 +36,12 @@ async def house_of(stage: ActorIsolation, place: Path, **changes: Any) -> House:
     return house
 
 
-async def test_contents_then_changes(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+@pytest.fixture
+async def house(stage: ActorIsolation, tmp_path: Path) -> House:
+    return await house_of(stage, tmp_path)
+
+
+async def test_contents_then_changes(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 5, [(1, "x", 1, 2), (2, None, 3, 1), (1, "x", 4, -1)])
     house.start(as_of=4)
     assert await house.told() == ["starting", "running", 4, 5]
@@ -79,8 +83,7 @@ async def test_updates_of_a_batch_are_summed_up(
         await house.stop()
 
 
-async def test_it_waits_for_leave_to_write(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_it_waits_for_leave_to_write(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     task = house.start(writable=False)
     await stage.advance(10_000)
@@ -154,8 +157,7 @@ async def test_what_waits_is_written_in_pieces(stage: ActorIsolation, tmp_path: 
     assert bag(house.outside.updates) == bag([(t, "x" * 10, t, 1) for t in range(30)])
 
 
-async def test_an_object_in_error_and_out_of_it(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_an_object_in_error_and_out_of_it(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.start(as_of=4)
     assert await house.told() == ["starting", "running", 4, 5]
@@ -176,10 +178,7 @@ async def test_an_object_in_error_and_out_of_it(stage: ActorIsolation, tmp_path:
     assert contents(house.outside.updates) == contents([(2, "y", 0, 1), (4, "w", 0, 1)])
 
 
-async def test_errors_that_come_and_go_within_a_batch(
-    stage: ActorIsolation, tmp_path: Path
-) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_errors_that_come_and_go_within_a_batch(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 1)
     house.start()
     await house.told()
@@ -191,8 +190,7 @@ async def test_errors_that_come_and_go_within_a_batch(
     assert bag(house.outside.updates) == bag(wanted)
 
 
-async def test_contents_in_error_are_waited_for(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_contents_in_error_are_waited_for(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)], [("bad", 1, 1)])
     house.start(as_of=2)
     assert await house.told() == ["starting", "running", 2, "stalled: ViewInError: bad"]
@@ -207,8 +205,7 @@ async def test_contents_in_error_are_waited_for(stage: ActorIsolation, tmp_path:
     assert house.outside.batches[1:] == [(8, 10, ((2, "y", 9, -1),))]
 
 
-async def test_it_ends_where_its_shard_ends(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_it_ends_where_its_shard_ends(house: House) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     task = house.start(as_of=4)
     await house.told()
@@ -222,8 +219,7 @@ async def test_it_ends_where_its_shard_ends(stage: ActorIsolation, tmp_path: Pat
     assert len(house.outside.batches) == 2
 
 
-async def test_contents_once(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_contents_once(house: House) -> None:
     house.given = {"once": True, "keeps_times": False}
     await append(house.persist, 5, [(1, "x", 1, 2), (2, "y", 4, 1)])
     house.start(as_of=3)
@@ -232,8 +228,7 @@ async def test_contents_once(stage: ActorIsolation, tmp_path: Path) -> None:
     assert await house.hold() is None
 
 
-async def test_stopping_waits_for_what_is_under_way(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_stopping_waits_for_what_is_under_way(house: House, stage: ActorIsolation) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.outside.commit_gate = anyio.Event()
     task = house.start(as_of=4)
@@ -255,9 +250,8 @@ async def test_stopping_waits_for_what_is_under_way(stage: ActorIsolation, tmp_p
 
 
 async def test_stopped_as_an_actor_it_lets_go_of_everything(
-    stage: ActorIsolation, tmp_path: Path
+    house: House, stage: ActorIsolation
 ) -> None:
-    house = await house_of(stage, tmp_path)
     await append(house.persist, 5, [(1, "x", 1, 1)])
     task = house.start(as_of=4)
     await stage.idle()
@@ -306,8 +300,7 @@ async def test_a_failure_anywhere_repeats_nothing(
     assert failures == (5 if after else 7)  # of opening, and of each piece and commit; blobs
 
 
-async def test_what_can_no_longer_be_read(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_what_can_no_longer_be_read(house: House) -> None:
     await append(house.persist, 9)
     await house.persist.set_hold("s", "us", 7)
     await append(house.persist, 10)
@@ -319,8 +312,7 @@ async def test_what_can_no_longer_be_read(stage: ActorIsolation, tmp_path: Path)
     assert (await house.told())[1].startswith("stalled: UnknownObject")
 
 
-async def test_a_shard_that_is_dropped_ends_it(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_a_shard_that_is_dropped_ends_it(house: House) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.start(as_of=4)
     await house.told()
@@ -329,9 +321,8 @@ async def test_a_shard_that_is_dropped_ends_it(stage: ActorIsolation, tmp_path: 
     assert told[0].startswith("stalled: UnknownObject")
 
 
-async def test_the_hold_keeps_what_is_not_written(stage: ActorIsolation, tmp_path: Path) -> None:
+async def test_the_hold_keeps_what_is_not_written(house: House, stage: ActorIsolation) -> None:
     """Other holders go on; the shard stays readable where the sink stands, through a restart."""
-    house = await house_of(stage, tmp_path)
     persist = house.persist
     await append(persist, 5, [(1, "x", 1, 1)])
     task = house.start(as_of=4)
@@ -370,8 +361,7 @@ async def test_a_table_goes_on_by_the_shared_upper(stage: ActorIsolation, tmp_pa
     assert bag(house.outside.updates) == bag([(1, "x", 4, 1), (2, "x", 55, 1)])
 
 
-async def test_a_settings_error_is_told(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_a_settings_error_is_told(house: House, stage: ActorIsolation) -> None:
     house.settings = replace(house.settings, sink_dir="")
     house.start(real=True)
     await stage.idle()
@@ -416,8 +406,7 @@ async def test_real_sinks_replay_the_shard(stage: ActorIsolation, tmp_path: Path
         await house.stop()
 
 
-async def test_a_state_older_than_what_is_outside(stage: ActorIsolation, tmp_path: Path) -> None:
-    house = await house_of(stage, tmp_path)
+async def test_a_state_older_than_what_is_outside(house: House) -> None:
     await append(house.persist, 5, [(1, "x", 1, 1)])
     house.outside.upper = 9
     house.start(as_of=4)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -11,27 +11,13 @@ import pytest_asyncio
 import uvloop
 from postgres_house import House, house  # type: ignore[import-not-found]
 
-from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+from actors.testing.postgres_server import PostgresServer, postgres_server
+from server_skips import (  # type: ignore[import-not-found]
+    pytest_runtest_call,  # noqa: F401
+    pytest_runtest_setup,  # noqa: F401
+)
 
 _NUMBERS = itertools.count()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
-    """A machine without PostgreSQL passes all other tests, and is told what to install."""
-    try:
-        return (yield)
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """As at the set-up."""
-    try:
-        return (yield)
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -60,6 +60,24 @@ class House:
         made = PostgresSource(self.config(**options), self.database)
         self.sources.append(made)
         return made
+
+    async def opened(
+        self, exports: Mapping[str, Sequence[str]], **options: Any
+    ) -> tuple[PostgresSource, Driver]:
+        """A fresh source that was opened, and its driver."""
+        source = self.source(**options)
+        driver = Driver(await source.describe(exports))
+        await driver.open(source)
+        return source, driver
+
+    async def filled(
+        self, exports: Mapping[str, Sequence[str]], **options: Any
+    ) -> tuple[PostgresSource, Driver]:
+        """As `opened`, when the source has given its first contents."""
+        source, driver = await self.opened(exports, **options)
+        while driver.position is None:
+            await driver.step(source)
+        return source, driver
 
     async def run(self, statement: str, *values: Any) -> list[Row]:
         """Runs SQL as the superuser; rows, if it gives any."""

@@ -4,14 +4,10 @@ anew, and what is read is right at every time, also when the service is killed.
 
 from __future__ import annotations
 
-import os
 import random
 import signal
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +15,6 @@ import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from anyio.streams.text import TextReceiveStream
 from postgres_house import House, connection  # type: ignore[import-not-found]
 from test_postgres_in_the_service import (  # type: ignore[import-not-found]
     caught_up,
@@ -33,8 +28,14 @@ from actors.client.client import Client
 from actors.errors import ConnectionBroken, InvalidUsage, ObjectInUse, PenstockError
 from actors.plan.schema import TableColumn
 from actors.protocol.api import SourceTable
+from service_house import service_process  # type: ignore[import-not-found]
 
-CHILD = Path(__file__).parent.parent / "copying_service.py"
+SETTINGS = {
+    "source_tick_ms": "50",
+    "retry_delay_ms_min": "20",
+    "retry_delay_ms_max": "200",
+    "workers": "3",
+}
 SUMS = "SELECT k, sum(v) AS s FROM orders GROUP BY k"
 LIVES = 5
 NOTE = TableColumn("note", "string")
@@ -164,35 +165,6 @@ async def test_generators_have_all_of_their_columns(tmp_path: Path, db: House) -
             await add(client, "ticks", NOTE)
 
 
-@asynccontextmanager
-async def process(tmp_path: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-    settings = {
-        "PENSTOCK_SOURCE_TICK_MS": "50",
-        "PENSTOCK_RETRY_DELAY_MS_MIN": "20",
-        "PENSTOCK_RETRY_DELAY_MS_MAX": "200",
-        "PENSTOCK_WORKERS": "3",
-    }
-    command = [sys.executable, str(CHILD), str(tmp_path / "state")]
-    served = await anyio.open_process(
-        command, stdin=subprocess.DEVNULL, stderr=None, env=os.environ | settings
-    )
-    assert served.stdout is not None
-    try:
-        text = ""
-        while "\n" not in text:
-            text += await TextReceiveStream(served.stdout).receive()
-        client = await Client.connect(text.strip())
-        try:
-            yield client, served
-        finally:
-            await client.aclose()
-    finally:
-        if served.returncode is None:
-            served.kill()
-        await served.wait()
-        await served.aclose()
-
-
 async def columns_of(client: Client, name: str) -> list[str]:
     (found,) = (each for each in (await client.status()).objects if each.name == name)
     assert found.schema is not None
@@ -253,7 +225,7 @@ async def finish(db: House, client: Client, life: int) -> dict[str, tuple[list[s
 async def live_and_die(db: House, tmp_path: Path, life: int, dice: random.Random) -> None:
     """Check what the former life left; then add a column there and here, and be killed."""
     column = TableColumn(f"c{life + 1}", "bigint")
-    async with process(tmp_path) as (client, served):
+    async with service_process(tmp_path / "state", **SETTINGS) as (client, served):
         if life == 0:
             tables = {f"public.{name}": name for name in ("orders", "whole", "marks")}
             await client.create_source("pg", options_of(db), tables)
@@ -285,7 +257,7 @@ async def test_killed_anywhere_while_columns_are_added(db: House, tmp_path: Path
             tasks.start_soon(keep_writing, db, random.Random(12), over)
             for life in range(LIVES):
                 await live_and_die(db, tmp_path, life, dice)
-            async with process(tmp_path) as (client, _):
+            async with service_process(tmp_path / "state", **SETTINGS) as (client, _):
                 compared = await finish(db, client, LIVES)
             over.set()
     assert compared.keys() == {"orders", "whole"}

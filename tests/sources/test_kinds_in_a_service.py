@@ -7,26 +7,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import SourceStatus
-from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
+from service_house import running_service  # type: ignore[import-not-found]
 
 
 @asynccontextmanager
@@ -39,12 +28,8 @@ async def running(tmp_path: Path) -> AsyncIterator[Client]:
         maintenance_ms=20,
         source_dirs=str(tmp_path / "in"),
     )
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings) as (_, client):
+        yield client
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

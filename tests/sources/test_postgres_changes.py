@@ -12,12 +12,7 @@ import pytest
 from postgres_house import Driver, House, connection  # type: ignore[import-not-found]
 
 from actors.connectors.sources.postgres import PostgresSource
-from actors.connectors.sources.source import (
-    PositionMark,
-    SourceIdle,
-    SourceRows,
-    SourceUpserts,
-)
+from actors.connectors.sources.source import PositionMark, SourceIdle, SourceRows, SourceUpserts
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n bigint, doc text);
@@ -108,9 +103,7 @@ async def test_random_changes_and_stops(db: House, seed: int) -> None:
     await db.run(TABLES)
     for _ in range(20):
         await change(db, draw)
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     for _ in range(12):
         for _ in range(draw.randrange(12)):
             await change(db, draw)
@@ -129,9 +122,7 @@ async def test_random_changes_and_stops(db: House, seed: int) -> None:
 async def test_what_is_committed_while_tables_are_copied(db: House) -> None:
     await db.run(TABLES)
     await db.run("INSERT INTO plain SELECT i, 'v', i, NULL FROM generate_series(1, 50000) i")
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     await db.run("UPDATE plain SET v = 'later' WHERE id <= 3; INSERT INTO whole VALUES (1)")
     kinds = []
     while driver.position is None:
@@ -150,9 +141,7 @@ async def test_a_copy_that_is_cut_short_begins_again(db: House) -> None:
     await db.run(
         "INSERT INTO plain SELECT i, 'v', i, repeat('x', 200) FROM generate_series(1, 60000) i"
     )
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     assert isinstance(await driver.step(source), SourceRows)
     await source.close()
     await db.run("DELETE FROM plain WHERE id > 1000")
@@ -164,9 +153,7 @@ async def test_a_copy_that_is_cut_short_begins_again(db: House) -> None:
 
 async def test_a_transaction_larger_than_the_buffer_is_one_instant(db: House) -> None:
     await db.run(TABLES)
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     await driver.step(source)
     await db.run(
         "INSERT INTO plain SELECT i, 'v', i, repeat('x', 300) FROM generate_series(1, 40000) i;"
@@ -189,9 +176,7 @@ async def test_a_transaction_larger_than_the_buffer_is_one_instant(db: House) ->
 async def test_a_row_larger_than_the_buffer(db: House) -> None:
     await db.run(TABLES)
     await db.run("INSERT INTO plain VALUES (1, 'a', 1, repeat('x', 9000000))")
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     await db.run("INSERT INTO plain VALUES (2, 'a', 1, repeat('y', 9000000))")
     await finish(db, driver, source)
     await agree(db, driver)
@@ -206,9 +191,7 @@ async def test_one_instant_is_never_split(db: House) -> None:
         "CREATE TABLE b (id int, n int); INSERT INTO b VALUES (1, 0);"
         "ALTER TABLE b REPLICA IDENTITY FULL"
     )
-    source = db.source()
-    driver = Driver(await source.describe({"a": (), "b": ()}))
-    await driver.open(source)
+    source, driver = await db.opened({"a": (), "b": ()})
     for number in range(60):
         await db.run("UPDATE a SET n = n + 1; UPDATE b SET n = n + 1")
         while not isinstance(await driver.step(source), SourceIdle | PositionMark):
@@ -224,9 +207,7 @@ async def test_one_instant_is_never_split(db: House) -> None:
 async def test_a_table_added_later_is_filled_without_gap_or_repeat(db: House) -> None:
     draw = random.Random(1)
     await db.run(TABLES)
-    source = db.source()
-    driver = Driver(await source.describe({"finish": (), "whole": ()}))
-    await driver.open(source)
+    source, driver = await db.opened({"finish": (), "whole": ()})
     await finish(db, driver, source)
     for _ in range(10):
         await change(db, draw)
@@ -253,9 +234,9 @@ async def test_a_table_added_later_is_filled_without_gap_or_repeat(db: House) ->
 
 async def test_marks_tell_positions_times_and_counts(db: House) -> None:
     await db.run(TABLES)
-    source = db.source(poll_ms=3_600_000)  # it looks at the log once, when it is opened
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(
+        EXPORTS, poll_ms=3_600_000
+    )  # it looks at the log once, when it is opened
     await driver.step(source)
     (before,) = await db.run("SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint")
     await db.run("INSERT INTO plain VALUES (1), (2); INSERT INTO finish VALUES (1)")
@@ -270,9 +251,7 @@ async def test_marks_tell_positions_times_and_counts(db: House) -> None:
 
 async def test_the_slot_keeps_only_what_was_not_taken(db: House) -> None:
     await db.run(TABLES)
-    source = db.source(feedback_ms=100)
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS, feedback_ms=100)
     await driver.step(source)
 
     async def confirmed() -> str:
@@ -297,9 +276,7 @@ async def test_the_slot_keeps_only_what_was_not_taken(db: House) -> None:
 
 async def test_lag_in_bytes_goes_up_and_down(db: House) -> None:
     await db.run(TABLES)
-    source = db.source(poll_ms=100)
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS, poll_ms=100)
     await finish(db, driver, source)
     await source.close()
     await db.run("INSERT INTO plain SELECT i, 'v', i, '' FROM generate_series(1, 10000) i")
@@ -336,9 +313,7 @@ async def test_a_user_who_owns_nothing_reads_what_was_set_up(db: House) -> None:
 
 async def test_forgetting_removes_slot_and_publication(db: House) -> None:
     await db.run(TABLES)
-    source = db.source()
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS)
     await finish(db, driver, source)
     await source.forget()
     assert await db.run("SELECT 1 FROM pg_publication") == []

@@ -45,12 +45,10 @@ async def begun(db: House) -> tuple[PostgresSource, Driver]:
     await db.run(TABLES)
     for name in NAMES:
         await db.run(ROWS.replace("{t}", name))
-    source = db.source()
-    driver = Driver(await source.describe({**dict.fromkeys(NAMES, ()), "finish": ()}))
-    await driver.open(source)
-    while driver.position is None:
-        await driver.step(source)
-    return source, driver
+    made: tuple[PostgresSource, Driver] = await db.filled(
+        {**dict.fromkeys(NAMES, ()), "finish": ()}
+    )
+    return made
 
 
 async def widened(
@@ -156,11 +154,7 @@ async def test_rows_of_before_and_since(
 async def test_a_column_that_was_left_out_is_taken(db: House) -> None:
     await db.run('CREATE TABLE t (id int PRIMARY KEY, a text, "B" int, b int, finish int)')
     await db.run("INSERT INTO t SELECT i, 'a' || i, i, -i FROM generate_series(1, 20) i")
-    source = db.source()
-    driver = Driver(await source.describe({"t": ("a", "b")}))
-    await driver.open(source)
-    while driver.position is None:
-        await driver.step(source)
+    source, driver = await db.filled({"t": ("a", "b")})
     await source.close()
     found = await widened(db, driver, "public.t", ("a", "string"), ("b_4", "int"))
     assert [column.name for column in found] == ["a", "b_4"]

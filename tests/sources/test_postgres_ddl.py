@@ -36,12 +36,8 @@ EXPORTS: dict[str, tuple[str, ...]] = {"parts": (), "plain": (), "finish": ()}
 async def begun(db: House, poll_ms: int = 3_600_000, **more: Any) -> tuple[PostgresSource, Driver]:
     """A source that has given its first contents, and does not look by itself."""
     await db.run(f"CREATE TYPE mood AS ENUM ('sad', 'glad'); {PARTS}")
-    source = db.source(poll_ms=poll_ms, **more)
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
-    while driver.position is None:
-        await driver.step(source)
-    return source, driver
+    made: tuple[PostgresSource, Driver] = await db.filled(EXPORTS, poll_ms=poll_ms, **more)
+    return made
 
 
 async def agree(db: House, driver: Driver) -> None:

@@ -35,12 +35,8 @@ async def own(tmp_path: Path) -> AsyncIterator[House]:
 async def begun(db: House, **options: Any) -> tuple[PostgresSource, Driver]:
     """A source over `TABLES` that has given their first contents."""
     await db.run(TABLES)
-    source = db.source(**options)
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
-    while driver.position is None:
-        await driver.step(source)
-    return source, driver
+    made: tuple[PostgresSource, Driver] = await db.filled(EXPORTS, **options)
+    return made
 
 
 async def lost(source: PostgresSource) -> SourceUnreachable:
@@ -421,9 +417,7 @@ async def test_partitions_are_one_table(db: House) -> None:
         "CREATE TABLE high PARTITION OF t FOR VALUES FROM (10) TO (20);"
         "INSERT INTO t VALUES (1, 'a'), (11, 'b')"
     )
-    source = db.source()
-    driver = Driver(await source.describe({"t": ()}))
-    await driver.open(source)
+    source, driver = await db.opened({"t": ()})
     await db.run("UPDATE t SET id = 12 WHERE id = 1; INSERT INTO t VALUES (5, 'end')")
     await driver.until(source, "public.t", (5, "end"))
     await agree(db, driver)

@@ -17,24 +17,14 @@ from postgres_house import House  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.errors import InvalidUsage, PenstockError, UnknownObject
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
-from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import InMemoryExecutor
+from service_house import running_service  # type: ignore[import-not-found]
 
 BY_BRANCH = (
     "SELECT b.name, count(*) AS n, sum(a.balance) AS total "
     "FROM accounts a JOIN branches b ON a.branch = b.id GROUP BY b.name"
 )
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 @asynccontextmanager
@@ -48,12 +38,8 @@ async def running(tmp_path: Path, **more: Any) -> AsyncIterator[Client]:
         **more,
     )
     settings = draw_for_test(settings, many_rows=True)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings) as (_, client):
+        yield client
 
 
 async def prepare(db: House) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import trustme
-from postgres_house import Driver, House, house  # type: ignore[import-not-found]
+from postgres_house import House, house  # type: ignore[import-not-found]
 from test_postgres_changes import (  # type: ignore[import-not-found]
     EXPORTS,
     TABLES,
@@ -67,9 +67,7 @@ async def test_contents_and_changes_by_tls(
     await db.run(
         "INSERT INTO plain SELECT i, 'v', i, repeat('x', 600) FROM generate_series(1, 9000) i"
     )
-    source = db.source(**options)
-    driver = Driver(await source.describe(EXPORTS))
-    await driver.open(source)
+    source, driver = await db.opened(EXPORTS, **options)
     assert isinstance(await driver.step(source), SourceRows)
     assert source._snapshot is not None
     assert isinstance(source._snapshot._copy, LibpqCopy)

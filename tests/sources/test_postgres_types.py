@@ -194,9 +194,7 @@ async def test_what_cannot_be_held_ends_its_table_alone(
     load = f"INSERT INTO bad VALUES (1, NULL), (2, {literal}); INSERT INTO good VALUES (1)"
     if not streamed:
         await db.run(load)
-    source = db.source()
-    driver = Driver(await source.describe({"bad": (), "good": ()}))
-    await driver.open(source)
+    source, driver = await db.opened({"bad": (), "good": ()})
     if streamed:
         await driver.step(source)
         await db.run(load)
@@ -211,9 +209,7 @@ async def test_what_cannot_be_held_ends_its_table_alone(
 
 async def test_numeric_as_a_decimal_when_asked_for(db: House) -> None:
     await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric); INSERT INTO n VALUES (1, 1.5)")
-    source = db.source(numeric="decimal(38,4)")
-    driver = Driver(await source.describe({"n": ()}))
-    await driver.open(source)
+    source, driver = await db.opened({"n": ()}, numeric="decimal(38,4)")
     await driver.until(source, "public.n", (1, Decimal("1.5000")))
     await db.run("INSERT INTO n VALUES (2, 1.00001)")
     failed = await driver.until_failed(source, "public.n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from pathlib import Path
 from typing import Any
@@ -48,6 +47,7 @@ from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
 from actors.spark.java import JavaHome, find_java
+from processes import wait_dead  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
 
@@ -466,18 +466,6 @@ def test_cancel_while_planning(child: ChildProcess) -> None:
     child.send(CancelChildJob(job.job_id))
     answer = child.receive()
     assert (answer.job_id, answer.code) == (job.job_id, "OperationCanceled")
-
-
-def wait_dead(pid: int) -> None:
-    """Waits, without polling, until a process of this machine has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([handle], [], [], 200)[0], f"process {pid} lives on"
-    finally:
-        os.close(handle)
 
 
 @pytest.mark.long

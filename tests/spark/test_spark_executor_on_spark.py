@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +34,7 @@ from actors.plan.updates import from_ipc, to_ipc
 from actors.settings import Settings
 from actors.spark_executor import SparkExecutor
 from actors.testing.check_views import for_short_lives
+from processes import wait_dead  # type: ignore[import-not-found]
 
 TABLE = TableSchema((TableColumn("v", "bigint"),))
 
@@ -80,18 +80,6 @@ def pids(system: ActorSystem) -> tuple[int, int]:
     found = re.search(r"child (\d+), JVM (\d+)", text)
     assert found, text
     return int(found.group(1)), int(found.group(2))
-
-
-def wait_dead(pid: int) -> None:
-    """Waits, without polling, until a process of this machine has ended."""
-    try:
-        handle = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        assert select.select([handle], [], [], 200)[0], f"process {pid} lives on"
-    finally:
-        os.close(handle)
 
 
 class Canceler:

@@ -10,27 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from actors import Client, Service, Settings
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.kernel import SystemClock
 from actors.persist import PersistClient
 from actors.persist.verifying import CATALOG, objects_of, shard_of
-from actors.plan.jobs import ExecutorMessage
 from actors.spark.java import JavaHome
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 
 PROGRAM = Path(__file__).with_name("users_spark.py")
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 async def serve(folder: Path, phase: str) -> None:
     settings = Settings(state_dir=str(folder), listen="127.0.0.1:0", inline_part_bytes_max=1)
     async with (
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.connect(service.address) as client,
     ):
         if phase == "first":

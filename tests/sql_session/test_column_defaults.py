@@ -16,14 +16,12 @@ import pytest
 
 from actors.client.client import Client, TableWrite
 from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
-from actors.kernel import ActorAddress, ActorSystem
 from actors.plan.column_defaults import ColumnDefault, constant_default, defaults_digest
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 
 KINDS = {"a": "INT", "s": "STRING", "d": "DECIMAL(6,2)", "b": "BOOLEAN", "t": "DATE"}
 VALUES: dict[str, list[tuple[str, Any]]] = {
@@ -36,19 +34,12 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
 """Literals of each column, and what they are; the quoting is that of both dialects."""
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def opened(folder: Path) -> AsyncIterator[tuple[Client, SqlSession, SqlSession]]:
     """A client, and a session of each dialect with a client of its own."""
     settings = Settings(state_dir=str(folder), listen="127.0.0.1:0")
     async with (
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.in_process(service) as client,
         await Client.in_process(service) as second,
     ):

@@ -5,20 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import psycopg
 import pytest
-from anyio.from_thread import start_blocking_portal
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.session import SparkSession
-
-from actors.service import Service
-from actors.settings import Settings
-from actors.testing.check_views import for_short_lives
+from two_doors import TwoDoors, two_doors  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
@@ -57,38 +50,10 @@ REFUSED = [
 INSERT refuses, and so a DEFAULT here."""
 
 
-class TwoDoors:
-    """One service, by psycopg and by PySpark."""
-
-    def __init__(self, service: Service) -> None:
-        dsn = f"postgresql://tester@{service.pg_address}/penstock"
-        self.pg = psycopg.connect(dsn, autocommit=True)
-        self.spark: Any = SparkSession(f"sc://{service.connect_address}")
-
-    def rows(self, text: str) -> list[tuple[Any, ...]]:
-        return self.pg.execute(text.encode()).fetchall()
-
-    def run(self, text: str) -> None:
-        self.pg.execute(text.encode())
-
-
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoDoors]:
-    folder: Path = tmp_path_factory.mktemp("defaults")
-    settings = Settings(
-        state_dir=str(folder / "state"),
-        spark_master="local[2]",
-        listen="127.0.0.1:0",
-        pg_listen="127.0.0.1:0",
-        connect_listen="127.0.0.1:0",
-    )
-    with start_blocking_portal("asyncio") as portal:
-        service = Service(for_short_lives(settings))
-        with portal.wrap_async_context_manager(service):
-            made = portal.call(partial(anyio.to_thread.run_sync, TwoDoors, service))
-            yield made
-            made.pg.close()
-            made.spark.stop()
+    with two_doors(tmp_path_factory.mktemp("defaults")) as made:
+        yield made
 
 
 def value_of(doors: TwoDoors, number: int, kind: str, text: str, own: str) -> Any:

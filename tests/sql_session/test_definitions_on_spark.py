@@ -3,68 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
-from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from anyio.from_thread import start_blocking_portal
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.session import SparkSession
-
-from actors.service import Service
-from actors.settings import Settings
-from actors.testing.check_views import for_short_lives
+from two_doors import TwoDoors, two_doors  # type: ignore[import-not-found]
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 
-class TwoDoors:
-    """One service, by psycopg and by PySpark."""
-
-    def __init__(self, service: Service) -> None:
-        dsn = f"postgresql://tester@{service.pg_address}/penstock"
-        self.pg = psycopg.connect(dsn, autocommit=True)
-        self.spark: Any = SparkSession(f"sc://{service.connect_address}")
-
-    def rows(self, text: str) -> list[tuple[Any, ...]]:
-        """The rows of a query, which both doors answer alike."""
-        by_pg = sorted(self.pg.execute(text.encode()).fetchall())
-        assert sorted(tuple(row) for row in self.spark.sql(text).collect()) == by_pg
-        return by_pg
-
-    def run(self, text: str) -> None:
-        self.pg.execute(text.encode())
-
-    def refused(self, text: str, *, match: str) -> None:
-        with pytest.raises(psycopg.Error, match=match):
-            self.pg.execute(text.encode())
-
-
 @pytest.fixture(scope="module")
 def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoDoors]:
-    folder: Path = tmp_path_factory.mktemp("definitions")
-    settings = Settings(
-        state_dir=str(folder / "state"),
-        spark_master="local[2]",
-        listen="127.0.0.1:0",
-        pg_listen="127.0.0.1:0",
-        connect_listen="127.0.0.1:0",
-    )
-    with start_blocking_portal("asyncio") as portal:
-        service = Service(for_short_lives(settings))
-        with portal.wrap_async_context_manager(service):
-            made = portal.call(partial(_in_thread, service))
-            yield made
-            made.pg.close()
-            made.spark.stop()
-
-
-async def _in_thread(service: Service) -> TwoDoors:
-    import anyio.to_thread
-
-    return await anyio.to_thread.run_sync(TwoDoors, service)
+    with two_doors(tmp_path_factory.mktemp("definitions")) as made:
+        yield made
 
 
 def test_plain_views_are_inlined_where_they_are_named(doors: TwoDoors) -> None:
@@ -72,18 +23,18 @@ def test_plain_views_are_inlined_where_they_are_named(doors: TwoDoors) -> None:
     doors.run("INSERT INTO goods VALUES (1, 'a', 5), (2, 'b', 50), (3, 'a', 70), (4, NULL, 90)")
     doors.run("CREATE VIEW dear AS SELECT * FROM goods WHERE price > 10 -- all that cost")
     doors.run("CREATE VIEW dear_kinds AS SELECT kind, count(*) AS n FROM dear GROUP BY kind")
-    assert doors.rows("SELECT n FROM dear_kinds d WHERE kind IS NOT NULL ORDER BY kind") == [
+    assert doors.alike("SELECT n FROM dear_kinds d WHERE kind IS NOT NULL ORDER BY kind") == [
         (1,),
         (1,),
     ]
     both = "WITH w AS (SELECT id FROM dear) SELECT count(*) FROM w JOIN public_goods USING (id)"
     doors.run("CREATE VIEW public_goods AS SELECT id FROM goods")
-    assert doors.rows(both) == [(3,)]
+    assert doors.alike(both) == [(3,)]
     # A name that the query defines itself goes first.
-    assert doors.rows("WITH dear AS (SELECT 7 AS seven) SELECT * FROM dear") == [(7,)]
+    assert doors.alike("WITH dear AS (SELECT 7 AS seven) SELECT * FROM dear") == [(7,)]
     doors.run("CREATE MATERIALIZED VIEW sums AS SELECT kind, sum(price) AS s FROM dear GROUP BY 1")
     doors.run("INSERT INTO goods VALUES (5, 'b', 30), (6, 'b', 1)")
-    assert doors.rows("SELECT s FROM sums WHERE kind = 'b'") == [(80,)]
+    assert doors.alike("SELECT s FROM sums WHERE kind = 'b'") == [(80,)]
     doors.refused("CREATE OR REPLACE VIEW dear AS SELECT * FROM goods", match="sums")
     doors.refused("CREATE OR REPLACE VIEW dear AS SELECT id FROM goods", match="dear_kinds")
     doors.refused("DROP TABLE goods", match="used by")
@@ -97,7 +48,7 @@ def test_plain_views_are_inlined_where_they_are_named(doors: TwoDoors) -> None:
         seen = doors.pg.execute("SELECT count(*) FROM dear").fetchone()
         assert seen == (3,)
     doors.spark.sql("CREATE OR REPLACE VIEW dear_kinds AS SELECT DISTINCT kind FROM dear").collect()
-    assert doors.rows("SELECT count(*) FROM dear_kinds") == [(2,)]
+    assert doors.alike("SELECT count(*) FROM dear_kinds") == [(2,)]
     doors.run("DROP TABLE goods CASCADE")
     doors.refused("SELECT * FROM dear", match="dear")
 
@@ -106,19 +57,19 @@ def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE parts (id BIGINT, size INT)")
     doors.run("INSERT INTO parts VALUES (1, 5), (2, 0), (3, 7)")
     doors.run("CREATE MATERIALIZED VIEW doubled AS SELECT id, 2 * size AS d FROM parts")
-    assert doors.rows("SELECT sum(d) FROM doubled") == [(24,)]
+    assert doors.alike("SELECT sum(d) FROM doubled") == [(24,)]
     failing = "CREATE OR REPLACE MATERIALIZED VIEW doubled AS SELECT id, CAST({0} AS INT) AS d {1}"
     doors.refused(failing.format("10 / size", "FROM parts"), match="stays as it is")
     doors.run("INSERT INTO parts VALUES (4, 1)")
-    assert doors.rows("SELECT sum(d) FROM doubled") == [(26,)]
+    assert doors.alike("SELECT sum(d) FROM doubled") == [(26,)]
     doors.run("DELETE FROM parts WHERE size = 0")
     doors.run(failing.format("70 / size", "FROM parts"))
-    assert doors.rows("SELECT sum(d) FROM doubled") == [(94,)]
+    assert doors.alike("SELECT sum(d) FROM doubled") == [(94,)]
     doors.run("INSERT INTO parts VALUES (5, 10)")
-    assert doors.rows("SELECT sum(d) FROM doubled") == [(101,)]
+    assert doors.alike("SELECT sum(d) FROM doubled") == [(101,)]
     doors.run("ALTER MATERIALIZED VIEW doubled SET REFRESH POLICY FULL")
     doors.run("INSERT INTO parts VALUES (6, 70)")
-    assert doors.rows("SELECT sum(d) FROM doubled") == [(102,)]
+    assert doors.alike("SELECT sum(d) FROM doubled") == [(102,)]
     doors.run("ALTER MATERIALIZED VIEW doubled RENAME TO divided")
     doors.run("COMMENT ON COLUMN divided.d IS 'seventy by size'")
     described = doors.pg.execute("DESCRIBE divided").fetchall()
@@ -133,9 +84,9 @@ def test_a_replacement_that_fails_leaves_the_old_view(doors: TwoDoors) -> None:
 def test_a_query_may_have_columns_of_one_name(doors: TwoDoors) -> None:
     doors.run("CREATE TABLE sides (id BIGINT, a INT, b INT)")
     doors.run("INSERT INTO sides VALUES (1, 2, 3), (4, 5, 6)")
-    assert doors.rows("SELECT a, b AS a, a AS A FROM sides") == [(2, 3, 2), (5, 6, 5)]
+    assert doors.alike("SELECT a, b AS a, a AS A FROM sides") == [(2, 3, 2), (5, 6, 5)]
     joined = "SELECT * FROM sides s JOIN sides t ON s.id = t.id ORDER BY s.id DESC -- both"
-    assert doors.rows(joined) == [(1, 2, 3, 1, 2, 3), (4, 5, 6, 4, 5, 6)]
+    assert doors.alike(joined) == [(1, 2, 3, 1, 2, 3), (4, 5, 6, 4, 5, 6)]
     found = doors.pg.execute(joined.encode(), prepare=True)
     assert [column.name for column in found.description or ()] == ["id", "a", "b"] * 2
     assert [row[0] for row in found] == [4, 1], "the order is the query's own"
@@ -148,7 +99,7 @@ def test_a_query_is_inserted_as_spark_assigns_its_values(doors: TwoDoors) -> Non
     doors.run(
         "INSERT INTO priced SELECT id, CAST(id AS DECIMAL(6, 2)) / 8, 'n', NULL FROM range(4)"
     )
-    assert doors.rows("SELECT id, CAST(price AS DOUBLE) FROM priced") == [
+    assert doors.alike("SELECT id, CAST(price AS DOUBLE) FROM priced") == [
         (0, 0.0),
         (1, 0.13),
         (2, 0.25),
@@ -157,12 +108,12 @@ def test_a_query_is_inserted_as_spark_assigns_its_values(doors: TwoDoors) -> Non
     doors.run("TRUNCATE priced")
     doors.run("INSERT INTO priced SELECT 7.9, 2.675e0, 15, TIMESTAMP '2024-02-03 04:05:06'")
     doors.spark.sql("INSERT INTO priced SELECT 8, 9.995, 'x', DATE '2024-02-04'").collect()
-    shown = doors.rows("SELECT id, CAST(price AS STRING), name, CAST(day AS STRING) FROM priced")
+    shown = doors.alike("SELECT id, CAST(price AS STRING), name, CAST(day AS STRING) FROM priced")
     assert shown == [(7, "2.68", "15", "2024-02-03"), (8, "10.00", "x", "2024-02-04")]
     doors.refused("INSERT INTO priced SELECT 1, 99999.999, 'x', NULL", match="price")
     doors.refused("INSERT INTO priced SELECT 1, 1e9, 'x', NULL", match="(?i)overflow|represented")
     doors.spark.sql("TRUNCATE TABLE priced").collect()
-    assert doors.rows("SELECT count(*) FROM priced") == [(0,)]
+    assert doors.alike("SELECT count(*) FROM priced") == [(0,)]
     doors.run("DROP TABLE priced")
 
 
@@ -171,14 +122,14 @@ def test_relations_about_the_service_are_grouped_and_joined(doors: TwoDoors) -> 
     doors.run("CREATE TABLE watcher (id BIGINT)")
     doors.run("INSERT INTO watched VALUES (1, 'watched'), (2, 'watcher'), (3, 'nobody')")
     grouped = "SELECT kind, count(*) FROM penstock.objects WHERE name LIKE 'watch%' GROUP BY kind"
-    assert doors.rows(grouped) == [("table", 2)]
+    assert doors.alike(grouped) == [("table", 2)]
     joined = (
         "WITH o AS (SELECT name, kind FROM penstock.objects) "
         "SELECT w.id, o.kind FROM watched w LEFT JOIN o ON o.name = w.note"
     )
-    assert doors.rows(f"SELECT id FROM ({joined}) WHERE kind IS NULL") == [(3,)]
+    assert doors.alike(f"SELECT id FROM ({joined}) WHERE kind IS NULL") == [(3,)]
     doors.refused("SELECT nothing FROM penstock.objects", match="nothing")
-    assert doors.rows("SELECT count(*) FROM penstock.steps s WHERE s.name = 'watched'") == [(0,)]
+    assert doors.alike("SELECT count(*) FROM penstock.steps s WHERE s.name = 'watched'") == [(0,)]
     doors.run("DROP TABLE watched")
     doors.run("DROP TABLE watcher")
 
@@ -200,7 +151,7 @@ def test_upserts_of_every_form(doors: TwoDoors) -> None:
     text += " DO UPDATE SET n = EXCLUDED.n"
     doors.pg.execute(text.encode(), ("d", 4, 8), prepare=True)
     doors.pg.execute(text.encode(), ("d", 4, 9), prepare=True)
-    assert doors.rows("SELECT shop, id, n, CAST(at AS STRING) FROM stock") == [
+    assert doors.alike("SELECT shop, id, n, CAST(at AS STRING) FROM stock") == [
         ("a", 1, 15, "2024-01-02"),
         ("a", 2, 1, "2024-01-02"),
         ("b", 1, 7, None),
@@ -229,7 +180,7 @@ def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     )
     doors.run("CREATE MATERIALIZED VIEW wide AS SELECT * FROM boxes WHERE size > 5")
     doors.run("CREATE INDEX boxes_size ON boxes (size)")
-    assert doors.rows("SELECT n FROM by_size WHERE size = 6") == [(2857,)]
+    assert doors.alike("SELECT n FROM by_size WHERE size = 6") == [(2857,)]
     doors.run("ALTER TABLE boxes ADD COLUMN colour TEXT, ADD COLUMN weight NUMERIC(9, 2)")
     doors.run("ALTER TABLE boxes ADD COLUMN IF NOT EXISTS colour TEXT")
     doors.refused("ALTER TABLE boxes ADD COLUMN colour TEXT", match="already")
@@ -237,11 +188,11 @@ def test_a_table_is_given_columns_while_views_read_it(doors: TwoDoors) -> None:
     doors.run("INSERT INTO boxes VALUES (20000, 6, 'blue', 1.5)")
     doors.spark.sql("INSERT INTO boxes (id, size) VALUES (20001, 6)").collect()
     coloured = "SELECT id, colour, CAST(weight AS DOUBLE) FROM boxes WHERE size = 6 AND colour > ''"
-    assert doors.rows(coloured) == [(6, "red", None), (20000, "blue", 1.5)]
-    assert doors.rows("SELECT count(*), count(colour) FROM boxes") == [(20002, 2)]
-    assert doors.rows("SELECT n FROM by_size WHERE size = 6") == [(2859,)]
+    assert doors.alike(coloured) == [(6, "red", None), (20000, "blue", 1.5)]
+    assert doors.alike("SELECT count(*), count(colour) FROM boxes") == [(20002, 2)]
+    assert doors.alike("SELECT n FROM by_size WHERE size = 6") == [(2859,)]
     assert [name for name, *_ in doors.pg.execute("DESCRIBE wide").fetchall()] == ["id", "size"]
-    assert doors.rows("SELECT count(*) FROM wide") == [(2859,)]
+    assert doors.alike("SELECT count(*) FROM wide") == [(2859,)]
     doors.run("CREATE OR REPLACE MATERIALIZED VIEW wide AS SELECT * FROM boxes WHERE size > 5")
     doors.run("DELETE FROM boxes WHERE id = 20000")
     doors.run("DROP TABLE boxes CASCADE")

@@ -12,11 +12,10 @@ import pytest
 
 from actors.client.client import Client
 from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
-from actors.plan.jobs import ExecutorMessage
 from actors.protocol.relations import RELATIONS
 from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_S
 from actors.testing.waits import Edge, WaitingMailbox, by_role, cycle, drawing
 
@@ -46,11 +45,6 @@ def role(path: str) -> str:
     return re.sub(r"-?[\d.]+", "", last).strip("-") or last
 
 
-def engine(system: ActorSystem, settings: Settings, scratch: Path) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 async def whole_service(state: Path) -> None:
     """Everything that a client can do, with two workers."""
     settings = Settings(
@@ -65,7 +59,7 @@ async def whole_service(state: Path) -> None:
     (state / "out").mkdir(parents=True)
     numbers = itertools.count()
     async with (
-        Service(settings, engine=engine) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.connect(service.address) as client,
     ):
 

@@ -14,21 +14,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from actors import spans
 from actors.client.client import Client
 from actors.errors import AddressInUse
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
 from actors.service import Service
 from actors.settings import Settings
 from actors.telemetry import LAG_MS, STEP_SECONDS, STEPS, WAL_QUEUED
-from actors.testing.engine import InMemoryExecutor
+from actors.testing.engine import in_memory_engine
 from actors.tracing.metrics import MetricCollector, start
 from actors.transport.http_pages import HttpPages, metrics_page
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 async def get(url: str, path: str = "/metrics") -> tuple[bytes, str]:
@@ -66,7 +57,7 @@ async def test_steps_rows_lag_mailboxes_appends_and_sessions_are_on_the_page(
     )
     with anyio.fail_after(200), start() as metrics:
         async with (
-            Service(settings, engine=in_memory) as service,
+            Service(settings, engine=in_memory_engine()) as service,
             await Client.connect(service.address) as client,
             pages(metrics, settings).serve("127.0.0.1:0", "metrics_listen") as url,
         ):

@@ -18,10 +18,8 @@ from otlp_receiver import Received, Receiver, receiving  # type: ignore[import-n
 from actors import spans
 from actors.client.client import Client
 from actors.errors import BadSettings, InvalidUsage
-from actors.kernel import Actor, ActorAddress, ActorSystem, TracedMessage
+from actors.kernel import Actor, ActorSystem, TracedMessage
 from actors.kernel.mailbox import BoundedMailbox
-from actors.plan.jobs import ExecutorMessage
-from actors.service import Service
 from actors.settings import Settings
 from actors.telemetry import (
     APPEND,
@@ -34,18 +32,11 @@ from actors.telemetry import (
     TRACEPARENT,
     UNSAMPLED,
 )
-from actors.testing.engine import InMemoryExecutor
 from actors.tracing.setup import TracingSetup, chosen, start
 from actors.tracing.trail import NOTES_MAX, SHARDS_MAX, AppendTraceIndex
+from service_house import running_service  # type: ignore[import-not-found]
 
 SAMPLED = f"00-{7:032x}-{9:016x}-01"
-
-
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
 
 
 @pytest.fixture
@@ -66,16 +57,12 @@ def tracing(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tra
 async def running(tmp_path: Path, **changes: Any) -> AsyncIterator[Client]:
     """A client of a service over TCP, with a table and a view of it that are up."""
     settings = Settings(state_dir=str(tmp_path / "state"), listen="127.0.0.1:0", **changes)
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
-            await client.create_materialized_view("ids", "SELECT id FROM flights WHERE id > 0")
-            time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
-            await client.wait_for("ids", time)
-            yield client
+    async with running_service(settings) as (_, client):
+        await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
+        await client.create_materialized_view("ids", "SELECT id FROM flights WHERE id > 0")
+        time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
+        await client.wait_for("ids", time)
+        yield client
 
 
 async def flushed(tracing: TracingSetup, receiver: Receiver) -> list[Received]:

@@ -9,12 +9,12 @@ import pytest
 from dense_history import dense_history  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from view_steps import Update, assert_exact, follow  # type: ignore[import-not-found]
 
 from actors.kernel import ActorSystem
 from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
-from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -51,7 +51,7 @@ ROWS = {
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]:
+def histories(draw: st.DrawFn) -> tuple[list[Update], list[int]]:
     """Updates that never remove what is not there, and where the steps end."""
     present: dict[str, list[tuple[Any, ...]]] = {name: [] for name in TABLES}
     updates = []
@@ -72,35 +72,15 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[int, str, tuple[Any, ...], in
     return updates, sorted({*cuts, time + 1})
 
 
-async def maintained(
-    sql: str, history: list[tuple[int, str, tuple[Any, ...], int]], cuts: list[int]
-) -> int:
+async def maintained(sql: str, history: list[Update], cuts: list[int]) -> int:
     """Returns how many rows of the view were compared, over all times."""
     async with ActorSystem(seed=1) as system:
         engine = EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t")
         plan = await compile_view(sql, TABLES, engine.analyze())
         assert plan.strata, plan.reason
         view = MaintainedView(engine, plan, "v")
-        await view.prepare()
-        lo = 0
-        for hi in cuts:
-            deltas = [
-                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
-                for name in plan.inputs
-            ]
-            await view.advance(deltas, lo, hi)
-            lo = hi
-    oracle = QueryOracle(TABLES)
-    for update in history:
-        oracle.add(*update)
-    compared = 0
-    # A global aggregate has its row from the end of the first step on.
-    for time in range(cuts[0] - 1, cuts[-1]):
-        expected = oracle.contents(sql, plan.output, time)
-        found = accumulated(view.output, time)
-        assert differences(expected, found) == [], (time, expected, found)
-        assert all(weight > 0 for weight in found.values())
-        compared += len(found)
+        await follow(view, history, cuts)
+    compared: int = assert_exact(view, sql, TABLES, history, cuts)
     for state, updates in zip(plan.hidden, view.hidden, strict=True):
         hidden = accumulated(updates, cuts[-1])
         assert all(weight == 1 for weight in hidden.values())
@@ -121,7 +101,7 @@ def test_every_split_is_exact_at_every_time(name: str) -> None:
     )
     @given(history=histories())
     @example(history=dense_history(TABLES, 1))
-    def maintain(history: tuple[list[tuple[int, str, tuple[Any, ...], int]], list[int]]) -> None:
+    def maintain(history: tuple[list[Update], list[int]]) -> None:
         nonlocal compared
         compared += anyio.run(maintained, VIEWS[name], *history)
 

@@ -11,18 +11,17 @@ import view_corpus  # type: ignore[import-not-found]
 from dense_history import dense_history  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from view_steps import Update, assert_exact, follow  # type: ignore[import-not-found]
 
 from actors.kernel import ActorSystem
 from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
-from actors.testing.oracle import QueryOracle, differences
 from actors.views.compile import compile_view
 from suite_lanes import examples  # type: ignore[import-not-found]
 
 TABLES: dict[str, TableSchema] = view_corpus.TABLES
-Update = tuple[int, str, tuple[Any, ...], int]
 
 
 def rows(schema: TableSchema) -> st.SearchStrategy[tuple[Any, ...]]:
@@ -71,26 +70,8 @@ async def maintained(name: str, history: list[Update], cuts: list[int]) -> int:
         plan = PLANS[name]
         assert plan.strata, plan.reason
         view = MaintainedView(engine, plan, "v")
-        await view.prepare()
-        lo = 0
-        for hi in cuts:
-            deltas = [
-                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
-                for name in plan.inputs
-            ]
-            await view.advance(deltas, lo, hi)
-            lo = hi
-    oracle = QueryOracle({name: TABLES[name] for name in "abcd"})
-    for update in history:
-        oracle.add(*update)
-    compared = 0
-    # A global aggregate has its row from the end of the first step on.
-    for time in range(cuts[0] - 1, cuts[-1]):
-        expected = oracle.contents(sql, plan.output, time)
-        found = accumulated(view.output, time)
-        assert differences(expected, found) == [], (time, expected, found)
-        assert all(weight > 0 for weight in found.values())
-        compared += len(found)
+        await follow(view, history, cuts)
+    compared: int = assert_exact(view, sql, {name: TABLES[name] for name in "abcd"}, history, cuts)
     for state, updates in zip(plan.hidden, view.hidden, strict=True):
         hidden = accumulated(updates, cuts[-1])
         assert all(weight > 0 for weight in hidden.values())

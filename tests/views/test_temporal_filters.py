@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from view_steps import follow  # type: ignore[import-not-found]
 
 from actors.errors import QueryRejected
 from actors.kernel import ActorSystem, SystemClock
@@ -220,15 +221,7 @@ async def maintained(shape: str, bounds: str, history: Any, cuts: list[int]) -> 
         view = MaintainedView(
             EngineCaller(system.spawn(InMemoryExecutor, "engine"), "t"), plan, "v"
         )
-        await view.prepare()
-        lo = 0
-        for hi in cuts:
-            deltas = [
-                [(row, t, d) for t, table, row, d in history if table == name and lo <= t < hi]
-                for name in plan.inputs
-            ]
-            await view.advance(deltas, lo, hi)
-            lo = hi
+        await follow(view, history, cuts)
     compared = gone = 0
     written = {time for time, *_ in history}
     before: Counter[Any] = Counter()

@@ -96,8 +96,12 @@ def test_minor_versions_pass_and_another_system_is_stored(
     assert "a proposer of system 7, where 9 was before: stored" in caplog.text
 
 
-def test_a_higher_generation_is_adopted_and_a_lower_one_answered() -> None:
-    house = House()
+@pytest.fixture
+def house() -> House:
+    return House()
+
+
+def test_a_higher_generation_is_adopted_and_a_lower_one_answered(house: House) -> None:
     newer = MembershipConfig(3, members(1, 4), members(NODE))
     assert house.tell(greeting(membership=newer)).membership == newer
     assert house.disk.state.membership == newer
@@ -111,8 +115,7 @@ def test_a_higher_generation_is_adopted_and_a_lower_one_answered() -> None:
 # -- votes ---------------------------------------------------------------------------------------
 
 
-def test_one_vote_a_term_and_it_survives_a_restart() -> None:
-    house = House()
+def test_one_vote_a_term_and_it_survives_a_restart(house: House) -> None:
     assert house.tell(VoteRequest(0, 1)) == VoteResponse(0, 1, True, 0, 0)
     assert house.disk.state.term == 1
     house.crash()
@@ -121,8 +124,7 @@ def test_one_vote_a_term_and_it_survives_a_restart() -> None:
     assert house.tell(VoteRequest(0, 7)) == VoteResponse(0, 7, True, 0, 0)
 
 
-def test_a_vote_flushes_first_and_tells_what_is_held() -> None:
-    house = House()
+def test_a_vote_flushes_first_and_tells_what_is_held(house: House) -> None:
     house.lead(1)
     house.tell(AppendUnflushed(replace(house.request(1, A), truncate_lsn=START + 8)))
     assert house.acceptor.flush_lsn == START
@@ -134,8 +136,7 @@ def test_a_vote_flushes_first_and_tells_what_is_held() -> None:
     assert house.tell(VoteRequest(0, 2)) == replace(expected, vote_given=False)
 
 
-def test_the_history_in_a_vote_is_the_visible_one() -> None:
-    house = House()
+def test_the_history_in_a_vote_is_the_visible_one(house: House) -> None:
     house.lead(1)
     house.append(1, A)
     # the leader of term 5 has a log that is longer, and ours is not there yet
@@ -166,8 +167,7 @@ def test_another_generation_is_refused(message: Any, text: str) -> None:
 # -- elected -------------------------------------------------------------------------------------
 
 
-def test_the_first_leader_begins_the_timeline() -> None:
-    house = House()
+def test_the_first_leader_begins_the_timeline(house: House) -> None:
     house.tell(ProposerElected(0, 1, START, (TermEntry(1, START),)))
     state = house.disk.state
     assert state.term == 1, "no vote is needed"
@@ -180,8 +180,7 @@ def test_the_first_leader_begins_the_timeline() -> None:
     assert house.acceptor.last_log_term == 1, "without a byte written"
 
 
-def test_a_leader_cuts_off_what_is_not_its_own() -> None:
-    house = House()
+def test_a_leader_cuts_off_what_is_not_its_own(house: House) -> None:
     house.lead(1)
     house.append(1, A)
     house.append(1, B)
@@ -199,8 +198,7 @@ def test_a_leader_cuts_off_what_is_not_its_own() -> None:
     assert bytes(house.disk.wal) == A + B
 
 
-def test_the_same_leader_connects_again() -> None:
-    house = House()
+def test_the_same_leader_connects_again(house: House) -> None:
     house.lead(3)
     house.append(3, A)
     assert not house.tell(VoteRequest(0, 3)).vote_given
@@ -208,8 +206,7 @@ def test_the_same_leader_connects_again() -> None:
     assert house.append(3, B).flush_lsn == START + 16
 
 
-def test_a_leader_whose_term_is_over_is_ignored_until_it_appends() -> None:
-    house = House()
+def test_a_leader_whose_term_is_over_is_ignored_until_it_appends(house: House) -> None:
     house.lead(1)
     house.lead(4)
     before = house.acceptor.state
@@ -246,8 +243,7 @@ def elected(term: int, start: int, *pairs: tuple[int, int]) -> ProposerElected:
         ),
     ],
 )
-def test_leaders_that_are_refused(message: ProposerElected, text: str) -> None:
-    house = House()
+def test_leaders_that_are_refused(house: House, message: ProposerElected, text: str) -> None:
     house.lead(1)
     house.append(1, A)
     house.append(1, B, commit_lsn=START + 8)
@@ -264,8 +260,7 @@ def test_leaders_that_are_refused(message: ProposerElected, text: str) -> None:
 # -- appends -------------------------------------------------------------------------------------
 
 
-def test_appends_are_answered_with_what_is_on_disk() -> None:
-    house = House()
+def test_appends_are_answered_with_what_is_on_disk(house: House) -> None:
     house.lead(1)
     assert house.append(1, A) == AppendResponse(0, 1, START + 8, START)
     # half a record is taken, and on disk with a whole one, but not shown
@@ -286,8 +281,7 @@ def test_appends_are_answered_with_what_is_on_disk() -> None:
         (START + 16, b"", "an append at 0/100038 would leave a gap behind 0/100030"),
     ],
 )
-def test_no_gap_and_no_rewrite(begin: int, wal: bytes, text: str) -> None:
-    house = House()
+def test_no_gap_and_no_rewrite(house: House, begin: int, wal: bytes, text: str) -> None:
     house.lead(1)
     house.append(1, A)
     request = AppendRequest(0, 1, begin, begin + len(wal), START + 8, START + 8, wal)
@@ -298,15 +292,13 @@ def test_no_gap_and_no_rewrite(begin: int, wal: bytes, text: str) -> None:
     assert house.acceptor.state == before
 
 
-def test_bytes_and_positions_agree() -> None:
-    house = House()
+def test_bytes_and_positions_agree(house: House) -> None:
     house.lead(1)
     with pytest.raises(WalRefused, match="an append of 8 bytes from 0/100028 to 0/100038"):
         house.tell(AppendRequest(0, 1, START, START + 16, 0, 0, A))
 
 
-def test_nothing_is_appended_before_the_leader_announced_itself() -> None:
-    house = House()
+def test_nothing_is_appended_before_the_leader_announced_itself(house: House) -> None:
     house.lead(1)
     house.append(1, A)
     house.tell(VoteRequest(0, 2))
@@ -327,8 +319,7 @@ def test_nothing_is_appended_before_the_leader_announced_itself() -> None:
     assert house.append(3, B).flush_lsn == START + 16
 
 
-def test_unflushed_appends_are_answered_when_a_segment_is_full() -> None:
-    house = House()
+def test_unflushed_appends_are_answered_when_a_segment_is_full(house: House) -> None:
     house.lead(1)
     assert house.tell(AppendUnflushed(house.request(1, A))) is None
     assert house.acceptor.flush_lsn == START
@@ -338,8 +329,7 @@ def test_unflushed_appends_are_answered_when_a_segment_is_full() -> None:
     assert house.tell(FlushWal()) == AppendResponse(0, 1, 2 * SEGMENT + 16, START)
 
 
-def test_a_flush_is_always_answered() -> None:
-    house = House()
+def test_a_flush_is_always_answered(house: House) -> None:
     assert house.tell(FlushWal()) == AppendResponse(0, 0)
     house.lead(1)
     flushes = house.disk.flushes
@@ -362,8 +352,7 @@ def test_answers_carry_the_generation() -> None:
 # -- commit and the overlay ----------------------------------------------------------------------
 
 
-def test_the_commit_is_bounded_by_what_is_flushed_and_never_falls() -> None:
-    house = House()
+def test_the_commit_is_bounded_by_what_is_flushed_and_never_falls(house: House) -> None:
     house.lead(1)
     house.append(1, A)
     assert house.append(1, B, commit_lsn=START + 99).commit_lsn == START
@@ -377,8 +366,7 @@ def test_the_commit_is_bounded_by_what_is_flushed_and_never_falls() -> None:
     assert house.acceptor.commit_lsn == START
 
 
-def test_crossing_the_terms_begin_is_persisted_at_once() -> None:
-    house = House()
+def test_crossing_the_terms_begin_is_persisted_at_once(house: House) -> None:
     house.lead(1)
     house.append(1, A)
     house.append(1, B)
@@ -395,8 +383,7 @@ def test_crossing_the_terms_begin_is_persisted_at_once() -> None:
     assert house.disk.persists == persists + 1
 
 
-def test_every_persisted_change_writes_the_overlay() -> None:
-    house = House()
+def test_every_persisted_change_writes_the_overlay(house: House) -> None:
     house.lead(1)
     request = replace(house.request(1, A, START + 8), truncate_lsn=START + 3, proposer_id=b"p" * 16)
     house.tell(request)
@@ -412,8 +399,7 @@ def test_every_persisted_change_writes_the_overlay() -> None:
     assert state.proposer_id == b"p" * 16
 
 
-def test_a_checkpoint_persists_what_moved() -> None:
-    house = House()
+def test_a_checkpoint_persists_what_moved(house: House) -> None:
     house.lead(1)
     persists = house.disk.persists
     house.acceptor.checkpoint()
@@ -424,8 +410,7 @@ def test_a_checkpoint_persists_what_moved() -> None:
     assert house.append(1, b"").commit_lsn == START + 8
 
 
-def test_the_overlay_only_rises() -> None:
-    house = House()
+def test_the_overlay_only_rises(house: House) -> None:
     house.lead(1)
     house.tell(replace(house.request(1, b""), truncate_lsn=START + 8))
     house.tell(replace(house.request(1, b""), truncate_lsn=START))
@@ -436,8 +421,7 @@ def test_the_overlay_only_rises() -> None:
     assert (state.backup_lsn, state.remote_consistent_lsn) == (START, START)
 
 
-def test_peers_of_the_same_last_term_move_the_commit() -> None:
-    house = House()
+def test_peers_of_the_same_last_term_move_the_commit(house: House) -> None:
     house.acceptor.record_peer(AcceptorPeer(0, START))
     assert house.acceptor.commit_lsn == 0
     house.lead(2)
@@ -454,8 +438,7 @@ def test_peers_of_the_same_last_term_move_the_commit() -> None:
     assert house.acceptor.commit_lsn == START + 8
 
 
-def test_a_bumped_term_ends_the_leader() -> None:
-    house = House()
+def test_a_bumped_term_ends_the_leader(house: House) -> None:
     house.lead(2)
     assert house.acceptor.bump_term(2) == 2
     assert house.acceptor.bump_term(1) == 2
@@ -465,8 +448,7 @@ def test_a_bumped_term_ends_the_leader() -> None:
     assert house.append(2, A) == AppendResponse(0, 8)
 
 
-def test_a_log_that_lost_committed_bytes_is_not_opened() -> None:
-    house = House()
+def test_a_log_that_lost_committed_bytes_is_not_opened(house: House) -> None:
     house.lead(1)
     house.append(1, A, commit_lsn=START + 8)
     house.acceptor.checkpoint()
@@ -496,8 +478,7 @@ class Disagreeing:
         ({"term": 2}, "all but the overlay is as on disk"),
     ],
 )
-def test_validate_compares_with_the_disk(on_disk: dict[str, Any], rule: str) -> None:
-    house = House()
+def test_validate_compares_with_the_disk(house: House, on_disk: dict[str, Any], rule: str) -> None:
     house.lead(1)
     house.acceptor._control = Disagreeing(replace(house.disk.state, **on_disk))
     with pytest.raises(CorruptData, match=rule):

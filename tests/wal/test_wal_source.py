@@ -12,13 +12,7 @@ from typing import Any
 
 import anyio
 import pytest
-from wal_nodes import (  # type: ignore[import-not-found]
-    TENANT,
-    TIMELINE,
-    Node,
-    append,
-    nodes,
-)
+from wal_nodes import TENANT, TIMELINE, Node, append, nodes  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.connectors.sources.source import (
@@ -33,14 +27,12 @@ from actors.connectors.sources.source import (
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import CorruptData, InvalidUsage
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
-from actors.plan.jobs import ExecutorMessage
+from actors.kernel import SystemClock
 from actors.plan.schema import TableColumn
 from actors.protocol.api import SourceStatus
-from actors.service import Service
 from actors.settings import Settings
-from actors.testing.engine import InMemoryExecutor
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
+from service_house import running_service  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.anyio
 
@@ -384,13 +376,6 @@ async def test_acceptors_that_wait_for_a_writer_are_noted(tmp_path: Path) -> Non
 # -- in a service ---------------------------------------------------------------------------------
 
 
-def in_memory(
-    system: ActorSystem, settings: Settings, scratch: Path
-) -> ActorAddress[ExecutorMessage]:
-    address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(), "engine")
-    return address
-
-
 @asynccontextmanager
 async def running(tmp_path: Path) -> AsyncIterator[Client]:
     settings = Settings(
@@ -400,12 +385,8 @@ async def running(tmp_path: Path) -> AsyncIterator[Client]:
         retry_delay_ms_min=20,
         retry_delay_ms_max=200,
     )
-    with anyio.fail_after(200):
-        async with (
-            Service(settings, engine=in_memory) as service,
-            await Client.connect(service.address) as client,
-        ):
-            yield client
+    async with running_service(settings) as (_, client):
+        yield client
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:

@@ -4,12 +4,10 @@ of which is killed, and a service that is killed over and over."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from collections import Counter as Bag
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +15,14 @@ import anyio
 import anyio.abc
 import anyio.to_thread
 import pytest
-from test_push_killed import (  # type: ignore[import-not-found]
-    TENANT,
-    TIMELINE,
-    acceptor,
-    push,
-)
+from test_push_killed import TENANT, TIMELINE, acceptor, push  # type: ignore[import-not-found]
 
 from actors.client.client import Client
+from service_house import service_process  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.anyio
 
-CHILD = Path(__file__).parents[1] / "copying_service.py"
+SETTINGS = {"source_tick_ms": "20", "maintenance_ms": "20", "retry_delay_ms_max": "200"}
 LIVES = 2
 LINES = 1_000
 """Of each life."""
@@ -38,27 +32,6 @@ COUNT = 10 + LIVES * LINES
 @pytest.fixture
 def anyio_backend() -> str:
     return "asyncio"
-
-
-@asynccontextmanager
-async def service(tmp_path: Path) -> AsyncIterator[tuple[Client, anyio.abc.Process]]:
-    settings = {
-        "PENSTOCK_SOURCE_TICK_MS": "20",
-        "PENSTOCK_MAINTENANCE_MS": "20",
-        "PENSTOCK_RETRY_DELAY_MS_MAX": "200",
-    }
-    command = [sys.executable, str(CHILD), str(tmp_path / "state")]
-    served = await anyio.open_process(command, stderr=None, env=os.environ | settings)
-    try:
-        assert served.stdout is not None
-        address = (await served.stdout.receive()).decode().strip()
-        async with await Client.connect(address) as client:
-            yield client, served
-    finally:
-        if served.returncode is None:
-            served.kill()
-        await served.wait()
-        await served.aclose()
 
 
 def change(number: int) -> dict[str, Any]:
@@ -126,7 +99,7 @@ async def test_each_line_is_there_once_whoever_is_killed(tmp_path: Path) -> None
         }
         done = await anyio.to_thread.run_sync(push, ports, lines(10))
         for life in range(LIVES):
-            async with service(tmp_path) as (client, process):
+            async with service_process(tmp_path / "state", **SETTINGS) as (client, process):
                 if life == 0:
                     await client.create_source("log", config)
                 before = await held(client)
@@ -149,7 +122,7 @@ async def test_each_line_is_there_once_whoever_is_killed(tmp_path: Path) -> None
                         processes[0].kill()
                         processes[0].wait()
         *_, wanted = prefixes(COUNT)
-        async with service(tmp_path) as (client, _):
+        async with service_process(tmp_path / "state", **SETTINGS) as (client, _):
             while (found := await held(client)) != wanted:
                 assert found in prefixes(COUNT)
                 await anyio.sleep(0.05)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from decimal import localcontext
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from actors.errors import (
     OperationCanceled,
     PenstockError,
 )
-from actors.kernel import Actor, ReplySlot, RunningEffect
+from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot, RunningEffect
 from actors.persist.schemas import read_as
 from actors.plan.delta import TO, DeltaPlan, summed_first
 from actors.plan.input_names import InputKind
@@ -59,6 +59,7 @@ from actors.plan.jobs import (
 )
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.settings import Settings
 from actors.spark.bucket_reading import bucket_spec, open_bucket, open_part
 from actors.testing.analysis import analyzed
 from actors.testing.expressions import WIDE
@@ -393,3 +394,17 @@ def table_of(relation: NodeRelation) -> pa.Table:
         fields.append(pa.field(name, pa.int64()))
         arrays.append(pa.array([update[position] for update in relation.updates], pa.int64()))
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def in_memory_engine(
+    controls: EngineControls | None = None,
+) -> Callable[[ActorSystem, Settings, Path], ActorAddress[ExecutorMessage]]:
+    """Return a `Service`'s `engine` argument that starts an `InMemoryExecutor`."""
+
+    def start(
+        system: ActorSystem, settings: Settings, scratch: Path
+    ) -> ActorAddress[ExecutorMessage]:
+        address: ActorAddress[Any] = system.spawn(lambda: InMemoryExecutor(controls), "engine")
+        return address
+
+    return start

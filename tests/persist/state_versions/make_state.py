@@ -29,13 +29,13 @@ ROOT: Final = HERE.parents[2]
 sys.path[:0] = [str(HERE.parent), str(ROOT / "tests" / "clients")]
 
 from sample_rows import KINDS, kinds_row  # noqa: E402
-from serving import in_memory  # type: ignore[import-not-found]  # noqa: E402
 
 from actors.client.client import Client  # noqa: E402
 from actors.plan.schema import TableColumn  # noqa: E402
 from actors.protocol.role_messages import ChangeRights, CreateRole, ListRoles, RolesReport  # noqa: E402
 from actors.service import Service  # noqa: E402
 from actors.settings import Settings  # noqa: E402
+from actors.testing.engine import in_memory_engine  # noqa: E402
 
 KINDS_ROWS: Final = 40
 ORDERS_ROWS: Final = 400
@@ -118,7 +118,7 @@ async def make(folder: Path) -> None:
     }
     settings = settings_of(folder / "state", **limits)
     async with (
-        Service(settings, engine=in_memory) as service,
+        Service(settings, engine=in_memory_engine()) as service,
         await Client.connect(service.address) as client,
     ):
         await make_objects(client)

@@ -46,7 +46,7 @@ from tests.simulators.halves.outside import SimulatedConnectors
 from tests.simulators.halves.rest import compute_is_told, health_is_told, storage_is_told
 from tests.simulators.halves.schedule import HalvesAction, HalvesSchedule
 from tests.simulators.halves.wishes import ComputeTruth, StorageTruth
-from tests.simulators.service.cluster import RunReport
+from tests.simulators.service.cluster import RunReport, report_of
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation
 
@@ -472,11 +472,4 @@ def simulate(schedule: HalvesSchedule, *, keep_trace: bool = False) -> RunReport
     )
     if world.most_delayed == schedule.setting.window:
         struck["delayed by a whole window"] = 1
-    return RunReport(
-        schedule.seed,
-        world.trace.hash,
-        world.trace.steps,
-        dict(sorted((+struck).items())),
-        violation,
-        tuple(world.trace.lines),
-    )
+    return report_of(schedule.seed, world.trace, +struck, violation)

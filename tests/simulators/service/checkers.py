@@ -353,53 +353,47 @@ class ExchangeChecker:
 
 class ReplicaChecker:
     """Checks that on one connection to the cluster both sides keep the rules of the protocol, as
-    `CommandRules` and `ResponseRules` have them.
+    the rules of commands and responses have them.
 
     Does not cover: contents (the checkers of reads and subscriptions see them at the client), and
     responses without a reader.
     """
 
+    name = "replica"
+    sent: Any = Command
+    received: Any = Response
+
     def __init__(self, settings: Settings) -> None:
-        self._commands = CommandRules(None, settings)
-        self._responses = ResponseRules()
+        self._commands: Any = CommandRules(None, settings)
+        self._responses: Any = ResponseRules()
 
     def heard(self, message: Any) -> None:
         """Check a command sent, or a response received."""
         try:
-            if isinstance(message, Response):
+            if isinstance(message, self.received):
                 self._responses.check(message)
                 if isinstance(message, PeekResponse):
                     self._commands.answered(message.uuid)
                 for id_ in self._responses.ended:
                     self._commands.ended(id_)
                 self._responses.ended.clear()
-            elif isinstance(message, Command):
+            elif isinstance(message, self.sent):
                 self._commands.check(message)
                 self._responses.heard(message)
         except (RemoteProtocolError, InvalidUsage) as error:
-            raise CheckerViolation(f"replica: {error}") from None
+            raise CheckerViolation(f"{self.name}: {error}") from None
 
 
-class StorageChecker:
+class StorageChecker(ReplicaChecker):
     """Checks the same on one connection to a storage half."""
+
+    name = "storage"
+    sent = storage.Command
+    received = storage.Response
 
     def __init__(self, settings: Settings) -> None:
         self._commands = StorageCommandRules(settings)
         self._responses = StorageResponseRules()
-
-    def heard(self, message: Any) -> None:
-        """Check a command sent, or a response received."""
-        try:
-            if isinstance(message, storage.Response):
-                self._responses.check(message)
-                for id_ in self._responses.ended:
-                    self._commands.ended(id_)
-                self._responses.ended.clear()
-            elif isinstance(message, storage.Command):
-                self._commands.check(message)
-                self._responses.heard(message)
-        except (RemoteProtocolError, InvalidUsage) as error:
-            raise CheckerViolation(f"storage: {error}") from None
 
 
 def difference(found: Bag, wanted: Bag) -> str:

@@ -27,7 +27,7 @@ import random
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -51,12 +51,7 @@ from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from actors.transport.connection import TransportListener
 from actors.worker import Worker
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
-from tests.simulators.service.crash import (
-    LIFE,
-    CrashableLoop,
-    EndlessRun,
-    undisturbed,
-)
+from tests.simulators.service.crash import LIFE, CrashableLoop, EndlessRun, undisturbed
 from tests.simulators.service.engine import FaultyExecutor
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation, ShardHistories
@@ -68,7 +63,7 @@ from tests.simulators.service.links import (
 )
 from tests.simulators.service.observed import ObservedLink
 from tests.simulators.service.outside import SimulatedOutside, SinksChecker
-from tests.simulators.service.rivals import ControllerWatch, RivalLedger
+from tests.simulators.service.rivals import ComputeLedger, ControllerWatch
 from tests.simulators.service.schedule import ClusterSchedule, ClusterSetting
 from tests.simulators.service.storage_checkers import (
     RenderingsChecker,
@@ -77,12 +72,7 @@ from tests.simulators.service.storage_checkers import (
     halves_of,
 )
 from tests.simulators.service.storage_rivals import StorageRivalry, StorageWatch
-from tests.simulators.service.stores import (
-    FaultyBlob,
-    FaultyConsensus,
-    LatePersist,
-    SimulatedDisk,
-)
+from tests.simulators.service.stores import FaultyBlob, FaultyConsensus, LatePersist, SimulatedDisk
 
 DOWN_S: Final = 0.02
 """Time between the end of a service and the start of its successor, in s."""
@@ -101,6 +91,15 @@ class RunReport(msgspec.Struct, frozen=True):
     violation: str = ""
     """Text of the first violation; "" if there was none."""
     trace: tuple[str, ...] = ()
+
+
+def report_of(
+    seed: int, trace: TraceDigest, struck: Mapping[str, int], violation: object
+) -> RunReport:
+    """Return the report of a run that has ended; `violation`: "" or None if there was none."""
+    faults = dict(sorted(struck.items()))
+    lines = tuple(trace.lines)
+    return RunReport(seed, trace.hash, trace.steps, faults, str(violation or ""), lines)
 
 
 KEPT_SETTINGS: Final = frozenset(
@@ -264,7 +263,7 @@ class SimulatedCluster:
         self.holds = StorageHoldsChecker(self.history, self.sinks)
         self.told = StorageToldChecker(self.settings.workers, self.history, self.sinks)
         self.renderings = RenderingsChecker()
-        self.rivalry = RivalLedger()
+        self.rivalry = ComputeLedger()
         self.storage_rivalry = StorageRivalry()
         self.violation: CheckerViolation | None = None
         self.failed = asyncio.Event()
@@ -469,16 +468,16 @@ def _forgotten(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-def simulate(schedule: ClusterSchedule, *, keep_trace: bool = False) -> RunReport:
-    """Run a schedule. Never raises for a fault of the service: see `RunReport.violation`."""
-    # A run makes young garbage only: it is collected once, when the run is over.
+@contextlib.contextmanager
+def quiet_run() -> Iterator[None]:
+    """Keep the service's log silent, and collect the garbage of a run, which is young, once."""
     collects = gc.isenabled()
     gc.disable()
     quiet = logging.getLogger("penstock")
     level = quiet.level
     quiet.setLevel(logging.CRITICAL + 1)
     try:
-        return _simulate(schedule, keep_trace)
+        yield
     finally:
         quiet.setLevel(level)
         with undisturbed():
@@ -487,33 +486,41 @@ def simulate(schedule: ClusterSchedule, *, keep_trace: bool = False) -> RunRepor
             gc.enable()
 
 
-def _simulate(schedule: ClusterSchedule, keep_trace: bool) -> RunReport:
-    from tests.simulators.service.run import drive
-
-    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
-    directory = Path(tempfile.mkdtemp(prefix="penstock-sim-", dir=base))
-    loop = CrashableLoop(f"order {schedule.seed}")
+@contextlib.contextmanager
+def crashable_loop(seed: int) -> Iterator[CrashableLoop]:
+    """Make a loop of the seed's order the current one, and close it with all killed tasks."""
+    loop = CrashableLoop(f"order {seed}")
     asyncio.set_event_loop(loop)
     try:
-        world = SimulatedCluster(schedule, directory, keep_trace)
-        try:
-            with kernel_limits_of(world.settings):
-                loop.run_until_complete(drive(world))
-        except (VirtualDeadlock, EndlessRun) as error:
-            world.violation = world.violation or CheckerViolation(f"liveness: {error}")
-        faults = Counter(fault.kind for fault in world.injector.struck)
-        return RunReport(
-            schedule.seed,
-            world.trace.hash,
-            world.trace.steps,
-            dict(sorted(faults.items())),
-            "" if world.violation is None else str(world.violation),
-            tuple(world.trace.lines),
-        )
+        yield loop
     finally:
         with undisturbed():
             loop.close_killed_tasks()
         with contextlib.suppress(Exception):
             loop.close()
         asyncio.set_event_loop(None)
+
+
+def simulate(schedule: ClusterSchedule, *, keep_trace: bool = False) -> RunReport:
+    """Run a schedule. Never raises for a fault of the service: see `RunReport.violation`."""
+    with quiet_run():
+        return _simulate(schedule, keep_trace)
+
+
+def _simulate(schedule: ClusterSchedule, keep_trace: bool) -> RunReport:
+    from tests.simulators.service.run import drive
+
+    base = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    directory = Path(tempfile.mkdtemp(prefix="penstock-sim-", dir=base))
+    try:
+        with crashable_loop(schedule.seed) as loop:
+            world = SimulatedCluster(schedule, directory, keep_trace)
+            try:
+                with kernel_limits_of(world.settings):
+                    loop.run_until_complete(drive(world))
+            except (VirtualDeadlock, EndlessRun) as error:
+                world.violation = world.violation or CheckerViolation(f"liveness: {error}")
+            struck = Counter(fault.kind for fault in world.injector.struck)
+            return report_of(schedule.seed, world.trace, struck, world.violation)
+    finally:
         shutil.rmtree(directory, ignore_errors=True)

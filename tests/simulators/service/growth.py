@@ -36,20 +36,57 @@ def factor_of(name: str) -> int | None:
     return None if match is None else int(match[1])
 
 
-class GrowingSource:
-    """A source that counts, with further columns; see `SourceConnector`."""
+class InnerSource:
+    """A source that passes all calls to another one; see `SourceConnector`."""
 
     def __init__(self, inner: SourceConnector) -> None:
         self._inner = inner
-        self._further: tuple[str, ...] = ()
-        self._grown = 0
-        self._ready: deque[Given] = deque()
 
     async def describe(
         self, wanted: Mapping[str, Sequence[str]] | None
     ) -> tuple[SourceExport, ...]:
         """Call the inner source."""
         return await self._inner.describe(wanted)
+
+    async def describe_added(
+        self, export: SourceExport, columns: Sequence[TableColumn]
+    ) -> tuple[TableColumn, ...]:
+        """Call the inner source."""
+        return await self._inner.describe_added(export, columns)
+
+    async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
+        """Call the inner source."""
+        await self._inner.open(exports, position)
+
+    async def next(self) -> Given:
+        """Call the inner source."""
+        return await self._inner.next()
+
+    async def taken(self, position: str) -> None:
+        """Call the inner source."""
+        await self._inner.taken(position)
+
+    def lag(self) -> SourceLag:
+        """Call the inner source."""
+        return self._inner.lag()
+
+    async def close(self) -> None:
+        """Call the inner source."""
+        await self._inner.close()
+
+    async def forget(self) -> None:
+        """Call the inner source."""
+        await self._inner.forget()
+
+
+class GrowingSource(InnerSource):
+    """A source that counts, with further columns."""
+
+    def __init__(self, inner: SourceConnector) -> None:
+        super().__init__(inner)
+        self._further: tuple[str, ...] = ()
+        self._grown = 0
+        self._ready: deque[Given] = deque()
 
     async def describe_added(
         self, export: SourceExport, columns: Sequence[TableColumn]
@@ -117,15 +154,3 @@ class GrowingSource:
 
     async def taken(self, position: str) -> None:
         """Do nothing: nothing is kept for it."""
-
-    def lag(self) -> SourceLag:
-        """Call the inner source."""
-        return self._inner.lag()
-
-    async def close(self) -> None:
-        """Call the inner source."""
-        await self._inner.close()
-
-    async def forget(self) -> None:
-        """Call the inner source."""
-        await self._inner.forget()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, Final, cast
@@ -25,24 +25,18 @@ from actors.connectors.factory import ConnectorFactory
 from actors.connectors.sink_task import SinkTask
 from actors.connectors.sinks.messages import SinkWork
 from actors.connectors.sinks.sink import SinkConnector, SinkStatistics
-from actors.connectors.sources.source import (
-    Given,
-    SourceConnector,
-    SourceExport,
-    SourceLag,
-    SourceUnreachable,
-)
+from actors.connectors.sources.source import Given, SourceConnector, SourceExport, SourceUnreachable
 from actors.errors import WriterFenced
 from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.persist import PersistClient
 from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.plan.schema import DIFF, TIME, TableSchema
 from actors.progress import Frontier, ObjectId, ShardId
 from actors.protocol.storage import ConnectorConfiguration, SinkDescription
 from actors.settings import Settings
 from actors.storage.half import StorageConnectors as Reach
 from tests.simulators.service.faults import FAIL, LOST_ANSWER, FaultInjector
-from tests.simulators.service.growth import GrowingSource
+from tests.simulators.service.growth import GrowingSource, InnerSource
 from tests.simulators.service.history import CheckerViolation, ShardHistories, Update
 from tests.simulators.service.queries import Bag, trimmed
 
@@ -193,51 +187,23 @@ class MemorySink:
         """Do nothing: no resource is held."""
 
 
-class FaultySource:
+class FaultySource(InnerSource):
     """A source that is unreachable now and then."""
 
     def __init__(self, inner: SourceConnector, injector: FaultInjector) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._injector = injector
 
-    async def describe(
-        self, wanted: Mapping[str, Sequence[str]] | None
-    ) -> tuple[SourceExport, ...]:
-        """Call the inner source; see `SourceConnector`."""
-        return await self._inner.describe(wanted)
-
-    async def describe_added(
-        self, export: SourceExport, columns: Sequence[TableColumn]
-    ) -> tuple[TableColumn, ...]:
-        """Call the inner source; see `SourceConnector`."""
-        return await self._inner.describe_added(export, columns)
-
     async def open(self, exports: Sequence[SourceExport], position: str | None) -> None:
-        """Open the inner source, if no fault strikes; see `SourceConnector`."""
+        """Open the inner source, if no fault strikes."""
         await _suffer(self._injector, "source.open")
         self._injector.trace.note("source opens at", position)
-        await self._inner.open(exports, position)
+        await super().open(exports, position)
 
     async def next(self) -> Given:
-        """Call the inner source, if no fault strikes; see `SourceConnector`."""
+        """Call the inner source, if no fault strikes."""
         await _suffer(self._injector, "source.next")
-        return await self._inner.next()
-
-    async def taken(self, position: str) -> None:
-        """Call the inner source; see `SourceConnector`."""
-        await self._inner.taken(position)
-
-    def lag(self) -> SourceLag:
-        """Call the inner source; see `SourceConnector`."""
-        return self._inner.lag()
-
-    async def close(self) -> None:
-        """Call the inner source; see `SourceConnector`."""
-        await self._inner.close()
-
-    async def forget(self) -> None:
-        """Call the inner source; see `SourceConnector`."""
-        await self._inner.forget()
+        return await super().next()
 
 
 class SimulatedOutside(ConnectorFactory):

@@ -1,13 +1,9 @@
-"""Mutants: each leaves out one rule of the service, by patching, while its context manager lasts.
-
-They prove the simulation: each must be found in few seeds; the tests' `FOUND` names one of these.
-"""
+"""Mutants: each leaves out one rule of the service; see `mutants`."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from unittest import mock
 
@@ -24,44 +20,37 @@ from actors.persist.machine import ShardMachine
 from actors.plan.updates import empty_updates
 from actors.protocol.compute import TaggedResponse
 from actors.protocol.internal import PartFetched
+from tests.simulators.mutants import Mutants
 from tests.simulators.service import planted_storage
 
+PLANTED: Final = Mutants()
 
-@contextmanager
-def no_nonce_check() -> Iterator[None]:
+
+@PLANTED.replaces(ChannelAdapter, "_from_worker")
+async def no_nonce_check(self: ChannelAdapter, tagged: TaggedResponse) -> None:
     """Let the adapter forward every response to the present connection."""
-
-    async def from_worker(self: ChannelAdapter, tagged: TaggedResponse) -> None:
-        current = self._rules.current
-        if current is not None and self._rules.connected:
-            self._forward(TaggedResponse(current, tagged.response, tagged.serial))
-        else:
-            await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
-
-    with mock.patch.object(ChannelAdapter, "_from_worker", from_worker):
-        yield
+    current = self._rules.current
+    if current is not None and self._rules.connected:
+        self._forward(TaggedResponse(current, tagged.response, tagged.serial))
+    else:
+        await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
 
 
-@contextmanager
-def past_a_failed_fetch() -> Iterator[None]:
+@PLANTED.replaces(FetchTask, "_failed")
+def past_a_failed_fetch(self: FetchTask, job: Any, error: PenstockError) -> None:
     """Count a fetch that failed for good as an empty one."""
-
-    def failed(self: FetchTask, job: Any, error: PenstockError) -> None:
-        self._finish(job)
-        consumer: ActorAddress[Any] = self._consumer
-        consumer.reply(
-            PartFetched(
-                dataflow=self._dataflow,
-                incarnation=self._incarnation,
-                input_index=self._index,
-                time=job.fetch.time,
-                key=job.fetch.part.key,
-                updates=empty_updates(self._schema),
-            )
+    self._finish(job)
+    consumer: ActorAddress[Any] = self._consumer
+    consumer.reply(
+        PartFetched(
+            dataflow=self._dataflow,
+            incarnation=self._incarnation,
+            input_index=self._index,
+            time=job.fetch.time,
+            key=job.fetch.part.key,
+            updates=empty_updates(self._schema),
         )
-
-    with mock.patch.object(FetchTask, "_failed", failed):
-        yield
+    )
 
 
 class _Hasty:
@@ -84,110 +73,65 @@ class _Hasty:
         return getattr(self._inner, name)
 
 
-@contextmanager
-def acknowledged_before_durable() -> Iterator[None]:
+@PLANTED.wraps(ShardMachine, "_set")
+async def acknowledged_before_durable(right: Any, self: ShardMachine, *args: Any) -> Any:
     """Show and acknowledge a change of documents while it is still being written."""
-    right = ShardMachine._set
-
-    async def set_(self: ShardMachine, *args: Any) -> bool:
-        real, lock = self._consensus, self.__dict__.setdefault("planted", asyncio.Lock())
-        self._consensus = _Hasty(real, lock)
-        try:
-            return await right(self, *args)
-        finally:
-            self._consensus = real
-
-    with mock.patch.object(ShardMachine, "_set", set_):
-        yield
+    real, lock = self._consensus, self.__dict__.setdefault("planted", asyncio.Lock())
+    self._consensus = _Hasty(real, lock)
+    try:
+        return await right(self, *args)
+    finally:
+        self._consensus = real
 
 
-@contextmanager
-def lease_released_early() -> Iterator[None]:
+@PLANTED.wraps(ListenTask, "_describe")
+def lease_released_early(right: Any, self: ListenTask, item: Any, index: int) -> Any:
     """Let the listen task release a part as soon as it has described it."""
-    right = ListenTask._describe
-
-    def describe(self: ListenTask, item: Any, index: int) -> Any:
-        described = right(self, item, index)
-        self._release([self._leases.pop(described.key)])
-        return described
-
-    with mock.patch.object(ListenTask, "_describe", describe):
-        yield
+    described = right(self, item, index)
+    self._release([self._leases.pop(described.key)])
+    return described
 
 
-@contextmanager
-def stash_forgotten() -> Iterator[None]:
+@PLANTED.wraps(StashRules, "judge")
+def stash_forgotten(right: Any, self: StashRules, tagged: TaggedResponse) -> Any:
     """Let the adapter drop responses for a connection that it does not serve yet."""
-    right = StashRules.judge
-
-    def judge(self: StashRules, tagged: TaggedResponse) -> NonceVerdict:
-        verdict = right(self, tagged)
-        if verdict is NonceVerdict.STASH:
-            self.clear()
-            return NonceVerdict.DROP
-        return verdict
-
-    with mock.patch.object(StashRules, "judge", judge):
-        yield
+    verdict = right(self, tagged)
+    if verdict is NonceVerdict.STASH:
+        self.clear()
+        return NonceVerdict.DROP
+    return verdict
 
 
-@contextmanager
-def displaced_unproved() -> Iterator[None]:
+@PLANTED.wraps(ConnectionAcceptor, "_accept")
+async def displaced_unproved(
+    right: Any, self: ConnectionAcceptor, message: AcceptConnection
+) -> None:
     """Let a newcomer displace the active client before its two first commands are checked."""
-    right = ConnectionAcceptor._accept
-
-    async def accept(self: ConnectionAcceptor, message: AcceptConnection) -> None:
-        if self._current is not None:
-            nonce = message.hello.nonce
-            await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
-        await right(self, message)
-
-    with mock.patch.object(ConnectionAcceptor, "_accept", accept):
-        yield
+    if self._current is not None:
+        nonce = message.hello.nonce
+        await self._release(ConnectionDisplaced(f"a newer connection ({nonce}) took over"))
+    await right(self, message)
 
 
-@contextmanager
-def nonce_used_again() -> Iterator[None]:
+@PLANTED.wraps(ConnectionAcceptor, "_accept")
+async def nonce_used_again(right: Any, self: ConnectionAcceptor, message: AcceptConnection) -> None:
     """Let the acceptor forget the used nonces."""
-    right = ConnectionAcceptor._accept
-
-    async def accept(self: ConnectionAcceptor, message: AcceptConnection) -> None:
-        self._nonces.clear()
-        await right(self, message)
-
-    with mock.patch.object(ConnectionAcceptor, "_accept", accept):
-        yield
+    self._nonces.clear()
+    await right(self, message)
 
 
-@contextmanager
+@PLANTED.planted
 def peeks_not_forgotten() -> Iterator[None]:
     """Let a worker go on with the peeks of a client that is gone."""
     with mock.patch.object(PeekHolds, "forget", return_value=[]):
         yield
 
 
-@contextmanager
-def winner_not_read() -> Iterator[None]:
+@PLANTED.wraps(ReplicaFollower, "read")
+async def winner_not_read(right: Any, self: ReplicaFollower, lo: int, hi: int) -> Any:
     """Let a replica that lost a race go on as if the winner had appended no hidden state."""
-    right = ReplicaFollower.read
-
-    async def read(self: ReplicaFollower, lo: int, hi: int) -> ReplicaAppend:
-        found = await right(self, lo, hi)
-        return ReplicaAppend(tuple(each.slice(0, 0) for each in found.hidden), found.errors)
-
-    with mock.patch.object(ReplicaFollower, "read", read):
-        yield
+    found = await right(self, lo, hi)
+    return ReplicaAppend(tuple(each.slice(0, 0) for each in found.hidden), found.errors)
 
 
-PLANTED: Final[dict[str, Callable[[], Any]]] = {
-    "no_nonce_check": no_nonce_check,
-    "past_a_failed_fetch": past_a_failed_fetch,
-    "acknowledged_before_durable": acknowledged_before_durable,
-    "lease_released_early": lease_released_early,
-    "stash_forgotten": stash_forgotten,
-    "displaced_unproved": displaced_unproved,
-    "nonce_used_again": nonce_used_again,
-    "peeks_not_forgotten": peeks_not_forgotten,
-    "winner_not_read": winner_not_read,
-    **planted_storage.BUGS,
-}
+PLANTED.update(planted_storage.BUGS)

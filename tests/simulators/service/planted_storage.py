@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 from unittest import mock
 
 from msgspec.structs import replace
@@ -25,25 +24,24 @@ from actors.storage.pursuits import DesiredState
 from actors.storage.renderings import RenderingEnded
 from actors.storage.state import StorageState
 from actors.storage.telling import dataflow_rows
+from tests.simulators.mutants import Mutants
 from tests.simulators.service.storage_checkers import id_of
 
+BUGS: Final = Mutants()
+"""Only runs with a source can find one (`schedule.has_source`)."""
 
-@contextmanager
-def storage_nonce_unchecked() -> Iterator[None]:
+
+@BUGS.replaces(StorageAdapter, "_from_worker")
+async def storage_nonce_unchecked(self: StorageAdapter, tagged: Any) -> None:
     """Let the storage half's adapter forward every response to the present connection."""
-
-    async def from_worker(self: StorageAdapter, tagged: Any) -> None:
-        current = self._rules.current
-        if current is not None and self._rules.connected:
-            self._forward(StorageTaggedResponse(current, tagged.response, tagged.serial))
-        else:
-            await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
-
-    with mock.patch.object(StorageAdapter, "_from_worker", from_worker):
-        yield
+    current = self._rules.current
+    if current is not None and self._rules.connected:
+        self._forward(StorageTaggedResponse(current, tagged.response, tagged.serial))
+    else:
+        await self._down(ResponsesForwarded(tagged.nonce, (tagged.serial,)))
 
 
-@contextmanager
+@BUGS.planted
 def rendered_after_its_drop() -> Iterator[None]:
     """Keep the look-up of a dropped object, whose answer then renders the object."""
     right_drop, right_found = DesiredState.drop, DesiredState.found
@@ -66,24 +64,18 @@ def rendered_after_its_drop() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def dropped_out_of_order() -> Iterator[None]:
+@BUGS.wraps(StorageState, "_drop")
+def dropped_out_of_order(right: Any, self: StorageState, id: str) -> Any:
     """Let a worker drop when its client says so, not at the drop's place in the one order."""
-    right = StorageState._drop
-
-    def drop(self: StorageState, id: str) -> list[Any]:
-        effects = right(self, id)
-        if self.index != 0:
-            for change in self.renderings.apply(self.next_index, DropObjects((id,))):
-                if isinstance(change, RenderingEnded):
-                    effects += self._ended(change)
-        return effects
-
-    with mock.patch.object(StorageState, "_drop", drop):
-        yield
+    effects = right(self, id)
+    if self.index != 0:
+        for change in self.renderings.apply(self.next_index, DropObjects((id,))):
+            if isinstance(change, RenderingEnded):
+                effects += self._ended(change)
+    return effects
 
 
-@contextmanager
+@BUGS.planted
 def unmentioned_kept() -> Iterator[None]:
     """Let a reconciliation keep the objects that its client does not mention."""
 
@@ -94,22 +86,16 @@ def unmentioned_kept() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def shown_by_all_workers() -> Iterator[None]:
+@BUGS.wraps(StorageHalf, "rows")
+def shown_by_all_workers(right: Any, self: StorageHalf, name: str) -> Any:
     """Let every worker show the dataflows that any of them runs."""
-    right = StorageHalf.rows
-
-    def rows(self: StorageHalf, name: str) -> Iterator[Any]:
-        yield from right(self, name)
-        if name == "dataflows":
-            mine = {id_of(made) for made in self._described.values()}
-            for id_, each in self.state.renderings.current.items():
-                if id_ not in mine:
-                    made: Any = each.what
-                    yield from dataflow_rows(self._index, made, "running")
-
-    with mock.patch.object(StorageHalf, "rows", rows):
-        yield
+    yield from right(self, name)
+    if name == "dataflows":
+        mine = {id_of(made) for made in self._described.values()}
+        for id_, each in self.state.renderings.current.items():
+            if id_ not in mine:
+                made: Any = each.what
+                yield from dataflow_rows(self._index, made, "running")
 
 
 class _Forgetful:
@@ -125,92 +111,50 @@ class _Forgetful:
         return getattr(self._inner, name)
 
 
-@contextmanager
-def sink_begun_anew() -> Iterator[None]:
+@BUGS.wraps(SinkTask, "__init__")
+def sink_begun_anew(right: Any, self: SinkTask, *args: Any, **options: Any) -> None:
     """Let a sink task begin at the sink's as_of, whatever was committed."""
-    right = SinkTask.__init__
-
-    def init(self: SinkTask, *args: Any, **options: Any) -> None:
-        right(self, *args, **options)
-        make = self._make
-        self._make = lambda *each: _Forgetful(make(*each))
-
-    with mock.patch.object(SinkTask, "__init__", init):
-        yield
+    right(self, *args, **options)
+    make = self._make
+    self._make = lambda *each: _Forgetful(make(*each))
 
 
-@contextmanager
-def hold_moved_first() -> Iterator[None]:
+@BUGS.wraps(_Driver, "_write")
+async def hold_moved_first(
+    right: Any, self: _Driver, found: Any, upper: int, stretches: Any
+) -> None:
     """Move a sink's hold before its batch is committed."""
-    right = _Driver._write
-
-    async def write(self: _Driver, found: Any, upper: int, stretches: Any) -> None:
-        await right(self, found, upper, stretches)
-        work = self._work
-        await self._persist.set_hold(work.shard, hold_of(work.id), upper)
-        await self._reader.downgrade(upper)
-
-    with mock.patch.object(_Driver, "_write", write):
-        yield
+    await right(self, found, upper, stretches)
+    work = self._work
+    await self._persist.set_hold(work.shard, hold_of(work.id), upper)
+    await self._reader.downgrade(upper)
 
 
-@contextmanager
-def view_hold_ahead() -> Iterator[None]:
+@BUGS.wraps(commit, "holds_at")
+def view_hold_ahead(right: Any, description: Any, export: Any, lo: int) -> Any:
     """Move a view's holds on its inputs ahead of the time that a restart resumes from."""
-    right = commit.holds_at
-
-    def ahead(description: Any, export: Any, lo: int) -> Any:
-        return right(description, export, lo + 100)
-
-    with mock.patch.object(commit, "holds_at", ahead):
-        yield
+    return right(description, export, lo + 100)
 
 
-@contextmanager
-def told_before_durable() -> Iterator[None]:
+@BUGS.wraps(IngestTask, "_commit")
+def told_before_durable(right: Any, self: IngestTask, batch: Any) -> None:
     """Report a source's upper when the write begins, not when it is durable."""
-    right = IngestTask._commit
-
-    def at_once(self: IngestTask, batch: Any) -> None:
-        upper = batch.time + 1
-        sealed = tuple((name, upper) for name in self._shards.exports)
-        self._owner.reply(IngestRunning(self._id, self._number, upper, sealed, ()))
-        right(self, batch)
-
-    with mock.patch.object(IngestTask, "_commit", at_once):
-        yield
+    upper = batch.time + 1
+    sealed = tuple((name, upper) for name in self._shards.exports)
+    self._owner.reply(IngestRunning(self._id, self._number, upper, sealed, ()))
+    right(self, batch)
 
 
-@contextmanager
-def contents_without_position() -> Iterator[None]:
+@BUGS.wraps(IngestShards, "_append")
+async def contents_without_position(
+    right: Any, self: IngestShards, upper: int, remap: Any, *more: Any
+) -> Any:
     """Make a source's rows durable without the position behind them."""
-    right = IngestShards._append
-
-    async def append(self: IngestShards, upper: int, remap: Any, *more: Any) -> int:
-        return await right(self, upper, (), *more)
-
-    with mock.patch.object(IngestShards, "_append", append):
-        yield
+    return await right(self, upper, (), *more)
 
 
-@contextmanager
+@BUGS.planted
 def columns_not_told() -> Iterator[None]:
     """Give a table columns without telling its source."""
     with mock.patch.object(TableSchema, "extends", lambda self, other: self == other):
         yield
-
-
-BUGS = {
-    "storage_nonce_unchecked": storage_nonce_unchecked,
-    "rendered_after_its_drop": rendered_after_its_drop,
-    "dropped_out_of_order": dropped_out_of_order,
-    "unmentioned_kept": unmentioned_kept,
-    "shown_by_all_workers": shown_by_all_workers,
-    "sink_begun_anew": sink_begun_anew,
-    "hold_moved_first": hold_moved_first,
-    "view_hold_ahead": view_hold_ahead,
-    "told_before_durable": told_before_durable,
-    "contents_without_position": contents_without_position,
-    "columns_not_told": columns_not_told,
-}
-"""Mutants of the storage half; only runs with a source can find one (`schedule.has_source`)."""

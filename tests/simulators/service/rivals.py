@@ -24,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Final, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from actors.cluster.client import ClusterClient
 from actors.compute.history import ComputeHistory
@@ -58,6 +59,7 @@ from actors.protocol.compute import (
     SubscribeResponse,
     ViewExport,
 )
+from actors.storage.history import StorageHistory
 from tests.simulators.service.checkers import ReplicaChecker, SubscribeChecker, difference
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.links import FaultyClusterClient
@@ -67,6 +69,7 @@ from tests.simulators.service.schedule import ClientOperation
 if TYPE_CHECKING:
     from tests.simulators.service.cluster import SimulatedCluster
 
+H = TypeVar("H", bound=ComputeHistory | StorageHistory)
 VISIT_S: Final = 30.0
 """Virtual time within which a visit ends."""
 STAYS_MS: Final = (0, 5, 30, 100, 400, 1_500)
@@ -75,11 +78,12 @@ NEVER_IN_POWER: Final = "visitor"
 """Prefix of the nonces of clients that must not displace another."""
 
 
-class RivalLedger:
-    """Knowledge that the rivals of a run share."""
+class RivalLedger(Generic[H]):
+    """Knowledge that the rivals of a run share; `H` is the history of the half that they visit."""
 
-    def __init__(self) -> None:
-        self._history = ComputeHistory()
+    def __init__(self, history: Callable[..., H]) -> None:
+        self._new_history = history
+        self._history = history()
         self.used: list[tuple[int, str]] = []
         """(life of the service, nonce) of the clients that were surely served."""
         self._count = 0
@@ -89,13 +93,20 @@ class RivalLedger:
         self._count += 1
         return f"{what}-{self._count}"
 
-    def learn(self, commands: list[Command]) -> None:
+    def learn(self, commands: Sequence[Any]) -> None:
         """Note the commands of the controller's new connection."""
-        self._history = ComputeHistory(commands)
+        self._history = self._new_history(commands)
 
-    def add(self, command: Command) -> None:
+    def add(self, command: Any) -> None:
         """Note a further command of the controller."""
         self._history.push(command)
+
+
+class ComputeLedger(RivalLedger[ComputeHistory]):
+    """The ledger of rivals of the compute half."""
+
+    def __init__(self) -> None:
+        super().__init__(ComputeHistory)
 
     def replay(self, workers: int) -> list[Command]:
         """Return the commands after the Hello of a client that repeats the whole history."""
@@ -147,20 +158,86 @@ class ControllerWatch:
             self._rivalry.add(command)
 
 
-class RivalConnection:
-    """One connection of a raw client; see the module's docstring."""
+class Rival:
+    """One connection of a raw client, and its visit; see the module's docstring."""
+
+    def __init__(
+        self, world: SimulatedCluster, operation: ClientOperation, used: list[tuple[int, str]]
+    ) -> None:
+        self._world = world
+        self._operation = operation
+        self._client: Any = None
+        self._used = [nonce for life, nonce in used if life == world.life]
+
+    def _commands(self, kind: str) -> Sequence[Any]:
+        """Return the commands of the visit."""
+        raise NotImplementedError
+
+    def _refusals(self, kind: str) -> tuple[type[PenstockError], ...]:
+        """Return the errors with one of which the visit must end."""
+        return (ProtocolError,) if kind.endswith("used nonce") else ()
+
+    async def _more(self, listening: asyncio.Task[None]) -> None:
+        """Run what a visit does after its commands."""
+
+    async def visit(self) -> None:
+        """Run the whole visit. Raises the error that ended it early; `CheckerViolation` for a
+        forbidden one."""
+        kind, number = self._operation.kind, self._operation.number
+        refused = self._refusals(kind)
+        if kind.endswith("used nonce") and not self._used:
+            return
+        commands = self._commands(kind)
+        listening = asyncio.get_running_loop().create_task(self._listen(refused))
+        try:
+            for command in commands:
+                await self._client.send(command)
+            stay_s = STAYS_MS[(number - 1) % len(STAYS_MS)] / 1000
+            await self._more(listening)
+            await asyncio.wait((listening,), timeout=VISIT_S if refused else stay_s)
+            if refused and not listening.done():
+                raise CheckerViolation(f"rivals: a {kind} was neither served nor refused")
+        finally:
+            listening.cancel()
+            await asyncio.wait((listening,))
+        if not listening.cancelled():
+            listening.result()
+        if number % 2:
+            await self._client.close()
+
+    async def _listen(self, refused: tuple[type[PenstockError], ...]) -> None:
+        """Receive responses. Raises `CheckerViolation` unless the connection ends as it should."""
+        kind = self._operation.kind
+        while True:
+            try:
+                response = await self._client.receive()
+            except ConnectionDisplaced:
+                if refused:
+                    raise CheckerViolation(
+                        f"rivals: a {kind} was served, and then displaced"
+                    ) from None
+                return
+            except PenstockError as error:
+                if isinstance(error, (ConnectionBroken, ResourceClosed, *refused)):
+                    return
+                name = type(error).__name__
+                raise CheckerViolation(f"rivals: a {kind} was ended by {name}: {error}") from None
+            if refused:
+                raise CheckerViolation(f"rivals: a {kind} was answered: {response}")
+
+
+class RivalConnection(Rival):
+    """A rival of the controller at the compute half."""
 
     def __init__(
         self, world: SimulatedCluster, inner: ClusterClient, operation: ClientOperation
     ) -> None:
-        self._world = world
-        self._operation = operation
+        super().__init__(world, operation, world.rivalry.used)
         self._checker = ReplicaChecker(world.settings)
         self._client = FaultyClusterClient(inner, world.injector, self._heard, "rival")
         self._peeks: dict[str, tuple[str, int]] = {}
         """Own peeks: uuid → the object's name and the time."""
         self._streams: dict[str, SubscribeChecker] = {}
-        self._used = [nonce for life, nonce in world.rivalry.used if life == world.life]
 
     def _heard(self, message: object) -> None:
         self._world.guarded(self._check)(message)
@@ -191,53 +268,8 @@ class RivalConnection:
         if found != wanted:
             raise CheckerViolation(f"rivals: {name} at {time}: {difference(found, wanted)}")
 
-    async def visit(self) -> None:
-        """Run the whole visit. Raises the error that ended it early; `CheckerViolation` for a
-        forbidden one."""
-        kind = self._operation.kind
-        refused: tuple[type[PenstockError], ...] = ()
-        if kind == "misfit":
-            refused = (InvalidUsage,)
-        elif kind == "used nonce":
-            refused = (ProtocolError,)
-            if not self._used:
-                return
-        commands = self._commands(kind)
-        listening = asyncio.get_running_loop().create_task(self._listen(refused))
-        try:
-            for command in commands:
-                await self._client.send(command)
-            stay_s = STAYS_MS[(self._operation.number - 1) % len(STAYS_MS)] / 1000
-            await asyncio.wait((listening,), timeout=VISIT_S if refused else stay_s)
-            if refused and not listening.done():
-                raise CheckerViolation(f"rivals: a {kind} was neither served nor refused")
-        finally:
-            listening.cancel()
-            await asyncio.wait((listening,))
-        if not listening.cancelled():
-            listening.result()
-        if self._operation.number % 2:
-            await self._client.close()
-
-    async def _listen(self, refused: tuple[type[PenstockError], ...]) -> None:
-        """Receive responses. Raises `CheckerViolation` unless the connection ends as it should."""
-        kind = self._operation.kind
-        while True:
-            try:
-                response = await self._client.receive()
-            except ConnectionDisplaced:
-                if refused:
-                    raise CheckerViolation(
-                        f"rivals: a {kind} was served, and then displaced"
-                    ) from None
-                return
-            except PenstockError as error:
-                if isinstance(error, (ConnectionBroken, ResourceClosed, *refused)):
-                    return
-                name = type(error).__name__
-                raise CheckerViolation(f"rivals: a {kind} was ended by {name}: {error}") from None
-            if refused:
-                raise CheckerViolation(f"rivals: a {kind} was answered: {response}")
+    def _refusals(self, kind: str) -> tuple[type[PenstockError], ...]:
+        return (InvalidUsage,) if kind == "misfit" else super()._refusals(kind)
 
     # -- its commands ----------------------------------------------------------------------------
 
@@ -299,28 +331,28 @@ class RivalConnection:
 
 
 async def compete(world: SimulatedCluster, operations: list[ClientOperation]) -> None:
+    """Run all visits of one rival of the compute half, one after the other."""
+    await run_visits(world, operations, world.connect_raw, RivalConnection)
+
+
+async def run_visits(
+    world: SimulatedCluster,
+    operations: list[ClientOperation],
+    connect: Callable[[], Awaitable[ClusterClient]],
+    rival: Callable[[SimulatedCluster, ClusterClient, ClientOperation], Rival],
+) -> None:
     """Run all visits of one rival, one after the other."""
     for operation in operations:
         await asyncio.sleep(operation.pause_ms / 1000)
         try:
-            inner = await world.connect_raw()
+            inner = await connect()
         except PenstockError:
             continue
         world.trace.note("rival", operation.client, operation.kind)
-        await run_visit(world, RivalConnection(world, inner, operation), operation)
+        await _run_visit(world, rival(world, inner, operation), operation)
 
 
-class RivalVisitor(Protocol):
-    """A client that makes a visit."""
-
-    async def visit(self) -> None:
-        """Run the visit; see `RivalConnection.visit`."""
-        ...
-
-
-async def run_visit(
-    world: SimulatedCluster, rival: RivalVisitor, operation: ClientOperation
-) -> None:
+async def _run_visit(world: SimulatedCluster, rival: Rival, operation: ClientOperation) -> None:
     """Run one visit; the death of the service ends it."""
     loop = asyncio.get_running_loop()
     visit = loop.create_task(rival.visit())

@@ -31,8 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from actors.cluster.client import ClusterClient
-from actors.errors import ConnectionBroken, ConnectionDisplaced, PenstockError, ResourceClosed
-from actors.errors import RemoteProtocolError as ProtocolError
+from actors.errors import ConnectionDisplaced
 from actors.progress import EMPTY, ObjectId
 from actors.protocol.compute import AllowCompaction, AllowWrites, Hello, InitializationComplete
 from actors.protocol.storage import (
@@ -53,12 +52,7 @@ from actors.storage.history import StorageHistory
 from tests.simulators.service.checkers import StorageChecker
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.links import FaultyClusterClient
-from tests.simulators.service.rivals import (
-    NEVER_IN_POWER,
-    STAYS_MS,
-    VISIT_S,
-    run_visit,
-)
+from tests.simulators.service.rivals import NEVER_IN_POWER, Rival, RivalLedger, run_visits
 from tests.simulators.service.schedule import ClientOperation
 
 if TYPE_CHECKING:
@@ -68,27 +62,11 @@ DROP_S: Final = 10.0
 """Virtual time within which the drop of an object is reported, unless the rival is displaced."""
 
 
-class StorageRivalry:
-    """Knowledge that the storage rivals of a run share."""
+class StorageRivalry(RivalLedger[StorageHistory]):
+    """The ledger of rivals of the storage half."""
 
     def __init__(self) -> None:
-        self._history = StorageHistory()
-        self.used: list[tuple[int, str]] = []
-        """(life of the service, nonce) of the clients that were surely served."""
-        self._count = 0
-
-    def fresh(self, what: str) -> str:
-        """Return a name that was not used before."""
-        self._count += 1
-        return f"{what}-{self._count}"
-
-    def learn(self, commands: list[Command]) -> None:
-        """Note the commands of the controller's new connection."""
-        self._history = StorageHistory(commands)
-
-    def add(self, command: Command) -> None:
-        """Note a further command of the controller."""
-        self._history.push(command)
+        super().__init__(StorageHistory)
 
     def definitions(self) -> list[Command]:
         """Return the commands between Hello and InitializationComplete of a client that repeats the
@@ -137,17 +115,15 @@ class StorageWatch:
             rivalry.learn(self._said)
 
 
-class StorageRival:
-    """One connection of a raw client; see the module's docstring."""
+class StorageRival(Rival):
+    """A rival of the controller at the storage half."""
 
     def __init__(
         self, world: SimulatedCluster, inner: ClusterClient, operation: ClientOperation
     ) -> None:
-        self._world = world
-        self._operation = operation
+        super().__init__(world, operation, world.storage_rivalry.used)
         self._watch = StorageWatch(world, world.life, controller=False)
-        self._client: Any = FaultyClusterClient(inner, world.injector, self._heard, "storage.rival")
-        self._used = [nonce for life, nonce in world.storage_rivalry.used if life == world.life]
+        self._client = FaultyClusterClient(inner, world.injector, self._heard, "storage.rival")
         self._dropped: set[ObjectId] = set()
         self._news = asyncio.Event()
 
@@ -157,52 +133,9 @@ class StorageRival:
             self._dropped.add(message.id)
         self._news.set()
 
-    async def visit(self) -> None:
-        """Run the whole visit. Raises the error that ended it early; `CheckerViolation` for a
-        forbidden one."""
-        kind, number = self._operation.kind, self._operation.number
-        refused = kind == "storage used nonce"
-        if refused and not self._used:
-            return
-        listening = asyncio.get_running_loop().create_task(self._listen(refused))
-        try:
-            for command in self._commands(kind):
-                await self._client.send(command)
-            stay_s = STAYS_MS[(number - 1) % len(STAYS_MS)] / 1000
-            if kind == "storage drop":
-                await self._drop_all(listening)
-            await asyncio.wait((listening,), timeout=VISIT_S if refused else stay_s)
-            if refused and not listening.done():
-                raise CheckerViolation(f"rivals: a {kind} was neither served nor refused")
-        finally:
-            listening.cancel()
-            await asyncio.wait((listening,))
-        if not listening.cancelled():
-            listening.result()
-        if number % 2:
-            await self._client.close()
-
-    async def _listen(self, refused: bool) -> None:
-        """Receive responses. Raises `CheckerViolation` unless the connection ends as it should."""
-        kind = self._operation.kind
-        while True:
-            try:
-                response = await self._client.receive()
-            except ConnectionDisplaced:
-                if refused:
-                    raise CheckerViolation(
-                        f"rivals: a {kind} was served, and then displaced"
-                    ) from None
-                return
-            except PenstockError as error:
-                if isinstance(
-                    error, (ConnectionBroken, ResourceClosed, *((ProtocolError,) * refused))
-                ):
-                    return
-                name = type(error).__name__
-                raise CheckerViolation(f"rivals: a {kind} was ended by {name}: {error}") from None
-            if refused:
-                raise CheckerViolation(f"rivals: a {kind} was answered: {response}")
+    async def _more(self, listening: asyncio.Task[None]) -> None:
+        if self._operation.kind == "storage drop":
+            await self._drop_all(listening)
 
     # -- its commands ----------------------------------------------------------------------------
 
@@ -300,12 +233,5 @@ def _ids(command: Command) -> tuple[ObjectId, ...]:
 
 
 async def compete_for_storage(world: SimulatedCluster, operations: list[ClientOperation]) -> None:
-    """Run all visits of one rival, one after the other."""
-    for operation in operations:
-        await asyncio.sleep(operation.pause_ms / 1000)
-        try:
-            inner = await world.connect_raw_storage()
-        except PenstockError:
-            continue
-        world.trace.note("rival", operation.client, operation.kind)
-        await run_visit(world, StorageRival(world, inner, operation), operation)
+    """Run all visits of one rival of the storage half, one after the other."""
+    await run_visits(world, operations, world.connect_raw_storage, StorageRival)

@@ -60,9 +60,18 @@ class SimulatedDisk:
 class _Way:
     """One process's operations on a store and their faults; the base of both stores."""
 
-    def __init__(self, injector: FaultInjector, crash: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        disk: SimulatedDisk,
+        injector: FaultInjector,
+        crash: Callable[[], None],
+        observer: DurableObserver,
+    ) -> None:
+        self._blobs = disk.blobs
+        self._documents = disk.documents
         self._injector = injector
         self._crash = crash
+        self._observer = observer
 
     async def _begin(self, site: str, key: str, latency_s: float) -> InjectedFault | None:
         """Run the part of an operation before the instant at which it takes effect."""
@@ -101,17 +110,6 @@ class _Way:
 
 class FaultyBlob(_Way):
     """A `BlobStore` over a disk."""
-
-    def __init__(
-        self,
-        disk: SimulatedDisk,
-        injector: FaultInjector,
-        crash: Callable[[], None],
-        observer: DurableObserver,
-    ) -> None:
-        super().__init__(injector, crash)
-        self._blobs = disk.blobs
-        self._observer = observer
 
     async def get(self, key: str) -> bytes | None:
         """Return the object, or None."""
@@ -157,17 +155,6 @@ class FaultyBlob(_Way):
 
 class FaultyConsensus(_Way):
     """A `ConsensusStore` over a disk."""
-
-    def __init__(
-        self,
-        disk: SimulatedDisk,
-        injector: FaultInjector,
-        crash: Callable[[], None],
-        observer: DurableObserver,
-    ) -> None:
-        super().__init__(injector, crash)
-        self._documents = disk.documents
-        self._observer = observer
 
     async def head(self, key: str) -> VersionedData | None:
         """Return the document, or None."""

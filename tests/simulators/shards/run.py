@@ -9,8 +9,6 @@ the states must be within their bounds.
 from __future__ import annotations
 
 import asyncio
-import gc
-import logging
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -21,19 +19,14 @@ from actors.persist import NewShard, PersistClient
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
-from tests.simulators.service.cluster import RunReport
-from tests.simulators.service.crash import CrashableLoop, EndlessRun, undisturbed
+from tests.simulators.service.cluster import RunReport, crashable_loop, quiet_run, report_of
+from tests.simulators.service.crash import EndlessRun
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.stores import SimulatedDisk
 from tests.simulators.shards import calls
 from tests.simulators.shards.process import COLLECT_S, TASKS, ShardProcess
-from tests.simulators.shards.schedule import (
-    GRACE_MS,
-    OPERATOR,
-    ShardSchedule,
-    ShardSetting,
-)
+from tests.simulators.shards.schedule import GRACE_MS, OPERATOR, ShardSchedule, ShardSetting
 from tests.simulators.shards.truth import ShardsTruth, named
 from tests.simulators.shards.work import SCHEMA, ProcessWork
 
@@ -254,36 +247,17 @@ class ShardsWorld:
 
 def simulate(schedule: ShardSchedule, *, keep_trace: bool = False) -> RunReport:
     """Run a schedule. Never raises for a fault of persist: see `RunReport.violation`."""
-    collects = gc.isenabled()
-    gc.disable()
-    quiet = logging.getLogger("penstock")
-    level = quiet.level
-    quiet.setLevel(logging.CRITICAL + 1)
-    loop = CrashableLoop(f"order {schedule.seed}")
-    asyncio.set_event_loop(loop)
-    try:
+    with quiet_run():
+        return _simulate(schedule, keep_trace)
+
+
+def _simulate(schedule: ShardSchedule, keep_trace: bool) -> RunReport:
+    with crashable_loop(schedule.seed) as loop:
         world = ShardsWorld(schedule, keep_trace)
         try:
             with kernel_limits_of(world.settings):
                 loop.run_until_complete(world.drive())
         except (VirtualDeadlock, EndlessRun) as error:
             world.violation = world.violation or CheckerViolation(f"liveness: {error}")
-        faults = Counter(fault.kind for fault in world.injector.struck)
-        return RunReport(
-            schedule.seed,
-            world.trace.hash,
-            world.trace.steps,
-            dict(sorted(faults.items())),
-            "" if world.violation is None else str(world.violation),
-            tuple(world.trace.lines),
-        )
-    finally:
-        with undisturbed():
-            loop.close_killed_tasks()
-            with suppress(Exception):
-                loop.close()
-            asyncio.set_event_loop(None)
-            gc.collect(0)
-        quiet.setLevel(level)
-        if collects:
-            gc.enable()
+        struck = Counter(fault.kind for fault in world.injector.struck)
+        return report_of(schedule.seed, world.trace, struck, world.violation)

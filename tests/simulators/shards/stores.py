@@ -17,22 +17,15 @@ from tests.simulators.service.crash import LIFE
 from tests.simulators.service.faults import LATE, FaultInjector, InjectedFault
 from tests.simulators.service.stores import (
     WRITE_S,
+    DurableObserver,
     FaultyBlob,
     FaultyConsensus,
     SimulatedDisk,
 )
 
 
-class StoreWatcher(Protocol):
+class StoreWatcher(DurableObserver, Protocol):
     """Observer of the documents and blobs that one process makes durable."""
-
-    def committed(self, ops: Sequence[CompareAndSet], /) -> None:
-        """Observe documents that changed, all at once."""
-        ...
-
-    def missing(self, key: str, /) -> None:
-        """Observe a request for a blob that is missing."""
-        ...
 
     def deleting(self, key: str, /) -> None:
         """Observe the deletion of a blob, before it happens."""

@@ -6,7 +6,6 @@ They prove the simulation: each must be found in few seeds.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from typing import Any, Final
 from unittest import mock
 
@@ -15,49 +14,38 @@ from msgspec.structs import replace
 from actors.wal import acceptor, quorum
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer
 from actors.wal.candidate import ProposerCandidate
-from actors.wal.files import ControlState, OpenFile
-from actors.wal.messages import (
-    AppendRequest,
-    AppendResponse,
-    ProposerElected,
-    VoteRequest,
-    VoteResponse,
-)
+from actors.wal.files import ControlState
+from actors.wal.messages import AppendRequest, ProposerElected, VoteRequest
 from actors.wal.segments import SegmentFiles
 from actors.wal.storage import FileWal
+from tests.simulators.mutants import Mutants
 from tests.simulators.wal.memory import MemoryWal
 
+PLANTED: Final = Mutants()
+"""Found by `schedule.draw`'s seeds."""
+PLANTED_IN_FILES: Final = Mutants()
+"""Found by `schedule.draw_files`' seeds."""
 
-@contextmanager
-def reply_before_persist() -> Iterator[None]:
+
+@PLANTED.wraps(AcceptorCore, "_vote")
+def reply_before_persist(right: Any, self: AcceptorCore, message: VoteRequest) -> Any:
     """Answer a vote before it is on disk; it is persisted with the next change."""
-    right = AcceptorCore._vote
 
-    def vote(self: AcceptorCore, message: VoteRequest) -> VoteResponse:
-        def later(state: ControlState) -> None:
-            self._state = state
+    def later(state: ControlState) -> None:
+        self._state = state
 
-        with mock.patch.object(self, "_persist", later):
-            return right(self, message)
-
-    with mock.patch.object(AcceptorCore, "_vote", vote):
-        yield
+    with mock.patch.object(self, "_persist", later):
+        return right(self, message)
 
 
-@contextmanager
-def two_grants_in_a_term() -> Iterator[None]:
+@PLANTED.wraps(AcceptorCore, "_vote")
+def two_grants_in_a_term(right: Any, self: AcceptorCore, message: VoteRequest) -> Any:
     """Give a vote for one's own term, too."""
-    right = AcceptorCore._vote
-
-    def vote(self: AcceptorCore, message: VoteRequest) -> VoteResponse:
-        answer = right(self, message)
-        return replace(answer, vote_given=message.term >= answer.term)
-
-    with mock.patch.object(AcceptorCore, "_vote", vote):
-        yield
+    answer = right(self, message)
+    return replace(answer, vote_given=message.term >= answer.term)
 
 
-@contextmanager
+@PLANTED.planted
 def flush_told_without_flush() -> Iterator[None]:
     """Report written bytes as flushed."""
 
@@ -68,127 +56,81 @@ def flush_told_without_flush() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def disk_forgets_to_flush() -> Iterator[None]:
+@PLANTED.replaces(MemoryWal, "flush")
+def disk_forgets_to_flush(self: MemoryWal) -> None:
     """Move the log's positions at a flush, and sync nothing."""
-
-    def flush(self: MemoryWal) -> None:
-        self.flush_lsn, self.flush_record_lsn = self.write_lsn, self.write_record_lsn
-
-    with mock.patch.object(MemoryWal, "flush", flush):
-        yield
+    self.flush_lsn, self.flush_record_lsn = self.write_lsn, self.write_record_lsn
 
 
-@contextmanager
-def commit_beyond_flush() -> Iterator[None]:
+@PLANTED.replaces(AcceptorCore, "_commit")
+def commit_beyond_flush(self: AcceptorCore, candidate: int) -> None:
     """Take the leader's commit over without a bound by the flush LSN."""
-
-    def commit(self: AcceptorCore, candidate: int) -> None:
-        self._state = replace(self._state, commit_lsn=max(candidate, self.commit_lsn))
-
-    with mock.patch.object(AcceptorCore, "_commit", commit):
-        yield
+    self._state = replace(self._state, commit_lsn=max(candidate, self.commit_lsn))
 
 
-@contextmanager
-def commit_of_another_log() -> Iterator[None]:
+@PLANTED.wraps(AcceptorCore, "record_peer")
+def commit_of_another_log(right: Any, self: AcceptorCore, peer: AcceptorPeer) -> None:
     """Take a peer's commit over even if the two logs end in different terms."""
-    right = AcceptorCore.record_peer
-
-    def record_peer(self: AcceptorCore, peer: AcceptorPeer) -> None:
-        right(self, replace(peer, last_log_term=self.last_log_term))
-
-    with mock.patch.object(AcceptorCore, "record_peer", record_peer):
-        yield
+    right(self, replace(peer, last_log_term=self.last_log_term))
 
 
-@contextmanager
-def truncation_keeps_stale_bytes() -> Iterator[None]:
+@PLANTED.replaces(MemoryWal, "truncate")
+def truncation_keeps_stale_bytes(self: MemoryWal, end_lsn: int) -> None:
     """Move the log's end, and leave the bytes behind it on disk."""
-
-    def truncate(self: MemoryWal, end_lsn: int) -> None:
-        disk = self._disk
-        disk.durable = bytearray(disk.cached)
-        disk.durable_base_lsn = disk.base_lsn
-        self._at(end_lsn)
-        self._refused = False
-
-    with mock.patch.object(MemoryWal, "truncate", truncate):
-        yield
+    disk = self._disk
+    disk.durable = bytearray(disk.cached)
+    disk.durable_base_lsn = disk.base_lsn
+    self._at(end_lsn)
+    self._refused = False
 
 
-@contextmanager
-def append_of_a_lower_term() -> Iterator[None]:
+@PLANTED.wraps(AcceptorCore, "_append")
+def append_of_a_lower_term(
+    right: Any, self: AcceptorCore, request: AppendRequest, *, flush: bool
+) -> Any:
     """Accept the appends of a deposed leader."""
-    right = AcceptorCore._append
-
-    def append(self: AcceptorCore, request: AppendRequest, *, flush: bool) -> AppendResponse | None:
-        if request.term < self.term:
-            self._elected_term = self.term
-            request = replace(request, term=self.term)
-        return right(self, request, flush=flush)
-
-    with mock.patch.object(AcceptorCore, "_append", append):
-        yield
+    if request.term < self.term:
+        self._elected_term = self.term
+        request = replace(request, term=self.term)
+    return right(self, request, flush=flush)
 
 
-@contextmanager
+@PLANTED.planted
 def generation_not_looked_at() -> Iterator[None]:
     """Accept messages of another configuration."""
     with mock.patch.object(acceptor, "check_generation"):
         yield
 
 
-@contextmanager
-def commit_below_the_terms_begin() -> Iterator[None]:
+@PLANTED.wraps(quorum, "quorum_flush_lsn")
+def commit_below_the_terms_begin(
+    right: Any, voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int
+) -> Any:
     """Commit records of earlier terms by counting (Raft's figure 8)."""
-    right = quorum.quorum_flush_lsn
-
-    def committed(voters: quorum.Voters, flushed: Callable[[int], int], start_lsn: int) -> int:
-        return right(voters, flushed, 0)
-
-    with mock.patch.object(quorum, "quorum_flush_lsn", committed):
-        yield
+    return right(voters, flushed, 0)
 
 
-@contextmanager
-def half_is_a_quorum() -> Iterator[None]:
+@PLANTED.replaces(quorum, "has_quorum")
+def half_is_a_quorum(voters: quorum.Voters, those: Collection[int]) -> bool:
     """Let two proposers be elected by different acceptors."""
-
-    def agrees(voters: quorum.Voters, those: Collection[int]) -> bool:
-        return all(len(each & frozenset(those)) >= len(each) // 2 for each in voters)
-
-    with mock.patch.object(quorum, "has_quorum", agrees):
-        yield
+    return all(len(each & frozenset(those)) >= len(each) // 2 for each in voters)
 
 
-@contextmanager
-def history_not_replaced() -> Iterator[None]:
+@PLANTED.wraps(AcceptorCore, "_persist")
+def history_not_replaced(right: Any, self: AcceptorCore, state: ControlState) -> None:
     """Keep one's own history, if there is one, when a leader is elected."""
-    right = AcceptorCore._persist
-
-    def persist(self: AcceptorCore, state: ControlState) -> None:
-        kept = self._state.history if self._term_start_lsn else state.history
-        right(self, replace(state, history=kept or state.history))
-
-    with mock.patch.object(AcceptorCore, "_persist", persist):
-        yield
+    kept = self._state.history if self._term_start_lsn else state.history
+    right(self, replace(state, history=kept or state.history))
 
 
-@contextmanager
-def donor_by_flush_alone() -> Iterator[None]:
+@PLANTED.wraps(ProposerCandidate, "_count_votes")
+def donor_by_flush_alone(right: Any, self: ProposerCandidate) -> None:
     """Take the longest log, whatever term wrote it."""
-    right = ProposerCandidate._count_votes
-
-    def count(self: ProposerCandidate) -> None:
-        with mock.patch("actors.wal.candidate.last_log_term", return_value=0):
-            right(self)
-
-    with mock.patch.object(ProposerCandidate, "_count_votes", count):
-        yield
+    with mock.patch("actors.wal.candidate.last_log_term", return_value=0):
+        right(self)
 
 
-@contextmanager
+@PLANTED.planted
 def writes_before_the_leader_is_known() -> Iterator[None]:
     """Let appends go on at the log's end after a restart, without a truncation."""
     begin, begin_wal = AcceptorCore.__init__, MemoryWal.__init__
@@ -208,21 +150,15 @@ def writes_before_the_leader_is_known() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def elected_in_a_lower_term() -> Iterator[None]:
+@PLANTED.wraps(AcceptorCore, "_elect")
+def elected_in_a_lower_term(right: Any, self: AcceptorCore, message: ProposerElected) -> None:
     """Accept the announcement of a deposed leader, and its log."""
-    right = AcceptorCore._elect
-
-    def elect(self: AcceptorCore, message: ProposerElected) -> None:
-        if self.term > message.term:
-            self._persist(replace(self._state, term=message.term))
-        right(self, message)
-
-    with mock.patch.object(AcceptorCore, "_elect", elect):
-        yield
+    if self.term > message.term:
+        self._persist(replace(self._state, term=message.term))
+    right(self, message)
 
 
-@contextmanager
+@PLANTED.planted
 def start_not_worked_out() -> Iterator[None]:
     """Trust the leader's claim where the two logs diverge."""
 
@@ -230,89 +166,35 @@ def start_not_worked_out() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def nothing_is_cut_off() -> Iterator[None]:
+@PLANTED.wraps(MemoryWal, "truncate")
+def nothing_is_cut_off(right: Any, self: MemoryWal, end_lsn: int) -> None:
     """Keep another leader's bytes behind the common point."""
-    right = MemoryWal.truncate
-
-    def truncate(self: MemoryWal, end_lsn: int) -> None:
-        right(self, max(end_lsn, self.write_record_lsn))
-
-    with mock.patch.object(MemoryWal, "truncate", truncate):
-        yield
+    right(self, max(end_lsn, self.write_record_lsn))
 
 
-@contextmanager
-def horizon_of_the_fastest() -> Iterator[None]:
+@PLANTED.wraps(ProposerCandidate, "_send")
+def horizon_of_the_fastest(right: Any, self: ProposerCandidate, peer: Any, message: Any) -> None:
     """Let a leader's horizon follow its log's end."""
-    right = ProposerCandidate._send
-
-    def send(self: ProposerCandidate, peer: Any, message: Any) -> None:
-        if isinstance(message, AppendRequest) and message.commit_lsn:
-            message = replace(message, truncate_lsn=message.end_lsn)
-        right(self, peer, message)
-
-    with mock.patch.object(ProposerCandidate, "_send", send):
-        yield
+    if isinstance(message, AppendRequest) and message.commit_lsn:
+        message = replace(message, truncate_lsn=message.end_lsn)
+    right(self, peer, message)
 
 
-@contextmanager
-def names_of_segments_not_synced() -> Iterator[None]:
+@PLANTED_IN_FILES.wraps(SegmentFiles, "create")
+def names_of_segments_not_synced(right: Any, self: SegmentFiles, number: int) -> Any:
     """Sync a new segment's bytes, but not its name."""
-    right = SegmentFiles.create
-
-    def create(self: SegmentFiles, number: int) -> OpenFile:
-        with mock.patch.object(self._files, "sync_folder"):
-            return right(self, number)
-
-    with mock.patch.object(SegmentFiles, "create", create):
-        yield
+    with mock.patch.object(self._files, "sync_folder"):
+        return right(self, number)
 
 
-@contextmanager
-def files_not_flushed() -> Iterator[None]:
+@PLANTED_IN_FILES.replaces(FileWal, "flush")
+def files_not_flushed(self: FileWal) -> None:
     """Move the log's positions at a flush, and sync no file."""
-
-    def flush(self: FileWal) -> None:
-        self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
-
-    with mock.patch.object(FileWal, "flush", flush):
-        yield
+    self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
 
 
-@contextmanager
+@PLANTED_IN_FILES.planted
 def segments_not_zeroed() -> Iterator[None]:
     """Leave truncated bytes in their segment."""
     with mock.patch.object(SegmentFiles, "cut_off"):
         yield
-
-
-PLANTED: Final[dict[str, Callable[[], Any]]] = {
-    plant.__name__: plant
-    for plant in (
-        reply_before_persist,
-        two_grants_in_a_term,
-        flush_told_without_flush,
-        disk_forgets_to_flush,
-        commit_beyond_flush,
-        commit_of_another_log,
-        truncation_keeps_stale_bytes,
-        append_of_a_lower_term,
-        generation_not_looked_at,
-        commit_below_the_terms_begin,
-        half_is_a_quorum,
-        history_not_replaced,
-        donor_by_flush_alone,
-        writes_before_the_leader_is_known,
-        elected_in_a_lower_term,
-        start_not_worked_out,
-        nothing_is_cut_off,
-        horizon_of_the_fastest,
-    )
-}
-"""Mutants that are found by `schedule.draw`'s seeds."""
-PLANTED_IN_FILES: Final[dict[str, Callable[[], Any]]] = {
-    plant.__name__: plant
-    for plant in (names_of_segments_not_synced, files_not_flushed, segments_not_zeroed)
-}
-"""Mutants that are found by `schedule.draw_files`' seeds."""

@@ -15,7 +15,7 @@ from actors.errors import PenstockError
 from actors.wal.acceptor import AcceptorPeer
 from actors.wal.files import ControlState
 from actors.wal.lsn import SEGMENT_BYTES
-from tests.simulators.service.cluster import RunReport
+from tests.simulators.service.cluster import RunReport, report_of
 from tests.simulators.service.faults import FaultInjector, TraceDigest
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.wal import file_disk
@@ -236,11 +236,4 @@ def simulated(world: WalWorld) -> RunReport:
     struck = world.struck + Counter(fault.kind for fault in world.injector.struck)
     if world.truth.committed_cut:
         struck["committed data cut off"] = world.truth.committed_cut
-    return RunReport(
-        world.schedule.seed,
-        world.trace.hash,
-        world.trace.steps,
-        dict(sorted(struck.items())),
-        violation,
-        tuple(world.trace.lines),
-    )
+    return report_of(world.schedule.seed, world.trace, struck, violation)
