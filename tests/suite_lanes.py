@@ -13,6 +13,7 @@ Three kinds of runs, each by an option of pytest:
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -167,6 +168,12 @@ class SuiteLanes:
         recorded: dict[str, float] = json.loads(DURATIONS.read_text())
         places = {name: at for at, name in enumerate(order_by_duration(scopes, recorded))}
         items.sort(key=lambda item: places[scope_of_test(item.nodeid)])
+
+    def pytest_collection_finish(self) -> None:
+        """Put what the collection has made out of the sight of Python's collector: it stays, and
+        each look at half a million objects costs more than a small test."""
+        gc.collect()
+        gc.freeze()
 
     def pytest_xdist_make_scheduler(self, config: pytest.Config, log: Any) -> ScopeScheduling:
         """Return the scheduler of this run."""

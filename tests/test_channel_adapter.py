@@ -212,6 +212,7 @@ async def test_commands_in_flight_of_a_displaced_connection_are_dropped(
     await worker.expect(half.forwarded, nonce="a", serials=(2,))
     await client.expect_nothing()
     await second.expect_nothing()
+    assert await inspect(adapter) == AdapterStatistics(0, 1, 0, 0)
 
 
 @both_halves

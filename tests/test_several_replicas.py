@@ -132,7 +132,6 @@ async def crash_when_up(service: Service, replica: str, number: int) -> None:
 
 
 @pytest.mark.sampled(every=3)
-@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(3))
 async def test_replicas_die_at_any_point_and_no_answer_is_wrong(
     tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch

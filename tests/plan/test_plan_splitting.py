@@ -160,6 +160,7 @@ def all_nodes(node: Node) -> Iterator[Node]:
         yield from all_nodes(child)
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("seed", range(3))
 async def test_divided_and_cut_strata_make_the_same_rows(seed: int) -> None:
     pick = random.Random(seed)

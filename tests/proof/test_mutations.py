@@ -193,7 +193,6 @@ def test_lost_is_what_the_older_suite_alone_notices(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_mutants_of_a_run_are_run_again(root: Path, tmp_path: Path) -> None:
     """The order of the sequencer, without one of its rules: its tests notice that."""
     one, other = tmp_path / "one.json", tmp_path / "other.json"

@@ -141,6 +141,7 @@ def from_archive(log: Path) -> int:
     return len(re.findall(r"source: shared objects file \(top\)", log.read_text()))
 
 
+@pytest.mark.second
 @pytest.mark.spark
 def test_jobs_of_a_training_are_done_and_some_of_them_prepared(child: ChildProcess) -> None:
     done = [child.ask(job) for job, _ in training.jobs()]

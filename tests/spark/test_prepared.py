@@ -268,7 +268,7 @@ def compiling(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Itera
     made.close()
 
 
-@pytest.fixture(params=["child", "compiling"])
+@pytest.fixture(params=["child", pytest.param("compiling", marks=pytest.mark.second)])
 def engine(request: pytest.FixtureRequest) -> ChildProcess:
     """Each kind of plan: with operators that are interpreted, and that are compiled."""
     found: ChildProcess = request.getfixturevalue(request.param)

@@ -237,7 +237,11 @@ def drawn_history(schema: TableSchema, dice: random.Random) -> list[list[tuple[A
     return parts
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["touched keys", "all rows"])
+@pytest.fixture(
+    scope="module",
+    params=[True, pytest.param(False, marks=pytest.mark.second)],
+    ids=["touched keys", "all rows"],
+)
 def scanning(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, java: JavaHome
 ) -> Iterator[ChildProcess]:

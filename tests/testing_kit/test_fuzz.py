@@ -102,6 +102,7 @@ async def test_a_failing_case_is_made_small() -> None:
     assert parse_script(small.text()).views[-1].name == "v1"
 
 
+@pytest.mark.second
 async def test_a_script_that_fails_is_kept(tmp_path: Path) -> None:
     class Liar(InMemoryExecutor):
         """Loses what it should answer."""
@@ -178,6 +179,7 @@ def test_names_sizes_and_schemas_are_drawn_widely() -> None:
         assert name in texts
 
 
+@pytest.mark.second
 async def test_views_by_odd_names_and_over_a_base_are_exact_in_memory(tmp_path: Path) -> None:
     async with ActorSystem(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")

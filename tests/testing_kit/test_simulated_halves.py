@@ -131,7 +131,7 @@ def test_storage_rivals_displace_and_nothing_is_lost(monkeypatch: pytest.MonkeyP
     assert seen["commits"] > 100
 
 
-@pytest.mark.sampled(every=2)
+@pytest.mark.sampled(every=5)
 @pytest.mark.parametrize(
     ("site", "kind"),
     [("sink.commit", LOST_ANSWER), ("sink.commit", FAIL), ("sink.open", FAIL),

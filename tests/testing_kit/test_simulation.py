@@ -178,6 +178,7 @@ def test_what_was_dropped_goes_though_the_last_look_at_the_catalog_fails() -> No
     assert simulate(draw(12000503)).violation == ""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("name", FOUND)
 def test_a_planted_bug_is_found(name: str) -> None:
     schedule = draw(FOUND[name])
