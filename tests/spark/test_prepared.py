@@ -268,6 +268,20 @@ def compiling(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Itera
     made.close()
 
 
+@pytest.fixture(scope="module")
+def few_plans(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[ChildProcess]:
+    """A child that keeps few plans, and ends with this file's tests."""
+    settings = Settings(
+        spark_master="local[1]",
+        engine_jobs_in_flight_max=1,
+        prepared_plans_max=3,
+        prepared_plans_per_dataflow_max=2,
+    )
+    made = ChildProcess(tmp_path_factory.mktemp("few_plans"), for_short_lives(settings), java)
+    yield made
+    made.close()
+
+
 @pytest.fixture(params=["child", pytest.param("compiling", marks=pytest.mark.second)])
 def engine(request: pytest.FixtureRequest) -> ChildProcess:
     """Each kind of plan: with operators that are interpreted, and that are compiled."""
@@ -531,14 +545,8 @@ def test_variants_are_few_bounded_and_dropped(child: ChildProcess) -> None:
     assert slots_of(child) - before == set()
 
 
-def test_the_least_recently_used_variant_goes_first(tmp_path: Path, java: JavaHome) -> None:
-    settings = Settings(
-        spark_master="local[1]",
-        engine_jobs_in_flight_max=1,
-        prepared_plans_max=3,
-        prepared_plans_per_dataflow_max=2,
-    )
-    child = ChildProcess(tmp_path, for_short_lives(settings), java)
+def test_the_least_recently_used_variant_goes_first(few_plans: ChildProcess) -> None:
+    child = few_plans
     rows = {n: rows_of(SCHEMAS[n], random_rows(random.Random(1), SCHEMAS[n], 3, (LO, HI)))
             for n in ("d0", "d1")}  # fmt: skip
     first, second = prepare(child, plan_of(UNION)), prepare(child, plan_of(UNION))
@@ -550,7 +558,6 @@ def test_the_least_recently_used_variant_goes_first(tmp_path: Path, java: JavaHo
     assert len(slots_of(child)) == 3
     wanted = consolidated(from_table(table_of(step(child, first, 0, rows, lo=0))))
     assert consolidated(from_table(table_of(step(child, first, 0, rows)))) == wanted
-    child.close()
 
 
 def test_a_rehearsed_plan_is_there_and_a_step_waits_for_it(child: ChildProcess) -> None:
@@ -629,7 +636,9 @@ def test_an_error_of_the_data_is_the_answer_and_the_next_step_is_right(
     assert (answer.prepared, table_of(answer)["x"].to_pylist()) == (True, [3])
 
 
-def test_a_canceled_step_takes_its_slots_along(child: ChildProcess) -> None:
+def test_a_canceled_step_takes_its_slots_along(few_plans: ChildProcess) -> None:
+    """Its thread joins on until this child ends: no operator looks whether it is canceled."""
+    child = few_plans
     before = slots_of(child)
     node: Node = facts("d0", "a")
     for letter in "bcde":
