@@ -256,6 +256,7 @@ def test_large_parts_are_cut_and_only_wanted_columns_are_fetched(
     assert len(s3.calls) > 6  # the footer, and row groups in several tasks
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(
     ("sql", "whole"),
     [

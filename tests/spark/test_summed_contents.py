@@ -81,7 +81,7 @@ def reading(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterato
     made.close()
 
 
-@pytest.fixture(params=[0, MANY], ids=["few", "many"])
+@pytest.fixture(params=[0, pytest.param(MANY, marks=pytest.mark.second)], ids=["few", "many"])
 def more(request: pytest.FixtureRequest) -> int:
     """How many rows there are beside those of a test."""
     count: int = request.param
@@ -239,7 +239,7 @@ def drawn_history(schema: TableSchema, dice: random.Random) -> list[list[tuple[A
 
 @pytest.fixture(
     scope="module",
-    params=[True, pytest.param(False, marks=pytest.mark.second)],
+    params=[True, False],
     ids=["touched keys", "all rows"],
 )
 def scanning(
@@ -256,6 +256,7 @@ def scanning(
     made.close()
 
 
+@pytest.mark.second
 @pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("schema", [KEYED, BAG, NESTED], ids=["keyed", "bag", "map"])
 def test_contents_are_the_sums_of_all_updates(

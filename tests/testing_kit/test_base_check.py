@@ -23,6 +23,8 @@ from actors.testing.check_views import CheckReport, check_scripts, read
 from actors.testing.checking import CheckOptions, CheckPlace
 from actors.testing.engine import InMemoryExecutor
 
+pytestmark = pytest.mark.second
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 KINDS = (
     "tinyint", "smallint", "int", "bigint", "float", "double", "decimal(12,2)", "decimal(38,0)",

@@ -81,7 +81,7 @@ async def checked_by(
             return await check_scripts(read(paths), place, options, show=show)
 
 
-@pytest.mark.sampled(every=4)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)
 async def test_the_scripts_hold_on_the_in_memory_engine(path: Path) -> None:
     every_way = IN_MEMORY.index(path) % EVERY_WAY == 0

@@ -21,6 +21,8 @@ from actors.testing.engine import InMemoryExecutor
 from actors.testing.scaling import measure_reads, shift_value
 from actors.testing.view_scripts import ScriptUpdate, parse_script
 
+pytestmark = pytest.mark.second
+
 SCRIPTS = Path(__file__).parent.parent / "scripts"
 IN_MEMORY_OPTIONS = CheckOptions(exact_decimals=False)
 IN_MEMORY = [path for path in script_files([SCRIPTS]) if not path.name.startswith("spark_")][::4]
