@@ -26,7 +26,7 @@ from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 DURATIONS: Final = ROOT / "tests" / "durations.json"
-"""Seconds of each file, as ``--record-durations`` last saw them."""
+"""Seconds of each file in each lane, as ``--record-durations`` last saw them."""
 DURATION_S_MIN: Final = 0.5
 """Shorter files are not recorded."""
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
@@ -150,6 +150,7 @@ class SuiteLanes:
 
     def __init__(self, config: pytest.Config) -> None:
         self._config = config
+        self._lane = Lane.SECOND.name if config.getoption("second") else Lane.DEFAULT.name
         self._left_out: Counter[str] = Counter()
         self._seconds: Counter[str] = Counter()
         self._skipped: list[str] = []
@@ -165,8 +166,8 @@ class SuiteLanes:
             self._config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if wanted in lanes[item]]
         scopes = dict.fromkeys(scope_of_test(item.nodeid) for item in items)
-        recorded: dict[str, float] = json.loads(DURATIONS.read_text())
-        places = {name: at for at, name in enumerate(order_by_duration(scopes, recorded))}
+        seconds = read_durations().get(self._lane, {})
+        places = {name: at for at, name in enumerate(order_by_duration(scopes, seconds))}
         items.sort(key=lambda item: places[scope_of_test(item.nodeid)])
 
     def pytest_collection_finish(self) -> None:
@@ -185,7 +186,7 @@ class SuiteLanes:
         if output is not None:
             output["left_out"] = dict(self._left_out)
         elif self._config.getoption("record_durations"):
-            _write_durations(self._seconds)
+            _write_durations(self._lane, self._seconds)
 
     def pytest_testnodedown(self, node: Any) -> None:
         """Take over what a process has left out: each collects all tests, so one tells for all."""
@@ -211,10 +212,19 @@ class SuiteLanes:
             terminalreporter.write_line(f"skipped {len(self._skipped):,}: {reasons}")
 
 
-def _write_durations(seconds: Mapping[str, float]) -> None:
+def read_durations() -> dict[str, dict[str, float]]:
+    """Return the recorded seconds of each file, by the name of the lane."""
+    recorded: dict[str, dict[str, float]] = json.loads(DURATIONS.read_text())
+    return recorded
+
+
+def _write_durations(lane: str, seconds: Mapping[str, float]) -> None:
     """Replace the recorded seconds of the files that ran; forget files that are gone."""
-    known: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
-    merged = {path: taken for path, taken in known.items() if (ROOT / path).exists()}
-    merged |= {path: round(taken, 1) for path, taken in seconds.items()}
-    kept = {path: taken for path, taken in sorted(merged.items()) if taken >= DURATION_S_MIN}
-    DURATIONS.write_text(json.dumps(kept, indent=1) + "\n")
+    recorded = read_durations()
+    merged = recorded.get(lane, {}) | {path: round(taken, 1) for path, taken in seconds.items()}
+    recorded[lane] = {
+        path: taken
+        for path, taken in sorted(merged.items())
+        if taken >= DURATION_S_MIN and (ROOT / path).exists()
+    }
+    DURATIONS.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
