@@ -13,6 +13,7 @@ from actors.errors import StorageError
 from actors.kernel import SystemClock
 from actors.persist.blob_file import TEMPORARY, FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.stashed import StashedBlobs
 
 DATA = b"x" * 1000
 
@@ -71,6 +72,17 @@ async def test_a_blob_is_synced_then_named_and_then_its_name_is(
     disk.done.clear()
     await blob.set("s1/b", DATA)
     assert disk.done == [("synced", "growing"), ("renamed", "growing", "s1/b"), ("synced", "s1")]
+
+
+async def test_what_is_stashed_for_one_reader_does_not_wait_for_the_disk(
+    blob: FileBlob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(tmp_path / "blobs", monkeypatch)
+    stashed = StashedBlobs(blob, "p1")
+    key = stashed.fresh()
+    await stashed.set(key, DATA)
+    assert disk.done == [("renamed", "growing", key)]
+    assert await stashed.get(key) == DATA
 
 
 async def test_a_file_that_is_taken_over_is_synced_too(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from actors.persist.location import BlobInfo
+from actors.persist.location import STASH_FOLDER, BlobInfo
 from actors.persist.orphans import RETIRED, STASHED, UNNAMED, GarbageBlob, list_garbage
 from actors.persist.shard import NewShard, ReaderLease, RetiredBlob, ShardState, created
-from actors.persist.stashed import FOLDER
 from actors.plan.schema import TableColumn, TableSchema
 
 NOW, GRACE, STASH = 1_000_000, 1000, 100
@@ -37,7 +36,7 @@ def test_what_no_document_names_stays_while_it_may_be_about_to_be_named() -> Non
 
 
 def test_an_answer_stays_while_it_may_be_taken() -> None:
-    young, old = f"{FOLDER}/a", f"{FOLDER}/b"
+    young, old = f"{STASH_FOLDER}/a", f"{STASH_FOLDER}/b"
     assert told(shard(), (young, STASH - 1), (old, STASH)) == [
         GarbageBlob(young, 7, STASH - 1, STASHED, f"taken within {STASH} ms"),
         GarbageBlob(old, 7, STASH, STASHED),

@@ -24,13 +24,14 @@ def _sync(path: Path, flags: int) -> None:
         os.close(descriptor)
 
 
-def write_file(path: Path, data: bytes, flags: int) -> None:
-    """Write a file's bytes, durable on return; its name is not. `flags`: of `os.open`, such as
-    `os.O_EXCL`. Raises OSError."""
+def write_file(path: Path, data: bytes, flags: int, *, durable: bool = True) -> None:
+    """Write a file's bytes, by default durable on return; its name is not. `flags`: of `os.open`,
+    such as `os.O_EXCL`. Raises OSError."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o644)
     with os.fdopen(descriptor, "wb", buffering=0) as file:
         view = memoryview(data)
         # A raw file may take only a part, for example on a disk that is almost full.
         while view:
             view = view[file.write(view) :]
-        os.fsync(file.fileno())
+        if durable:
+            os.fsync(file.fileno())

@@ -1,7 +1,8 @@
 """Blobs as files of one folder, each written so that a power cut leaves all of it or nothing.
 
 Order of a write: a new temporary file → bytes → fsync → rename to its place → fsync of the folder
-(and of its parent, unless the folder's name is known to be durable). Temporary files live below
+(and of its parent, unless the folder's name is known to be durable). What is stashed for one reader
+is not synced: nobody reads it after a power cut. Temporary files live below
 ``.tmp`` beside the folders, and are removed at the next start.
 """
 
@@ -21,7 +22,7 @@ from actors.errors import StorageError, storage_error
 from actors.kernel import ActorClock
 from actors.kernel.clock import CallOverdue
 from actors.object_store.folder_calls import sync_folder, write_file
-from actors.persist.location import BlobInfo, check_blob_key
+from actors.persist.location import STASH_FOLDER, BlobInfo, check_blob_key
 
 # -- Blocking disk calls under a deadline ----------------------------------------------------------
 # A thread cannot be ended. So a call that is given up goes on, and may still take effect: such a
@@ -118,8 +119,10 @@ class FileBlob:
         temporary = self._written_at(key)
         try:
             with _no_leftover(temporary):
-                write_file(temporary, data, os.O_EXCL)
-                self._install(temporary, key)
+                # Two waits for the disk for each piece of an answer would be most of its time.
+                durable = not key.startswith(f"{STASH_FOLDER}/")
+                write_file(temporary, data, os.O_EXCL, durable=durable)
+                self._install(temporary, key, durable=durable)
         except OSError as error:
             raise storage_error(f"write blob {self._place(key)}", error) from error
 
@@ -151,8 +154,8 @@ class FileBlob:
         named = hashlib.blake2b(key.encode(), digest_size=16, key=self._mark)
         return self._temporary / named.hexdigest()
 
-    def _install(self, temporary: Path, key: str) -> None:
-        """Rename into place, and make the name durable, and that of its folder."""
+    def _install(self, temporary: Path, key: str, *, durable: bool = True) -> None:
+        """Rename into place; if `durable`, make the name durable, and that of its folder."""
         place = self._place(key)
         folder = place.parent
         for attempt in range(_INSTALLS_MAX):
@@ -164,6 +167,8 @@ class FileBlob:
                     raise
                 self._synced.discard(folder.name)
                 folder.mkdir(exist_ok=True)
+        if not durable:
+            return
         try:
             sync_folder(folder)
             # Looked up after the rename, when the folder surely exists. Another process may have

@@ -63,6 +63,10 @@ class BlobInfo(msgspec.Struct, frozen=True):
     """Wall clock of the last write, milliseconds since the epoch."""
 
 
+STASH_FOLDER: Final = "_stash"
+"""Folder of the blobs that nobody reads after their writer's process has ended."""
+
+
 class BlobStore(Protocol):
     """Immutable objects by key ``folder/name``."""
 
@@ -71,7 +75,8 @@ class BlobStore(Protocol):
         ...
 
     async def set(self, key: str, data: bytes) -> None:
-        """Write a new object, durable on return. Raises `StorageError`, `StoreFull`."""
+        """Write a new object, durable on return unless it is in `STASH_FOLDER`. Raises
+        `StorageError`, `StoreFull`."""
         ...
 
     async def adopt(self, key: str, path: Path) -> tuple[int, int]:

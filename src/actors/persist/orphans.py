@@ -18,12 +18,11 @@ import msgspec
 
 from actors.errors import StorageError, UnknownObject
 from actors.kernel import ActorClock
-from actors.persist.location import BlobInfo, BlobStore
+from actors.persist.location import STASH_FOLDER, BlobInfo, BlobStore
 from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
 from actors.persist.shard import ShardState
-from actors.persist.stashed import FOLDER
 from actors.progress import ShardId
 from actors.settings import Settings
 
@@ -86,7 +85,7 @@ def list_garbage(
             continue
         if info.key in retired:
             found.append(GarbageBlob(info.key, info.bytes, age, RETIRED, retired[info.key]))
-        elif info.key.startswith(f"{FOLDER}/"):
+        elif info.key.startswith(f"{STASH_FOLDER}/"):
             kept = "" if age >= stash_ms else f"taken within {stash_ms} ms"
             found.append(GarbageBlob(info.key, info.bytes, age, STASHED, kept))
         else:
@@ -140,7 +139,7 @@ class OrphanCollector:
             self._parts.give_up()
             now = self._clock.monotonic_ms()
             keys = [info.key for info in await self._blob.list_keys()]
-            stash = f"{FOLDER}/"
+            stash = f"{STASH_FOLDER}/"
             stashed = self._stashed.seen((key for key in keys if key.startswith(stash)), now)
             count = len(await self._parts.delete(stashed))
             folders: dict[ShardId, list[str]] = {}

@@ -13,9 +13,8 @@ from typing import Final
 import google_crc32c
 
 from actors.errors import CorruptData, InvalidUsage, StorageError
-from actors.persist.location import BlobStore
+from actors.persist.location import STASH_FOLDER, BlobStore
 
-FOLDER: Final = "_stash"
 CHECKSUM_BYTES: Final = 4
 
 
@@ -29,7 +28,7 @@ class StashedBlobs:
 
     def key(self, name: str) -> str:
         """Return the key of a new blob; `name` is unique in this process."""
-        return f"{FOLDER}/{self._writer}-{name}"
+        return f"{STASH_FOLDER}/{self._writer}-{name}"
 
     def fresh(self) -> str:
         """Return the key of a new blob, numbered here."""
@@ -69,7 +68,7 @@ class StashedBlobs:
         """Remove the blobs of other processes; return their number. Raises `StorageError`."""
         # Own blobs stay: this process may still serve them.
         own = self.key("")
-        found = [info.key for info in await self._blob.list_keys(f"{FOLDER}/")]
+        found = [info.key for info in await self._blob.list_keys(f"{STASH_FOLDER}/")]
         others = [key for key in found if not key.startswith(own)]
         return len(others) - len(await self.delete(others))
 
@@ -81,6 +80,6 @@ def _checksum(data: bytes) -> bytes:
 def _checked(key: str) -> str:
     """Return the key. Raises `InvalidUsage` for one outside of the stash."""
     # A peer sends the key: it must not name anything else in the store.
-    if not key.startswith(f"{FOLDER}/"):
+    if not key.startswith(f"{STASH_FOLDER}/"):
         raise InvalidUsage(f"{key!r} is not in the stash")
     return key

@@ -93,7 +93,9 @@ class PostgresServer:
         self._settings = dict(settings)
         if self._account is not None:
             shutil.chown(folder, self._account)
-        self._run([binary("initdb"), "-D", str(self._data), "-U", "bench", "-A", "trust", "-N"])
+        # Not of the environment's locale: in Turkish an I is no i, and names are not found.
+        options = ["-U", "bench", "-A", "trust", "-N", "--locale=C.UTF-8", "--encoding=UTF8"]
+        self._run([binary("initdb"), "-D", str(self._data), *options])
 
     def conninfo(self, **more: str) -> str:
         """Return the connection string for libpq, over the Unix socket."""

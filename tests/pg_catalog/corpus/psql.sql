@@ -1415,7 +1415,7 @@ SELECT c.relchecks, c.relkind, c.relhasindex, c.relhasrules, c.relhastriggers, c
 FROM pg_catalog.pg_class c
  LEFT JOIN pg_catalog.pg_class tc ON (c.reltoastrelid = tc.oid)
 LEFT JOIN pg_catalog.pg_am am ON (c.relam = am.oid)
-WHERE c.oid = '13425'
+WHERE c.oid = '{oid:information_schema.tables}'
 --# psql: \d information_schema.tables (3)
 SELECT a.attname,
   pg_catalog.format_type(a.atttypid, a.atttypmod),
@@ -1428,7 +1428,7 @@ SELECT a.attname,
   a.attidentity,
   a.attgenerated
 FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = '13425' AND a.attnum > 0 AND NOT a.attisdropped
+WHERE a.attrelid = '{oid:information_schema.tables}' AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum
 --# psql: \dF
 SELECT
