@@ -79,9 +79,11 @@ NAMED_OIDS = """
     UNION ALL SELECT oid::int8, 'function ' || proname FROM pg_proc WHERE oid >= 10000
     UNION ALL SELECT oid::int8, 'class ' || opcname FROM pg_opclass WHERE oid >= 10000
     UNION ALL SELECT oid::int8, 'language ' || lanname FROM pg_language WHERE oid >= 10000
+    UNION ALL SELECT oid::int8, 'extension ' || extname FROM pg_extension WHERE oid >= 10000
 """
 """What each object's OID is the OID of: the numbers differ. Those from 10,000 on were assigned when
-the server's cluster was made, by an order that another minor release may change."""
+the server's cluster was made, by an order that another minor release may change, and so does the
+number of locales of its machine."""
 
 VERSIONS = (
     "SELECT name, setting FROM pg_settings WHERE name IN ('server_version', 'server_version_num')"
