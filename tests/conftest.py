@@ -65,10 +65,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Choose and order the tests, and count thresholds; in processes of pytest-xdist the
     environment says where."""
-    if config.getoption("whole") or config.getoption("second"):
+    profile = config.getoption("hypothesis_profile")
+    if config.getoption("whole") or config.getoption("second") or profile:
         draw_all_examples(True)
-        if config.getoption("hypothesis_profile") is None:
-            settings.load_profile("penstock")
+        settings.load_profile(profile or "penstock")
     config.pluginmanager.register(SuiteLanes(config), "suite-lanes")
     if not hasattr(config, "workerinput"):
         from actors.testing.threshold_counts import ThresholdCounting
