@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import apsw
 import pytest
 
 from actors.errors import StorageError
 from actors.kernel import SystemClock
-from actors.persist.consensus_sqlite import SqliteConsensus
+from actors.persist.consensus_sqlite import SqliteConsensus, use_write_ahead_log
 from actors.persist.location import CompareAndSet, VersionedData
 from actors.testing.patience import PATIENCE_S
 
@@ -101,3 +103,28 @@ async def test_a_transaction_that_fails_is_rolled_back_and_the_next_goes_on(held
     assert await held.head("b") is None
     assert await held.compare_and_set([CompareAndSet("a", 0, b"3")])
     assert await held.head("a") == VersionedData(1, b"3")
+
+
+class RefusingDatabase:
+    """A connection to a new database that another process is switching, too."""
+
+    def __init__(self, refusals: int) -> None:
+        self._refusals = refusals
+
+    def execute(self, statement: str) -> SimpleNamespace:
+        assert statement == "PRAGMA journal_mode=WAL"
+        if self._refusals:
+            self._refusals -= 1
+            raise apsw.BusyError("database is locked")
+        return SimpleNamespace(get="wal")
+
+
+def test_of_two_that_open_a_new_database_each_waits_for_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("actors.persist.consensus_sqlite._BUSY_MS", 80)
+    refused: Any = RefusingDatabase(3)
+    assert use_write_ahead_log(refused) == "wal"
+    held: Any = RefusingDatabase(1 << 30)
+    with pytest.raises(apsw.BusyError):
+        use_write_ahead_log(held)

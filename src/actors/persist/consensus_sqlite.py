@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -29,11 +30,25 @@ from actors.persist.location import CompareAndSet, VersionedData, check_key
 R = TypeVar("R")
 
 _BUSY_MS: Final = 5_000
+_SWITCH_AGAIN_MS: Final = 20
 _TABLE: Final = (
     "CREATE TABLE IF NOT EXISTS document"
     " (key TEXT PRIMARY KEY NOT NULL, seqno INTEGER NOT NULL, data BLOB NOT NULL)"
 )
 _CHANGE: Final = "UPDATE document SET seqno = seqno + 1, data = ? WHERE key = ?"
+
+
+def use_write_ahead_log(connection: apsw.Connection) -> str:
+    """Switch a database to a write-ahead log and return its mode. Raises `apsw.Error`.
+
+    SQLite does not wait here as its busy timeout says: of two processes that open a new database
+    at the same time, one is refused at once.
+    """
+    for _ in range(_BUSY_MS // _SWITCH_AGAIN_MS):
+        with suppress(apsw.BusyError):
+            return str(connection.execute("PRAGMA journal_mode=WAL").get)
+        threading.Event().wait(_SWITCH_AGAIN_MS / 1000)
+    return str(connection.execute("PRAGMA journal_mode=WAL").get)
 
 
 class SqliteConsensus:
@@ -95,7 +110,7 @@ class SqliteConsensus:
         try:
             connection = apsw.Connection(str(self._path))
             connection.set_busy_timeout(_BUSY_MS)
-            mode = connection.execute("PRAGMA journal_mode=WAL").get
+            mode = use_write_ahead_log(connection)
             if mode != "wal":
                 raise StorageError(
                     f"{self._path}: SQLite cannot use a write-ahead log there (mode {mode!r});"
