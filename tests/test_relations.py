@@ -119,7 +119,7 @@ async def test_they_tell_what_is_there(tmp_path: Path) -> None:
         assert shards["t"]["rows"] == 9
         holds = await world.rows("holds", where=[("object", "=", "t"), ("kind", "=", "hold")])
         assert f"dataflow/{objects['w']['id']}" in {row["holder"] for row in holds}
-        [own] = await world.rows("connections")
+        [own] = await world.rows("sessions")
         assert own["requests"] > 10
         actors = await world.rows("actors", where=[("path", "=", "/controller")])
         assert actors[0]["received"] > 0
@@ -151,7 +151,7 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
             assert waiting["deadline_ms"] == 30_000
             [heard] = await world.rows("subscribes")
             assert (heard["object"], heard["told"] > 0) == ("t", True)
-            [own] = await world.rows("connections")
+            [own] = await world.rows("sessions")
             assert own["subscribes"] == 1
             jobs = await world.rows("spark_jobs", where=[("state", "=", "running")])
             assert [row["kind"] for row in jobs] == ["Step"]

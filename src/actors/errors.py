@@ -124,6 +124,11 @@ class ResourceClosed(PenstockError):
     """This end was closed by its owner."""
 
 
+class SessionEnded(PenstockError):
+    """The service ended the session: an administrator asked for it, or its role was dropped or may
+    not log in any more."""
+
+
 class ConnectionBroken(PenstockError):
     """The other end is gone."""
 

@@ -25,6 +25,7 @@ import anyio
 from msgspec.structs import replace
 
 from actors.access.access_rules import RoleLogin
+from actors.access.open_sessions import OpenSession, OpenSessions
 from actors.client.client import Client
 from actors.cluster.checked import CheckedClient
 from actors.cluster.client import LocalClient
@@ -89,16 +90,25 @@ def start_spark(
     return address
 
 
-class RoleConnector:
-    """Connects clients in this process to a service as one role."""
+class DoorConnector:
+    """Connects a door's clients to a service in this process."""
 
-    def __init__(self, service: Service, role: str) -> None:
+    def __init__(
+        self, service: Service, role: str | None = None, session: OpenSession | None = None
+    ) -> None:
+        """`session` is one that the door has opened; None: the clients are a part of the service,
+        and their sessions are not shown."""
         self._service = service
         self._role = role
+        self._session = session
+
+    def of_role(self, role: str | None) -> DoorConnector:
+        """See `RoleService`."""
+        return DoorConnector(self._service, role)
 
     async def connect_in_process(self) -> MemoryConnection[Any, Any]:
         """See `InProcess`."""
-        return await self._service.connect_in_process(self._role)
+        return await self._service.connect_door(self._role, self._session)
 
 
 def role_finder(controller: ActorAddress[Any]) -> FindRole:
@@ -138,6 +148,7 @@ class Service:
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
         self._points = PointReads()
+        self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
         """Executes SQL statements of the service for Spark Connect's clients
@@ -211,14 +222,16 @@ class Service:
                 maintenance,
                 self._connectors,
                 self._points,
+                self._sessions,
             ),
             "controller",
         )
-        self._server = system.spawn(lambda: ApiServer(listener, controller, settings), "sessions")
+        api = (listener, controller, settings, self._sessions)
+        self._server = system.spawn(lambda: ApiServer(*api), "sessions")
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
-            pg = (self._pg_listener, settings, self._client_as, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._points), "pg")
+            pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._points), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, executor, persist, scratch)
         # Last: from here on the service is no longer starting.
@@ -265,7 +278,10 @@ class Service:
         bound, folder = self._gateway, scratch / "connect"
         own = OwnStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
-        parts = GatewayParts(self, controller, executor, persist, folder, statements)
+        own_clients = DoorConnector(self)
+        parts = GatewayParts(
+            own_clients, controller, executor, persist, folder, self._sessions, statements
+        )
         # The last actor that is started is the first that stops: its clients need all others.
         system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
         log.info("Spark Connect on %s", self.connect_address)
@@ -377,7 +393,13 @@ class Service:
         return "" if self._pg_listener is None else self._pg_listener.address
 
     async def _client_as(self, role: str) -> Client:
-        return await Client.in_process(RoleConnector(self, role), settings=self.settings)
+        """Return a client of a door for calls of a role."""
+        return await Client.in_process(DoorConnector(self, role), settings=self.settings)
+
+    async def _client_of(self, session: OpenSession) -> Client:
+        """Return the client of a door's session."""
+        connector = DoorConnector(self, session.role, session)
+        return await Client.in_process(connector, settings=self.settings)
 
     async def connect_in_process(self, role: str | None = None) -> MemoryConnection[Any, Any]:
         """Return a client's connection without a socket; see `Client.in_process`. With `role` it
@@ -385,6 +407,13 @@ class Service:
         if self._server is None:
             raise ResourceClosed("the service has not been started")
         return await self._server.ask(lambda reply: ConnectInProcess(reply, role))
+
+    async def connect_door(
+        self, role: str | None, session: OpenSession | None
+    ) -> MemoryConnection[Any, Any]:
+        """Return the connection of a door's client; see `DoorConnector`."""
+        assert self._server is not None, "doors are started after the sessions"
+        return await self._server.ask(lambda reply: ConnectInProcess(reply, role, session, ""))
 
     def stop(self) -> None:
         """Make `wait_stopped` return; leave the context to stop."""

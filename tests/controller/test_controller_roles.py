@@ -301,7 +301,7 @@ def _example(kind: type[Any]) -> Any:
         "name": "t", "on": "t", "schema": KEYED, "kind": "x", "configuration": b"",
         "key": ("k",), "sql": "SELECT 1", "time": 1, "target": 1, "table": "t", "path": "p",
         "format": "csv", "destination": "d", "add": (), "names": ("t",), "roles": ("nobody",),
-        "rights": (ADMIN,), "right": READ, "changes": (api.TableChange("t"),),
+        "rights": (ADMIN,), "right": READ, "changes": (api.TableChange("t"),), "number": 1,
     }  # fmt: skip
     fields = kind.__struct_fields__
     made = {name: given[name] for name in fields if name in given}

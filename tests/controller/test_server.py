@@ -11,6 +11,7 @@ import anyio
 import msgspec
 import pytest
 
+from actors.access.open_sessions import OpenSessions
 from actors.controller.messages import BytesDelivered, SubmitRequest
 from actors.controller.sessions.memory_link import MemoryConnection, pair
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
@@ -43,7 +44,8 @@ class World:
         self.listener = listener
         self.controller = MessageProbe.start(system, "controller")
         self.server = system.spawn(
-            lambda: ApiServer(listener, self.controller.address, SETTINGS), "sessions"
+            lambda: ApiServer(listener, self.controller.address, SETTINGS, OpenSessions(lambda: 0)),
+            "sessions",
         )
 
     async def connect(self) -> MemoryConnection[Any, Any]:

@@ -35,6 +35,8 @@ MERGE = "MERGE INTO t USING (SELECT id + 0 AS id FROM t) AS s ON t.id = s.id"
 class FaultyClient:
     """A client whose queries fail where `fault` stands in the text that Spark would get."""
 
+    session = None
+
     def __init__(self, fault: str, *, running: bool, late: bool = False) -> None:
         self._fault = fault
         self._running = running

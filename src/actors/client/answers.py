@@ -9,7 +9,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.client.requests import RequestExchange, RequestSlot
+from actors.access.open_sessions import ReadRights
+from actors.client.requests import RequestExchange, RequestSlot, reads_of
 from actors.client.rows import ReadSpec
 from actors.errors import OperationCanceled, PenstockError, RemoteProtocolError, from_wire
 from actors.plan.updates import from_ipc
@@ -62,9 +63,14 @@ class SubscribeSpec(msgspec.Struct, frozen=True):
 
 
 async def follow(
-    exchange: RequestExchange, wanted: SubscribeSpec, waiting_bytes_max: int
+    exchange: RequestExchange,
+    wanted: SubscribeSpec,
+    waiting_bytes_max: int,
+    rights: ReadRights | None = None,
 ) -> AsyncGenerator[ChangeBatch, None]:
-    """Yield the changes. When more than `waiting_bytes_max` wait here, between two intervals, the
+    """Yield the changes, and note in `rights` what they are of.
+
+    When more than `waiting_bytes_max` wait here, between two intervals, the
     subscribe is cancelled, the waiting changes are yielded, and another subscribe resumes after
     them. Raises the service's error, and `ConnectionBroken`."""
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
@@ -90,6 +96,8 @@ async def follow(
                     ended = True
                     break
                 change = _change(answer)
+                if rights is not None:
+                    rights.note(reads_of(split_context(answer)[0]))
                 if paused and change.partial:
                     # The cancel may cut this interval short. Then the next subscribe sends it
                     # again from its lower, so its pieces are withheld until one more arrives.

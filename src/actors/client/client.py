@@ -27,6 +27,7 @@ from typing import Any, Self
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import OpenSession, ReadRights
 from actors.client.answers import (
     AnswerCollector,
     CopyFormat,
@@ -46,6 +47,7 @@ from actors.client.requests import (
     RequestExchange,
     RequestSlot,
     ServiceLink,
+    reads_of,
 )
 from actors.client.roles import ClientRoles
 from actors.client.rows import (
@@ -176,6 +178,11 @@ class Client(ClientSources, ClientRoles):
         if isinstance(answer, RequestFailed):
             raise from_wire(answer.code, answer.text, answer.determinate)
         raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
+
+    @property
+    def session(self) -> OpenSession | None:
+        """Return the session of a client in the service's own process; None in others."""
+        return self._exchange.session
 
     @property
     def is_lost(self) -> bool:
@@ -483,7 +490,12 @@ class Client(ClientSources, ClientRoles):
                 yield expand(piece)
 
     async def _pieces(
-        self, name: str, as_of: Time | None, spec: ReadSpec, deadline_ms: int | None
+        self,
+        name: str,
+        as_of: Time | None,
+        spec: ReadSpec,
+        deadline_ms: int | None,
+        rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield the rows with their weight, finished; at least one table."""
         number = self._exchange.number()
@@ -493,7 +505,7 @@ class Client(ClientSources, ClientRoles):
         failed: BaseException | None = None
         try:
             slot = await self._exchange.open(request, make_request_context(opened))
-            async with contextlib.aclosing(self._answers(number, slot, spec)) as pieces:
+            async with contextlib.aclosing(self._answers(number, slot, spec, rights)) as pieces:
                 async for piece in pieces:
                     yield piece
         except BaseException as error:
@@ -504,12 +516,15 @@ class Client(ClientSources, ClientRoles):
                 opened.end(failed)
 
     async def _answers(
-        self, number: int, slot: RequestSlot, spec: ReadSpec
+        self, number: int, slot: RequestSlot, spec: ReadSpec, rights: ReadRights | None = None
     ) -> AsyncGenerator[pa.Table, None]:
         gathering = AnswerCollector(spec)
         try:
             while not gathering.over:
-                rows = gathering.take(await self._exchange.next_answer(slot))
+                answer = await self._exchange.next_answer(slot)
+                if rights is not None:
+                    rights.note(reads_of(answer))
+                rows = gathering.take(answer)
                 if rows is not None:
                     yield rows
         finally:
@@ -525,6 +540,7 @@ class Client(ClientSources, ClientRoles):
         as_of: Time | None = None,
         deadline_ms: int | None = None,
         latest: bool = False,
+        rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
         time at which all its inputs are sealed, or with `latest` the latest written time), in the
@@ -533,13 +549,14 @@ class Client(ClientSources, ClientRoles):
         A plain read of one object (columns, comparisons with literals, order, limit) is answered
         from an index or a shard; everything else is run by Spark, over the contents at the same
         time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
-        there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
+        there (default: `query_deadline_ms`). `rights` notes what the rows are of.
+        Neither side holds more than a few batches. Leave the
         loop to end it sooner. Raises `QueryRejected`, `DefiniteError` (the data make it fail),
         `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`,
         `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(
-            self._queried(sql, as_of, deadline_ms, latest=latest)
+            self._queried(sql, as_of, deadline_ms, latest=latest, rights=rights)
         ) as pieces:
             async for piece in pieces:
                 table = expand(piece)
@@ -555,6 +572,7 @@ class Client(ClientSources, ClientRoles):
         *,
         engine: bool = False,
         latest: bool = False,
+        rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
@@ -563,11 +581,11 @@ class Client(ClientSources, ClientRoles):
             slot = await self._exchange.open(request, make_request_context(opened))
             instead = await self._exchange.read_instead(number, slot)
         if instead is None:
-            found, names = self._answers(number, slot, PLAIN_READ), None
+            found, names = self._answers(number, slot, PLAIN_READ, rights), None
         else:
             spec = ReadSpec(None, (), instead.filter, instead.project, instead.finishing)
             found, names = (
-                self._pieces(instead.name, instead.as_of, spec, deadline_ms),
+                self._pieces(instead.name, instead.as_of, spec, deadline_ms, rights),
                 instead.names,
             )
         async with contextlib.aclosing(found) as pieces:
@@ -588,6 +606,7 @@ class Client(ClientSources, ClientRoles):
         up_to: Frontier | None = None,
         snapshot: bool = True,
         progress: bool = True,
+        rights: ReadRights | None = None,
     ) -> AsyncGenerator[ChangeBatch, None]:
         """Yield the changes of a table or view: first its contents (at `as_of`, or now), then every
         change.
@@ -598,12 +617,14 @@ class Client(ClientSources, ClientRoles):
         exactly with the `upper` of its last change that was not `partial` (a large change comes in
         pieces: see `ChangeBatch`; `concatenate_pieces` concatenates them). Ends when no more
         changes can come; leave the loop to end it sooner. A client that takes changes more slowly
-        than they come holds back only itself; one that takes none for too long is cut off. Raises
+        than they come holds back only itself; one that takes none for too long is cut off. `rights`
+        notes what the changes are of. Raises
         `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
         `ConnectionBroken`.
         """
         spec = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
-        stream = follow(self._exchange, spec, self._settings.subscribe_inflight_bytes_max)
+        limit = self._settings.subscribe_inflight_bytes_max
+        stream = follow(self._exchange, spec, limit, rights)
         async with contextlib.aclosing(stream) as changes:
             async for change in changes:
                 yield change

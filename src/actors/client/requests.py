@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 import anyio
 
+from actors.access.open_sessions import OpenSession, ReadObjects, ReadRights
 from actors.errors import (
     ConnectionBroken,
     PenstockError,
@@ -112,6 +113,8 @@ class RequestExchange:
 
     def __init__(self, link: ServiceLink, settings: Settings) -> None:
         self._link = link
+        self.session: OpenSession | None = getattr(link, "session", None)
+        """The session in this process; None: the service is in another one."""
         self._cancel_s = settings.connect_timeout_ms / 1000
         self._numbers = itertools.count(1)
         self._slots: dict[int, RequestSlot] = {}
@@ -228,8 +231,19 @@ class RequestExchange:
                 # Also after an error or a cancellation: another waiter must drive the loop.
                 self._hand_over()
         answer = slot.answers.popleft()
-        slot.bytes -= _size(split_context(answer)[0])
+        told = split_context(answer)[0]
+        slot.bytes -= _size(told)
+        self._check_rights(told)
         return answer
+
+    def _check_rights(self, answer: Any) -> None:
+        """Raise `AccessDenied` for rows that waited here while the right to them was revoked."""
+        session, reads = self.session, reads_of(answer)
+        # A door whose sessions may act as other roles checks what it hands on itself.
+        if reads and session is not None and session.door in ("client", ""):
+            rights = ReadRights(session)
+            rights.note(reads)
+            rights.check()
 
     def _dispatch(self, received: Any) -> None:
         answer, _ = split_context(received)
@@ -253,8 +267,11 @@ class RequestExchange:
 
     def lose(self, error: PenstockError) -> None:
         """Mark the connection as lost and wake all waiters. The first error counts."""
+        session = self.session
+        # Later errors follow from the first one.
         if self.lost is None:
-            self.lost = error
+            # Its connection is closed after the session has ended: that is not the cause.
+            self.lost = error if session is None or session.ended is None else session.ended
         for slot in self._slots.values():
             slot.wake.set()
 
@@ -269,6 +286,11 @@ def _lost_while_waiting(error: PenstockError) -> PenstockError:
         lost = from_wire(*to_wire(error))
     lost.determinate = False
     return lost
+
+
+def reads_of(answer: Any) -> ReadObjects:
+    """Return the objects whose rows an answer holds, if the session may lose its right to them."""
+    return getattr(answer, "reads", ())
 
 
 def _size(answer: Any) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from actors.client.requests import RequestExchange
-from actors.protocol.api import RequestDone
+from actors.protocol.api import RequestDone, SignalSession
 from actors.protocol.role_messages import (
     AlterRole,
     ChangeRights,
@@ -76,6 +76,12 @@ class ClientRoles:
     async def roles(self) -> RolesReport:
         """Return all roles, with their rights."""
         return await self._exchange.ask(ListRoles(self._exchange.number()), RolesReport)
+
+    async def end_session(self, number: int, *, cancel: bool = False) -> None:
+        """End a session of any door, by its number in ``penstock.sessions``; with `cancel` only
+        what it runs. Raises `UnknownObject`, `AccessDenied`."""
+        request = SignalSession(self._exchange.number(), number, not cancel)
+        await self._exchange.ask(request, RequestDone)
 
     async def check_right(self, right: str, name: str) -> None:
         """Raise `AccessDenied` unless this connection has a right on an object now."""

@@ -37,7 +37,7 @@ MIB: Final = 1 << 20
 ERRORS_SHOWN_MAX: Final = 8
 _LOOKED_AT: Final[dict[str, tuple[str, ...]]] = {
     "dataflows": ("state", "steps"),
-    "connections": ("session",),
+    "sessions": ("number",),
     "peeks": ("kind", "state", "waited_ms"),
     "subscribes": ("bytes_in_flight",),
     "spark_jobs": ("state",),
@@ -145,7 +145,7 @@ def summary(sight: StatusSample, before: StatusSample | None) -> list[tuple[str,
     left_out = sum(row.get("parts_filtered") or 0 for row in parts)
     shown = [
         ("workers", f"{len(workers)}" + (f", of {replicas} replicas" if replicas > 1 else "")),
-        ("connections", str(len(rows["connections"]))),
+        ("sessions", str(len(rows["sessions"]))),
         ("subscribes", str(len(rows["subscribes"]))),
         ("peeks", f"{len(reads)} wait" + (f", the oldest {oldest:.0f} ms" if reads else "")),
         ("dataflows", _states(row["state"] for row in rows["dataflows"])),

@@ -10,6 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
+from actors.access.open_sessions import ReadRights
 from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.change_streams import bind_streams
@@ -165,13 +166,23 @@ class PlanRouter:
                 return own
         plain = self.plain(session, root, names)
         if plain is not None:
-            self._check(session, "read", [plain.read.name])
-            return OwnRoute(lambda: self._read(plain))
+            self._check(session, "read", [plain.read.name], operation.rights)
+            return OwnRoute(lambda: self._read(plain, session.caller.role))
         return await self._bound(operation, request, names)
 
-    def _check(self, session: GatewaySession, right: str, keys: Collection[str]) -> None:
-        """Raise `AccessDenied` unless a session has a right on these objects."""
-        audit = StatementAudit(self._settings, *session.caller, SqlDialect.SPARK)
+    def _check(
+        self,
+        session: GatewaySession,
+        right: str,
+        keys: Collection[str],
+        rights: ReadRights | None = None,
+    ) -> None:
+        """Raise `AccessDenied` unless a session has a right on these objects, which `rights`
+        notes."""
+        who = session.caller
+        audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
+        if rights is not None:
+            rights.note(self._directory.reads_of(keys))
         try:
             self._directory.check(session.caller.role, right, keys)
         except AccessDenied:
@@ -188,15 +199,17 @@ class PlanRouter:
             return None
         return direct_read(relation, names.resolver(session.hidden), names.schemas)
 
-    async def _read(self, plain: DirectRead) -> AnswerStream:
-        """Answer a plain read from an index or a shard."""
+    async def _read(self, plain: DirectRead, role: str) -> AnswerStream:
+        """Answer a plain read of this role from an index or a shard."""
         # The latest time, and not the latest that is sealed: a user reads what was just written.
         time = await self._directory.pin([plain.read.name])
-        client = await self._client.get()
         as_of = None if is_relation(plain.read.name) else time
         schema, offset = plain.columns(), 0
         yield schema_answer(schema)
-        async with aclosing(client.query(plain.sql, as_of=as_of)) as batches:
+        async with (
+            self._client.reader_of(plain.read.name, role) as client,
+            aclosing(client.query(plain.sql, as_of=as_of)) as batches,
+        ):
             async for batch in batches:
                 told = pa.Table.from_batches([batch]).cast(schema).combine_chunks()
                 for each in told.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)]:
@@ -414,12 +427,14 @@ class PlanRouter:
         """Return a request with relations in place of names. `original`: see `ForwardRoute`;
         `text`: the statement that the plan is."""
         session = operation.session
-        expanded = await self._streamed(session, self._expanded(session, request, names), names)
+        expanded = await self._streamed(
+            session, self._expanded(session, request, names), names, session.stream_rights
+        )
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_others(found)
         if not found.read:
             return ForwardRoute(expanded, original if expanded is not request else None)
-        self._check(session, "read", found.read)
+        self._check(session, "read", found.read, operation.rights)
         # The client executes the relation of a query later: here it is only analysed.
         if text is not None and needs_no_rows(text):
             opened = self._rows.empty(names, found.read)
@@ -442,12 +457,17 @@ class PlanRouter:
         return ForwardRoute(bound.message, original, bound.views, names_texts=bound.texts)
 
     async def _streamed(
-        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+        self,
+        session: GatewaySession,
+        message: ProtoMessage,
+        names: ObjectNames,
+        rights: ReadRights | None = None,
     ) -> ProtoMessage:
-        """Return a plan in which streams of objects' changes are Spark's to read."""
+        """Return a plan in which streams of objects' changes are Spark's to read; `rights` notes
+        the objects."""
         bound, keys = bind_streams(message, names.resolver(session.hidden), self._settings)
         if keys:
-            self._check(session, "read", keys)
+            self._check(session, "read", keys, rights)
             await self._calls.prepare_streams(session)
         return bound
 
@@ -455,7 +475,8 @@ class PlanRouter:
         self, operation: OpenOperation, names: ObjectNames, found: PlanNames
     ) -> OpenedRows:
         time = await self._directory.pin(found.read)
-        opened = await self._rows.open(operation.rows, names, found.read, time)
+        role = operation.session.caller.role
+        opened = await self._rows.open(operation.rows, names, found.read, time, role)
         if opened.lent:
             await self._calls.prepare_files(operation.session)
         return opened

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, Final
 
 import anyio
@@ -22,9 +22,10 @@ from grpc_status import rpc_status
 from pyspark.sql.connect.proto import base_pb2
 
 from actors.access.access_rules import UNPROVEN
+from actors.access.open_sessions import OpenSessions
 from actors.access.role_registry import token_digest
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
-from actors.connect_gateway.error_status import engine_ended, status_of
+from actors.connect_gateway.error_status import engine_ended, operation_canceled, status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
@@ -35,11 +36,18 @@ from actors.connect_gateway.gateway_sessions import (
 )
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
-from actors.connect_gateway.plan_rewriting import ProtoMessage
+from actors.connect_gateway.plan_rewriting import ProtoMessage, statement_of
 from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
 from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
-from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError, ResourceBusy
+from actors.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+    SessionEnded,
+)
 from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.spark.remote_address import is_remote
@@ -76,9 +84,11 @@ class GatewayCalls:
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
+        opened: OpenSessions,
     ) -> None:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest."""
+        the role whose token has a digest, `opened` are the sessions of all doors."""
+        self._opened = opened
         self._settings = settings
         self._clock = clock
         self._upstream = upstream
@@ -159,14 +169,15 @@ class GatewayCalls:
         shown = dict(context.invocation_metadata() or ()).get("authorization", "")
         text = shown if isinstance(shown, str) else ""
         token = text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
-        login = await self._find_token(token_digest(token))
+        digest = token_digest(token)
+        login = await self._find_token(digest)
         if login.wanted:
             if login.role is None:
                 raise AuthenticationFailed(
                     "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
                     ";token=… to the address"
                 )
-            return CallerIdentity(login.role, context.peer())
+            return CallerIdentity(login.role, context.peer(), digest)
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
@@ -193,11 +204,54 @@ class GatewayCalls:
                 if found is None:
                     self._sessions.check_room()
                     opened = await self._calls.open_session(request)
-                    found = GatewaySession(key, opened, caller())
-                    found.server = self._upstream.server
-                    self._sessions.add(found)
+                    found = self._add_session(key, opened, caller())
         found.used_ms = self._clock.monotonic_ms()
+        if found.opened is not None:
+            found.opened.requests += 1
         return found
+
+    def _add_session(
+        self, key: SessionKey, server_side_session_id: str, who: CallerIdentity
+    ) -> GatewaySession:
+        """Add a session that Spark has opened. Raises `SessionEnded` if the caller's role or token
+        is gone since, and `ResourceBusy`."""
+        opened = self._opened.open("connect", who.role, who.peer, token=who.token, proven=True)
+        made = GatewaySession(key, server_side_session_id, who, opened)
+        made.server = self._upstream.server
+        try:
+            self._sessions.add(made)
+        except ResourceBusy:
+            opened.close()
+            raise
+        opened.on_end = lambda error: self._end_session(made, error)
+        opened.on_cancel = lambda: self._stop_operations(made, lambda _: operation_canceled())
+        opened.on_rules = lambda: self._end_revoked(made)
+        return made
+
+    def _end_session(self, session: GatewaySession, error: SessionEnded) -> None:
+        """End a session that somebody else than its client ends."""
+        self._stop_operations(session, lambda _: error)
+        self._run(lambda: self._release(session))
+
+    def _end_revoked(self, session: GatewaySession) -> None:
+        """End what reads objects that the session's role may not read any more."""
+        self._stop_operations(session, _denial)
+        try:
+            session.stream_rights.check()
+        except AccessDenied as denied:
+            # Spark runs streams by itself: they end with their session alone.
+            if session.starts_streams and session.opened is not None:
+                session.opened.end(SessionEnded(f"terminating session: {denied}"))
+
+    def _stop_operations(
+        self, session: GatewaySession, why: Callable[[OpenOperation], PenstockError | None]
+    ) -> None:
+        """Stop the operations of a session for which there is an error."""
+        for operation in list(session.operations.values()):
+            error = why(operation)
+            if error is not None:
+                operation.stop(error)
+                self._run(lambda each=operation: self._give_up(each))  # type: ignore[misc]
 
     def _found(self, key: SessionKey) -> GatewaySession | None:
         """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
@@ -217,6 +271,7 @@ class GatewayCalls:
         if session is None:
             return None
         session.used_ms = self._clock.monotonic_ms()
+        session.check_operation(request.operation_id)
         return session.operations.get(request.operation_id)
 
     async def _forget(self, session: GatewaySession) -> None:
@@ -247,12 +302,16 @@ class GatewayCalls:
             idle = now - session.used_ms > settings.connect_session_idle_ms
             # A stream goes on without its client, as before Spark's own server.
             if idle and not session.operations and not await self._streams_of(session):
-                await self._forget(session)
-                try:
-                    await self._calls.release(session.key)
-                # Spark releases it as well, when its own time is over.
-                except (grpc.aio.AioRpcError, PenstockError) as error:
-                    log.info("an idle session was not released: %s", error)
+                await self._release(session)
+
+    async def _release(self, session: GatewaySession) -> None:
+        """Forget a session, and release it at Spark."""
+        await self._forget(session)
+        try:
+            await self._calls.release(session.key)
+        # Spark releases it as well, when its own time is over.
+        except (grpc.aio.AioRpcError, PenstockError) as error:
+            log.info("a session was not released: %s", error)
 
     async def _streams_of(self, session: GatewaySession) -> int:
         """Return how many streams of a session run; none if Spark has not the session any more."""
@@ -307,6 +366,15 @@ class GatewayCalls:
         session = await self._session(request)
         request.operation_id = request.operation_id or str(uuid.uuid4())
         operation = self._sessions.begin(session, request.operation_id)
+        if session.opened is not None:
+            session.opened.begin(shown_plan(request.plan))
+        with operation.worked_on():
+            await self._execute_operation(operation, request, context)
+
+    async def _execute_operation(
+        self, operation: OpenOperation, request: ProtoMessage, context: Any
+    ) -> None:
+        session = operation.session
         reattachable = any(each.reattach_options.reattachable for each in request.request_options)
         over = True
         try:
@@ -368,6 +436,7 @@ class GatewayCalls:
         assert operation.own is not None
         with _Attached(operation, self._clock):
             async for data in operation.own.stream(after):
+                operation.check()
                 await context.write(data)
         return not reattachable
 
@@ -394,11 +463,18 @@ class GatewayCalls:
                         told, complete = _looked_at(data, route.original)
                         if complete and route.done is not None:
                             route.done()
+                        operation.check()
                         await context.write(told)
         return complete or not reattachable
 
     async def _reattach(self, data: bytes, context: Any) -> None:
         operation = self._operation(request := self._decode(base_pb2.ReattachExecuteRequest, data))
+        with nullcontext() if operation is None else operation.worked_on():
+            await self._reattach_operation(operation, request, data, context)
+
+    async def _reattach_operation(
+        self, operation: OpenOperation | None, request: ProtoMessage, data: bytes, context: Any
+    ) -> None:
         if operation is not None and operation.own is not None:
             await self._stream_own(operation, context, request.last_response_id, True)
             return
@@ -414,6 +490,8 @@ class GatewayCalls:
                 async with aclosing(stream) as answers:
                     async for answer in answers:
                         over = _looked_at(answer, None)[1]
+                        if operation is not None:
+                            operation.check()
                         await context.write(answer)
         except grpc.aio.AioRpcError as error:
             over = self._is_lost(error) or error.code() not in _STILL_THERE
@@ -544,13 +622,11 @@ class GatewayCalls:
         told = await self._known(session, self._pass_on("CloneSession", data, context))
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
-        made = GatewaySession(key, answer.new_server_side_session_id, session.caller)
-        made.server = session.server
+        made = self._add_session(key, answer.new_server_side_session_id, session.caller)
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
         made.used_ms = self._clock.monotonic_ms()
-        self._sessions.add(made)
         return told
 
     def _forwarder(self, method: Any) -> Handler:
@@ -629,6 +705,24 @@ class _Attached:
         if self._operation is not None:
             self._operation.attached -= 1
             self._operation.left_ms = self._clock.monotonic_ms()
+
+
+def _denial(operation: OpenOperation) -> PenstockError | None:
+    """Return the refusal of an operation that reads what its role may not read any more."""
+    try:
+        operation.rights.check()
+    except AccessDenied as denied:
+        return denied
+    return None
+
+
+def shown_plan(plan: ProtoMessage) -> str:
+    """Return what a plan executes, for people: its statement, or what kind of plan it is."""
+    text = statement_of(plan)
+    if text is not None:
+        return text
+    kind = plan.root.WhichOneof("rel_type") or plan.command.WhichOneof("command_type") or "empty"
+    return f"plan: {kind}"
 
 
 def _looked_at(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:

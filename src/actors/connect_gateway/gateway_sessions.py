@@ -8,17 +8,18 @@ reads its objects at the time of that use.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, contextmanager
 from typing import Final, NamedTuple
 
 import anyio
 
+from actors.access.open_sessions import OpenSession, ReadRights
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
-from actors.errors import InvalidUsage, ResourceBusy
+from actors.errors import InvalidUsage, PenstockError, ResourceBusy
 from actors.protocol.relations import fold
 from actors.settings import Settings
 from actors.views.compile import CHANGES_MEANING
@@ -27,6 +28,10 @@ VIEWS_MAX: Final = 256
 """Temporary views over the service's objects in one session."""
 OWN_VIEWS_MAX: Final = 4096
 """Names of other temporary views that are remembered for one session."""
+
+
+REFUSED_MAX: Final = 4096
+"""Stopped operations that are remembered for one session."""
 
 
 class SessionKey(NamedTuple):
@@ -54,6 +59,41 @@ class OpenOperation:
         """Calls that stream its responses now."""
         self.left_ms = 0.0
         """Time at which the last of them left, on the monotonic clock."""
+        self.rights = ReadRights(session.opened)
+        """Reads of the operation: checked before each of its responses is handed on."""
+        self.ended: PenstockError | None = None
+        """Why it was ended by somebody else than its client."""
+        self._scopes: set[anyio.CancelScope] = set()
+        """Scopes of the calls that work for it now."""
+
+    def check(self) -> None:
+        """Raise the error with which it was ended, or `AccessDenied` if the right to what it reads
+        is gone."""
+        if self.ended is not None:
+            raise self.ended
+        self.rights.check()
+
+    def stop(self, error: PenstockError) -> None:
+        """Stop all calls that work for it: each raises the error."""
+        # First of all: a call that goes on meanwhile looks at it before it hands anything on.
+        self.ended = error
+        self.session.refuse(self.operation_id, error)
+        if self.own is not None:
+            self.own.cancel(error)
+        for scope in self._scopes:
+            scope.cancel()
+
+    @contextmanager
+    def worked_on(self) -> Iterator[None]:
+        """Work for it in the block, which `stop` leaves with its error."""
+        with anyio.CancelScope() as scope:
+            self._scopes.add(scope)
+            try:
+                yield
+            finally:
+                self._scopes.discard(scope)
+        if self.ended is not None:
+            raise self.ended
 
 
 class GatewaySession:
@@ -64,9 +104,12 @@ class GatewaySession:
         key: SessionKey,
         server_side_session_id: str,
         caller: CallerIdentity = NOBODY,
+        opened: OpenSession | None = None,
     ) -> None:
         self.key = key
         self.caller = caller
+        self.opened = opened
+        """The session as all doors show it."""
         self.server_side_session_id = server_side_session_id
         self.naming = anyio.Lock()
         """Held while Spark analyses a text for which temporary views of the session exist."""
@@ -84,6 +127,10 @@ class GatewaySession:
         """True if the session knows the data source that streams objects' changes."""
         self.starts_streams = False
         """True if the client has started a stream, which may run on without an operation."""
+        self.stream_rights = ReadRights(opened)
+        """Reads of the streams that were started."""
+        self._refused: dict[str, PenstockError] = {}
+        """Errors of operations that were stopped, by id: Spark may have responses of them still."""
         self.used_ms = 0.0
         self.server = 0
         """Number of the server that has the session (`SparkUpstream.server`)."""
@@ -93,6 +140,20 @@ class GatewaySession:
     def hidden(self) -> frozenset[str]:
         """Return the names that mean temporary views of the session where they stand alone."""
         return frozenset(self.own_views) | frozenset(self.views)
+
+    # Spark keeps responses that were not released, and knows nothing of rights.
+    def refuse(self, operation_id: str, error: PenstockError) -> None:
+        """Let an operation not be taken up again."""
+        self._refused[operation_id] = error
+        # By then Spark has let go of the oldest, too.
+        if len(self._refused) > REFUSED_MAX:
+            del self._refused[next(iter(self._refused))]
+
+    def check_operation(self, operation_id: str) -> None:
+        """Raise the error of an operation that was stopped."""
+        error = self._refused.get(operation_id)
+        if error is not None:
+            raise error
 
     def note_setting(self, name: str) -> None:
         """Note that a setting is changed."""
@@ -164,7 +225,11 @@ class SessionTable:
 
     def remove(self, key: SessionKey) -> GatewaySession | None:
         """Remove a session and return it; its operations are the caller's to end."""
-        return self._sessions.pop(key, None)
+        # Whatever the reason: a session without a client is not shown.
+        removed = self._sessions.pop(key, None)
+        if removed is not None and removed.opened is not None:
+            removed.opened.close()
+        return removed
 
     def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
         """Begin an operation. Raises `ResourceBusy`, and `SparkCondition` if it has begun
@@ -192,8 +257,11 @@ class SessionTable:
         # Several calls may end it: its stream, a release, an interrupt, the sweep.
         if operation.session.operations.get(operation.operation_id) is not operation:
             return
-        del operation.session.operations[operation.operation_id]
+        session = operation.session
+        del session.operations[operation.operation_id]
         self._operations -= 1
+        if session.opened is not None and not session.operations:
+            session.opened.begin("")
         if operation.own is not None:
             operation.own.cancel()
         returned = anyio.Event()

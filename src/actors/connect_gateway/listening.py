@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import anyio
 import msgspec
 
 from actors.access.access_rules import TokenLogin
+from actors.access.open_sessions import OpenSessions
 from actors.client.client import Client
 from actors.client.requests import InProcess
 from actors.controller.messages import FindToken
@@ -60,15 +61,23 @@ STOP_SECONDS: Final = 2.0
 """Time for calls that run when the gateway stops."""
 
 
+class RoleService(Protocol):
+    """The service, to which the gateway's clients connect."""
+
+    def of_role(self, role: str | None) -> InProcess:
+        """Return the service for clients of a role; None: for the one that is trusted."""
+        ...
+
+
 class GatewayParts(msgspec.Struct, frozen=True):
     """The parts of the service that the gateway uses."""
 
-    service: Any
-    """An `InProcess`, to which its client connects."""
+    service: RoleService
     controller: Any
     executor: Any
     persist: PersistClient | None
     scratch: Path
+    sessions: OpenSessions
     execute_statement: ExecuteStatement | None = None
 
 
@@ -145,10 +154,10 @@ class ConnectGateway(Actor[GatewayMessage]):
     async def on_start(self) -> None:
         """Start the server."""
         settings, parts = self._settings, self._parts
-        service: InProcess = parts.service
+        service = parts.service
 
-        async def connect() -> Client:
-            return await Client.in_process(service, settings=settings)
+        async def connect(role: str | None) -> Client:
+            return await Client.in_process(service.of_role(role), settings=settings)
 
         async def locate() -> ConnectPlace:
             return await _locate(settings, parts.executor)
@@ -171,6 +180,7 @@ class ConnectGateway(Actor[GatewayMessage]):
             self._run,
             self._bound.security,
             _token_finder(parts.controller),
+            parts.sessions,
         )
         # Only now: until its actor runs, a call would have nobody to answer it.
         server = self._bound.server

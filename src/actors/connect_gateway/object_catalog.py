@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import msgspec
 from pyspark.sql.connect.proto import relations_pb2
 
 from actors.access.access_rules import AccessRules
+from actors.access.open_sessions import ReadObjects
 from actors.client.client import Client
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.sql_names import NameParts, ResolveName
@@ -161,6 +163,11 @@ class ObjectDirectory:
             if entry is not None:
                 self._access.check(role, right, entry.id, entry.name)
 
+    def reads_of(self, keys: Iterable[str]) -> ReadObjects:
+        """Return these objects as those whose rows are read: as `check`."""
+        found = map(self._names.entry, keys)
+        return tuple((entry.id, entry.name) for entry in found if entry is not None)
+
     async def pin(self, keys: Iterable[str]) -> Time:
         """Return the time at which these objects are read together, which sees every acknowledged
         write. Waits for the first contents of sources. Raises `UnknownObject`, `ResourceBusy`."""
@@ -191,22 +198,32 @@ class ObjectDirectory:
 class SharedClient:
     """One client of the service, made anew when its connection is lost."""
 
-    def __init__(self, connect: Any) -> None:
-        """Take a coroutine function that makes a client."""
+    def __init__(self, connect: Callable[[str | None], Awaitable[Client]]) -> None:
+        """Take a coroutine function that makes a client for a role; None: a trusted one."""
         self._connect = connect
         self._client: Client | None = None
 
     async def get(self) -> Client:
-        """Return the client. Raises what connecting raises."""
+        """Return the client, which is trusted. Raises what connecting raises."""
         client = self._client
         if client is None or client.is_lost:
-            made: Client = await self._connect()
+            made = await self._connect(None)
             # Two tasks may connect at once: the later one's is kept.
             client, before = made, self._client
             self._client = made
             if before is not None:
                 await before.aclose()
         return client
+
+    @asynccontextmanager
+    async def reader_of(self, key: str, role: str) -> AsyncIterator[Client]:
+        """Read an object for a caller of this role, whose right was checked: by the client, but for
+        a relation of the service, which does not tell all to everybody."""
+        if not is_relation(key):
+            yield await self.get()
+            return
+        async with await self._connect(role) as client:
+            yield client
 
     async def aclose(self) -> None:
         """Close the client."""

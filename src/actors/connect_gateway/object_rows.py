@@ -83,18 +83,24 @@ class ObjectRows:
         return OpenedRows({key: empty_relation(_schema(names, key)) for key in keys}, False)
 
     async def open(
-        self, stack: AsyncExitStack, names: ObjectNames, keys: Mapping[str, int], time: Time
+        self,
+        stack: AsyncExitStack,
+        names: ObjectNames,
+        keys: Mapping[str, int],
+        time: Time,
+        role: str,
     ) -> OpenedRows:
         """Return relations of objects at `time`, which may be used until `stack` closes.
 
-        `keys` says how often the plan holds each: a relation inside it is there as often. Raises
+        `keys` says how often the plan holds each: a relation inside it is there as often; `role`
+        for whom the service's relations about itself are read. Raises
         `ViewInError`, `ReadBelowSince`, `DeadlineExceeded`, and the engine's errors.
         """
         made: dict[str, ProtoMessage] = {}
         left, lent = self._settings.connect_inline_bytes_max, False
         for key, uses in keys.items():
             schema, entry = _schema(names, key), names.entry(key)
-            rows = await self._read(key, None if entry is None else time, left // uses)
+            rows = await self._read(key, None if entry is None else time, left // uses, role)
             # The limit is of the plan, in which a relation is as often as its name.
             if rows is not None:
                 left -= rows.nbytes * uses
@@ -108,13 +114,17 @@ class ObjectRows:
                 made[key], lent = await self._lend(stack, entry, time), True
         return OpenedRows(made, lent)
 
-    async def _read(self, key: str, time: Time | None, bytes_max: int) -> pa.Table | None:
+    async def _read(
+        self, key: str, time: Time | None, bytes_max: int, role: str
+    ) -> pa.Table | None:
         """Return the rows of an object; None if they are larger than `bytes_max`."""
         tables: list[pa.Table] = []
         size = 0
-        client = await self._client.get()
         # Left early, the read is cancelled at the service.
-        async with aclosing(client.peek_batches(key, time)) as pieces:
+        async with (
+            self._client.reader_of(key, role) as client,
+            aclosing(client.peek_batches(key, time)) as pieces,
+        ):
             async for piece in pieces:
                 tables.append(piece)
                 size += piece.nbytes

@@ -19,6 +19,8 @@ from typing import Any, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
+from actors.access.access_rules import AccessRules
+from actors.access.open_sessions import OpenSessions
 from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
@@ -66,7 +68,7 @@ from actors.controller.reads.reads import (
     SinceRead,
     pin_objects,
 )
-from actors.controller.reads.relations import ConnectedClient, RelationRead, SystemRelations
+from actors.controller.reads.relations import RelationRead, SystemRelations
 from actors.controller.reads.status import (
     StatusRead,
     lag_ms,
@@ -95,7 +97,8 @@ from actors.controller.replicas.replica import (
     ReplicaResponse,
 )
 from actors.controller.replicas.replica_merge import MergedResponses
-from actors.controller.roles.request_rights import check_request
+from actors.controller.roles.request_rights import check_request, needed_rights
+from actors.controller.roles.revocation import TRUSTED, HeldRights, held_rights, lost_right, revoked
 from actors.controller.roles.role_store import RolesStored, RoleStore
 from actors.controller.state import (
     ControllerState,
@@ -149,6 +152,7 @@ from actors.protocol.api import (
     RequestDone,
     RunQuery,
     SetTracing,
+    SignalSession,
     SubscribeObject,
     TableChange,
     TracingReport,
@@ -243,9 +247,10 @@ class Controller(Actor[ControllerMessage]):
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
         points: PointReads | None = None,
+        sessions: OpenSessions | None = None,
     ) -> None:
         """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `points` reads rows of one key beside this actor."""
+        `points` reads rows of one key beside this actor. `sessions`: those of all doors."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -253,7 +258,9 @@ class Controller(Actor[ControllerMessage]):
         self._settings = settings
         self._scratch = scratch
         self._maintenance = maintenance
-        self._sessions: dict[str, ConnectedClient] = {}
+        self._watched: set[str] = set()
+        """Paths of the sessions that have asked for something."""
+        self._sessions = sessions
         self._executor = executor
         self._connectors = connectors or NoConnectors()
         self._points = points or PointReads()
@@ -269,6 +276,7 @@ class Controller(Actor[ControllerMessage]):
         self._points.attach_state(state, keyed)
         link = self._storage_link = self._instance.storage()
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
+        self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
         self._sources = ConnectorObjects(state, link, copies, boot.leftovers)
         self._statements = StatementQueue(state, self._sources, self._roles.created)
@@ -284,6 +292,8 @@ class Controller(Actor[ControllerMessage]):
             self._queries,
             self._statements,
         )
+        # Those whose requests run on, and need their rights for as long.
+        self._running = (self._subscribes, self._copies, copies, self._reads, self._queries)
         self._statements.open_times()
         self._instance.begin()
         if link is not None:
@@ -294,7 +304,6 @@ class Controller(Actor[ControllerMessage]):
             self._subscribes,
             self._queries,
             self._copies,
-            self._sessions,
             self._executor,
             self._sources,
         )
@@ -329,6 +338,7 @@ class Controller(Actor[ControllerMessage]):
             StorageStore(self._store, self._connectors),
             self._supply.statistics,
             self._maintenance,
+            self._sessions or OpenSessions(self.ctx.now_ms),
         )
 
     async def on_stop(self) -> None:
@@ -366,8 +376,8 @@ class Controller(Actor[ControllerMessage]):
 
     async def receive(self, message: ControllerMessage) -> None:
         match message:
-            case SubmitRequest(session, request, peer, role):
-                self._submit(session, request, peer, role)
+            case SubmitRequest():
+                self._submit(message)
             case PinObjects():
                 self._pin(message)
             case CountReplicas(reply):
@@ -460,7 +470,12 @@ class Controller(Actor[ControllerMessage]):
             case RolesStored():
                 self._roles.stored(message)
             case InputsChecked(session, request, role):
-                self._serve(session, request, role)
+                # Also where nothing runs yet: the view's owner would keep what it reads.
+                denied = lost_right(access, message.rights)
+                if denied is None:
+                    self._serve(session, request, role)
+                else:
+                    reply_error(session, request.request, denied)
 
     def _dropped(self, entries: tuple[CatalogObject, ...]) -> None:
         for entry in entries:
@@ -477,22 +492,33 @@ class Controller(Actor[ControllerMessage]):
     # -- requests ------------------------------------------------------------------------------
 
     def _session_closed(self, path: str) -> None:
-        self._sessions.pop(path, None)
+        self._watched.discard(path)
         self._roles.session_closed(path)
         for part in self._parts:
             part.session_closed(path)
 
-    def _submit(
-        self, session: ActorAddress[Any], request: Request, peer: str, role: str | None
-    ) -> None:
-        known = self._sessions.get(session.path)
-        if known is None:
-            known = self._sessions[session.path] = ConnectedClient(peer, self.ctx.now_ms())
+    def _submit(self, submitted: SubmitRequest) -> None:
+        session, request = submitted.session, submitted.request
+        if session.path not in self._watched:
+            self._watched.add(session.path)
             # A session without requests has no state here, and need not be watched.
             self.ctx.watch(session, SessionClosed(session.path))
-        known.requests += 1
-        role = self._roles.role_of(session.path, role)
+        role = self._roles.role_of(session.path, submitted.role)
         self._serve(session, request, role, unchecked=True)
+
+    def _rules_changed(self, rules: AccessRules) -> None:
+        """End what may not go on under changed rules: sessions first, then requests of others."""
+        self._state.sessions.apply(rules)
+        for part in self._running:
+            # Over a list, since ended requests leave their part.
+            for each, denied in list(revoked(part.running(), rules, self._roles.role_of)):
+                part.cancel(each.session, each.request, denied)
+
+    def _held(self, request: Request, role: str | None) -> HeldRights:
+        """Return the rights that a request needs for as long as it runs."""
+        if role is None:
+            return TRUSTED
+        return held_rights(role, needed_rights(self._state.catalog, request))
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
         """Return whether a request may be handled now. Raises `AccessDenied`, and as
@@ -530,8 +556,9 @@ class Controller(Actor[ControllerMessage]):
                     self._handle(session, request, role)
             except NoContentsYet as error:
                 assert isinstance(request, ReadObject | RunQuery | CopyTo), request
-                again = partial(self._serve, session, request, role)
-                self._reads.await_contents(session, request, error.table, again)
+                again = partial(self._serve, session, request, role, unchecked=True)
+                held = HeldRights(role)
+                self._reads.await_contents(session, request, error.table, again, held)
         except PenstockError as error:
             reply_error(session, request.request, error)
         except Exception as error:
@@ -544,11 +571,11 @@ class Controller(Actor[ControllerMessage]):
             case WriteTables():
                 self._write(session, request)
             case ReadObject(name=name) if is_relation(name):
-                self._relations.read(session, request)
+                self._relations.read(session, request, role)
             case ReadObject():
-                self._reads.read(session, request)
+                self._reads.read(session, request, self._held(request, role))
             case WaitFor():
-                self._reads.wait_for(session, request)
+                self._reads.wait_for(session, request, self._held(request, role))
             case RunQuery():
                 self._queries.query(session, request, role)
             case DescribeQuery():
@@ -556,15 +583,15 @@ class Controller(Actor[ControllerMessage]):
             case ExplainQuery():
                 self._statements.explain(session, request)
             case SubscribeObject():
-                self._subscribes.subscribe(session, request)
+                self._subscribes.subscribe(session, request, self._held(request, role))
             case EndRequest(number, target):
                 # An unknown target is no error: its answer may be on its way to the client.
                 any(part.cancel(session.path, target) for part in self._parts)
                 session.reply(RequestDone(number))
             case CopyTo():
-                self._copies.copy(session, request)
+                self._copies.copy(session, request, self._held(request, role))
             case CopyFromFiles():
-                self._copies_from.copy(session, request)
+                self._copies_from.copy(session, request, self._held(request, role))
             case ReadStatus(number):
                 read_sinces(self._state, session, number)
             case ExplainView():
@@ -599,6 +626,9 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(self._roles.report(request))
             case CheckRight(number):
                 # Checked already, as every request is.
+                session.reply(RequestDone(number))
+            case SignalSession(number, target, end):
+                self._state.sessions.find(target).signal(end=end)
                 session.reply(RequestDone(number))
 
     def _set_tracing(self, number: int, ratio: float | None) -> TracingReport:
@@ -733,7 +763,7 @@ class Controller(Actor[ControllerMessage]):
 
     def describe(self) -> str:
         return (
-            f"{len(self._state.catalog.objects)} objects, {len(self._sessions)} sessions, "
+            f"{len(self._state.catalog.objects)} objects, {len(self._watched)} sessions, "
             f"{len(self._reads)} reads and waits, {len(self._queries)} queries, "
             f"{len(self._subscribes)} subscribes, "
             f"{len(self._copies) + len(self._copies_from)} copies; "

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.access.access_rules import AccessRules, RoleLogin, TokenLogin
+from actors.access.open_sessions import OpenSession
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.groups import TableTarget
@@ -42,6 +43,8 @@ class SubmitRequest(msgspec.Struct, frozen=True, gc=False):
     """Address of the client, for people."""
     role: str | None = None
     """Role of the session; None: it is trusted, and may do everything (`access.access_rules`)."""
+    opened: OpenSession | None = None
+    """The session as all doors show it."""
 
 
 class BytesDelivered(msgspec.Struct, frozen=True, gc=False):

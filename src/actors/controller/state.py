@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
 from actors.access.access_rules import AccessRules
+from actors.access.open_sessions import OpenSessions
 from actors.cluster.cluster import ClusterStatistics
 from actors.controller.catalog.catalog import CatalogObject, CatalogSnapshot
 from actors.controller.catalog.connector_ddl import StorageStore
@@ -53,9 +54,11 @@ class ControllerState:
         connector_store: StorageStore,
         statistics: Inspect,
         maintenance: ActorAddress[Any] | None,
+        sessions: OpenSessions,
     ) -> None:
         """Take the parts. `statistics` returns those of the replicas' workers; None if they cannot
         be reached."""
+        self.sessions = sessions
         self.ctx = ctx
         self.settings = settings
         self.persist = persist

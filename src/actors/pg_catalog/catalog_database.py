@@ -87,6 +87,8 @@ _ATTRIBUTE_COLUMNS: Final = (
     "attstattarget",
     "attcacheoff",
 )
+_EACH_TIME: Final = frozenset({"pg_lateral", "pg_cancel_backend", "pg_terminate_backend"})
+"""Functions that SQLite must call for each row, and for no other, as they have an effect."""
 _OWN_VIEWS: Final = {
     "pg_stat_activity": "SELECT value ->> 'datid' AS datid, value ->> 'datname' AS datname,"
     " value ->> 'pid' AS pid, NULL AS leader_pid, value ->> 'usesysid' AS usesysid,"
@@ -160,7 +162,7 @@ class CatalogDatabase:
                 called = _guarded(name, function, strict=name not in null_takers)
                 # Deterministic within one statement, in which neither catalog nor session change.
                 self._connection.create_scalar_function(
-                    prefix + name, called, -1, deterministic=name != "pg_lateral"
+                    prefix + name, called, -1, deterministic=name not in _EACH_TIME
                 )
 
     def _make_relation(self, shape: SystemRelationShape) -> None:

@@ -12,13 +12,18 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from actors.pg_catalog.catalog_data import SystemCatalog
-from actors.pg_catalog.catalog_errors import UNDEFINED_OBJECT, CatalogQueryError
+from actors.pg_catalog.catalog_errors import (
+    INSUFFICIENT_PRIVILEGE,
+    NOT_SUPPORTED,
+    UNDEFINED_OBJECT,
+    CatalogQueryError,
+)
 from actors.pg_catalog.catalog_lookups import (
     DEFAULT_SEARCH_PATH,
     CatalogLookups,
     split_name,
 )
-from actors.pg_catalog.catalog_snapshot import CatalogSession, object_oid
+from actors.pg_catalog.catalog_snapshot import CatalogSession, SessionSignal, object_oid
 from actors.pg_catalog.pg_types import (
     REGCLASS,
     REGNAMESPACE,
@@ -49,6 +54,9 @@ class CatalogFunctions:
         """All that are connected; the one that asks is added if it is not among them."""
         self.settings_set: list[tuple[str, str]] = []
         """Settings that `set_config` was called for, for the door to apply."""
+        self.signals: list[SessionSignal] = []
+        """Sessions that are to be canceled or ended, for the door to do so."""
+        self.warnings: list[str] = []
         self._version = system.version
         self._keywords = list(system.keywords.records())
         settings = system.rows["pg_settings"]
@@ -60,7 +68,7 @@ class CatalogFunctions:
     def enter(self, session: CatalogSession) -> None:
         """Answer for this session from now on."""
         self.session = session
-        self.settings_set = []
+        self.settings_set, self.signals, self.warnings = [], [], []
         path = self.setting("search_path") or DEFAULT_SEARCH_PATH
         names = [part.strip().strip('"') for part in path.split(",")]
         shown = [session.user if name == "$user" else name for name in names if name]
@@ -104,9 +112,9 @@ class CatalogFunctions:
                 "application_name": each.settings.get("application_name", ""),
                 "client_addr": each.client_address or None,
                 "client_port": each.client_port or None,
-                "backend_start": each.connected,
-                "query_start": each.now,
-                "state": each.state,
+                "backend_start": each.connected or None,
+                "query_start": each.now or None,
+                "state": each.state or None,
                 "query": each.query,
                 "encrypted": int(each.encrypted),
             }
@@ -114,10 +122,40 @@ class CatalogFunctions:
         )
 
     def _set_config(self, name: str, value: str | None, local: int = 0) -> str:
-        del local
+        if local and name.lower() in ("role", "session_authorization"):
+            raise CatalogQueryError(
+                f"set_config of {name} for one transaction is not supported: use SET LOCAL",
+                NOT_SUPPORTED,
+            )
         # Not done here: the session is the door's.
         self.settings_set.append((name.lower(), value or ""))
         return value or ""
+
+    def _terminate(self, pid: int | None, timeout: int = 0) -> int | None:
+        if timeout:
+            raise CatalogQueryError(
+                "pg_terminate_backend does not wait for a session's end: leave its timeout out",
+                NOT_SUPPORTED,
+            )
+        return self._signal(pid, end=True)
+
+    def _signal(self, pid: int | None, *, end: bool) -> int | None:
+        """Note a session to be canceled or ended; return whether there is one of that number."""
+        if pid is None:
+            return None
+        found = next((each for each in self.sessions if each.process_id == pid), None)
+        if found is None:
+            self.warnings.append(f"PID {pid} is not a session of this service")
+            return 0
+        if not found.may_signal:
+            raise CatalogQueryError(
+                f"permission denied to {'terminate' if end else 'cancel'} session {pid}: it is "
+                "another role's, and only an administrator may",
+                INSUFFICIENT_PRIVILEGE,
+            )
+        # Not done here: sessions are the door's.
+        self.signals.append(SessionSignal(pid, end))
+        return 1
 
     def _version_text(self) -> str:
         return f"PostgreSQL {self._version} (Penstock)"
@@ -342,6 +380,8 @@ class CatalogFunctions:
             "user": lambda: self.session.user,
             "session_user": lambda: self.session.session_user or self.session.user,
             "pg_backend_pid": lambda: self.session.process_id,
+            "pg_cancel_backend": lambda pid: self._signal(pid, end=False),
+            "pg_terminate_backend": self._terminate,
             "current_setting": self._current_setting,
             "set_config": self._set_config,
             "pg_client_encoding": lambda: "UTF8",

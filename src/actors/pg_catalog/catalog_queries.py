@@ -25,7 +25,7 @@ from actors.pg_catalog.catalog_errors import (
     UNDEFINED_PARAMETER,
     CatalogQueryError,
 )
-from actors.pg_catalog.catalog_snapshot import CatalogSession, PgCatalogSnapshot
+from actors.pg_catalog.catalog_snapshot import CatalogSession, PgCatalogSnapshot, SessionSignal
 from actors.pg_catalog.function_calls import is_session_function
 from actors.pg_catalog.pg_types import (
     BOOL,
@@ -91,6 +91,9 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
     rows: list[tuple[Any, ...]]
     settings: tuple[tuple[str, str], ...] = ()
     """Settings that it changed by `set_config`: name and value."""
+    signals: tuple[SessionSignal, ...] = ()
+    """Sessions that it ends, or whose statements it cancels."""
+    warnings: tuple[str, ...] = ()
 
 
 class _CompiledText(msgspec.Struct, frozen=True):
@@ -196,8 +199,14 @@ class CatalogQueries:
             )
             for row in rows
         ]
-        changed = tuple(self._database.functions.settings_set)
-        return CatalogAnswer(compiled.description.columns, read, changed)
+        called = self._database.functions
+        return CatalogAnswer(
+            compiled.description.columns,
+            read,
+            tuple(called.settings_set),
+            tuple(called.signals),
+            tuple(called.warnings),
+        )
 
     def _compile_text(self, text: str, parameter_types: tuple[int, ...]) -> _CompiledText:
         given = {at: kind for at, kind in enumerate(parameter_types, start=1) if kind}

@@ -111,6 +111,15 @@ class CatalogSession(msgspec.Struct, frozen=True):
     state: str = "active"
     query: str = ""
     """The statement that runs, or ran last."""
+    may_signal: bool = True
+    """True if the session that asks may cancel its statement, and end it."""
+
+
+class SessionSignal(msgspec.Struct, frozen=True):
+    """A session of a process id is to be ended, or its statement canceled."""
+
+    process_id: int
+    end: bool
 
 
 def object_oid(identity: str, role: str = "") -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, Final
@@ -14,7 +15,9 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import OpenSession, OpenSessions, may_signal
 from actors.access.role_registry import ADMIN
+from actors.errors import UnknownObject
 from actors.pg_catalog.catalog_queries import _HINT, _QUERY, AnswerColumn, CatalogQueries
 from actors.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
@@ -37,8 +40,10 @@ from actors.pgwire.type_map import (
 )
 from actors.protocol.api import ObjectStatus
 from actors.protocol.role_messages import RolesReport
+from actors.sql_session.audit import dialect_of, shown_statement
 from actors.sql_session.context import DATABASE, SessionContext
 from actors.sql_session.results import StatementResult, result_of
+from actors.sql_session.session_variables import ROLE_VARIABLES
 
 _KINDS: Final[Mapping[str, ObjectKind]] = {
     "table": "table",
@@ -93,10 +98,18 @@ class SharedCatalog:
 class CatalogDoor:
     """Answers one connection's queries of the catalog."""
 
-    def __init__(self, shared: SharedCatalog, context: SessionContext, process_id: int) -> None:
+    def __init__(
+        self,
+        shared: SharedCatalog,
+        context: SessionContext,
+        opened: OpenSession,
+        sessions: OpenSessions,
+    ) -> None:
+        """Answer for a session; `sessions`: those of all doors, as `pg_stat_activity` has them."""
         self._shared = shared
         self._context = context
-        self._process_id = process_id
+        self._opened = opened
+        self._sessions = sessions
 
     def answers(self, text: str) -> bool:
         """Return whether a statement is answered here."""
@@ -121,18 +134,29 @@ class CatalogDoor:
     ) -> StatementResult:
         """Return the result of a statement. Raises `CatalogQueryError`."""
         await self._refresh()
-        variables = self._context.variables
-        session = CatalogSession(
-            user=self._user,
-            process_id=self._process_id,
-            settings={name.lower(): value for name, value in variables.all()},
+        variables, opened = self._context.variables, self._opened
+        settings = {name.lower(): value for name, value in variables.all()}
+        session = msgspec.structs.replace(
+            self._shown(opened),
+            user=variables.current_user,
+            session_user=variables.session_user,
+            settings=settings,
             now=_moment(),
             started=self._shared.started,
         )
-        found = self._shared.queries.answer_catalog_query(text, values, session, oids)
+        queries = self._shared.queries
+        # No other session's answer comes between: nothing waits from here on.
+        queries.apply_sessions([self._shown(each) for each in self._sessions])
+        found = queries.answer_catalog_query(text, values, session, oids)
         # set_config() is how drivers without SET change a setting.
         for name, value in found.settings:
             variables.set(name, value)
+            if name in ROLE_VARIABLES:
+                self._context.keep_roles()
+        for signal in found.signals:
+            # One that has just ended needs no signal any more.
+            with suppress(UnknownObject):
+                self._sessions.find(signal.process_id).signal(end=signal.end)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
         kinds = [
             (field.type, column.type) for field, column in zip(shape, found.columns, strict=True)
@@ -143,11 +167,43 @@ class CatalogDoor:
         ]
         result = result_of("SELECT", shape, rows)
         result.oids = tuple(column.type for column in found.columns)
+        result.notices = found.warnings
         return result
+
+    def _shown(self, session: OpenSession) -> CatalogSession:
+        """Return a session as `pg_stat_activity` shows it to this one."""
+        role = session.role or self._shown_user(session)
+        if not may_signal(self._sessions.rules, self._opened.role, session):
+            return CatalogSession(
+                user=role,
+                process_id=session.number,
+                query="<insufficient privilege>",
+                state="",
+                now="",
+                connected="",
+                may_signal=False,
+            )
+        limit = self._context.settings.audit_text_characters_max
+        address, _, port = session.peer.rpartition(":")
+        is_host = port.isdecimal()
+        return CatalogSession(
+            user=role,
+            process_id=session.number,
+            client_address=address if is_host else "",
+            client_port=int(port) if is_host else 0,
+            connected=_shown_time(session.since_ms),
+            now=_shown_time(session.statement_ms),
+            state="active" if session.statement else "idle",
+            query=shown_statement(session.statement, dialect_of(session.door))[:limit],
+        )
+
+    def _shown_user(self, session: OpenSession) -> str:
+        own = session is self._opened
+        return self._context.variables.session_user if own else DATABASE
 
     @property
     def _user(self) -> str:
-        return self._context.variables.get("session_authorization")
+        return self._context.variables.session_user
 
     async def _refresh(self) -> None:
         objects = await self._context.catalog.all()
@@ -257,3 +313,7 @@ def _array_text(values: Sequence[Any]) -> str:
 
 def _moment() -> str:
     return datetime.now(UTC).isoformat(sep=" ")
+
+
+def _shown_time(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ")

@@ -17,9 +17,9 @@ from collections.abc import Awaitable, Callable, Container, Sequence
 from typing import Final
 
 import anyio
-import pyarrow as pa
 
 from actors.access.access_rules import UNPROVEN, RoleLogin
+from actors.access.open_sessions import OpenSession, OpenSessions, ReadObjects
 from actors.controller.reads.point_reads import PointReads
 from actors.errors import (
     AuthenticationFailed,
@@ -30,6 +30,7 @@ from actors.errors import (
     ProtocolError,
     RemoteProtocolError,
     ResourceBusy,
+    SessionEnded,
     SqlSyntaxError,
     TransactionAborted,
 )
@@ -39,6 +40,7 @@ from actors.pg_server.copying import copy_from_client, copy_to_client
 from actors.pg_server.login import prove_role
 from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
+from actors.pg_server.row_sending import send_portal, send_result
 from actors.pg_server.startup import startup_variables
 from actors.pg_server.statements import (
     TRANSACTION_STATEMENTS,
@@ -49,10 +51,9 @@ from actors.pg_server.statements import (
     infer_parameters,
     may_have_rows,
 )
-from actors.pg_server.wire import SEND_BYTES, PgWire
+from actors.pg_server.wire import PgWire
 from actors.pgwire import messages as pg
 from actors.pgwire.parameters import parse_parameters, spark_literal
-from actors.pgwire.row_encoding import RowEncoder, cut_batches
 from actors.pgwire.sqlstate import error_report
 from actors.plan.schema import TableSchema
 from actors.settings import Settings
@@ -65,15 +66,16 @@ from actors.sql_session.error_places import counted_from
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
+from actors.sql_session.session_variables import ROLE_VARIABLES
 
 log = logging.getLogger("penstock.pg")
 
-BATCH_BYTES: Final = 1 << 20
-"""Bytes of rows that are encoded at once."""
+GOODBYE_SECONDS: Final = 0.5
+"""Time for a client to take the error that ends its session."""
 KEPT_STATEMENTS_MAX: Final = 10_000
 PORTALS_MAX: Final = 1_000
-OpenSession = Callable[[str, str], Awaitable[SqlSession]]
-"""Opens a session for a user with a role (`UNPROVEN`: it has proved none)."""
+MakeSession = Callable[[str, OpenSession], Awaitable[SqlSession]]
+"""Makes the SQL session of a user."""
 FindRole = Callable[[str], Awaitable[RoleLogin]]
 """Returns how a user of this name is let in."""
 
@@ -85,8 +87,9 @@ class PgConnection:
         self,
         wire: PgWire,
         settings: Settings,
-        open_session: OpenSession,
+        make_session: MakeSession,
         *,
+        sessions: OpenSessions,
         tls: ssl.SSLContext | None,
         knows: Callable[[bytes], bool] | None,
         find_role: FindRole,
@@ -102,7 +105,8 @@ class PgConnection:
         Args:
             wire: The connection's messages.
             settings: The service's.
-            open_session: Opens the SQL session of a user.
+            make_session: Makes the SQL session of a user.
+            sessions: Those of all doors.
             tls: Encrypts connections that ask for it; None: they are told no.
             knows: Checks a token as a password while no role is wanted; None: no proof is asked
                 for then.
@@ -118,12 +122,15 @@ class PgConnection:
         self.process_id = process_id
         self.secret_key = secret_key
         self._settings = settings
-        self._open_session = open_session
+        self._make_session = make_session
+        self._sessions = sessions
+        self._opened: OpenSession | None = None
+        self._life = anyio.CancelScope()
+        """Canceled when somebody else than the client ends the session."""
         self._tls = tls
         self._knows = knows
         self._find_role = find_role
         self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
-        self._role = UNPROVEN
         self._cancel_other = cancel_other
         self._shared = shared
         self._points = points
@@ -140,6 +147,12 @@ class PgConnection:
         self._canceled = False
 
     @property
+    def opened(self) -> OpenSession:
+        """Return the session as all doors show it, which a client has once it was let in."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
     def session(self) -> SqlSession:
         """Return the SQL session, which a client has once it was let in."""
         assert self._session is not None
@@ -153,7 +166,11 @@ class PgConnection:
 
     def cancel(self, secret_key: bytes) -> None:
         """Cancel the statement that runs, if the key is right."""
-        if secret_key == self.secret_key and self._running is not None:
+        if secret_key == self.secret_key:
+            self._cancel_running()
+
+    def _cancel_running(self) -> None:
+        if self._running is not None:
             self._canceled = True
             self._running.cancel()
 
@@ -164,7 +181,12 @@ class PgConnection:
         connection ends."""
         try:
             if await self._start():
-                await self._serve()
+                with self._life:
+                    await self._serve()
+                if self.opened.ended is not None:
+                    await self._say_goodbye(self.opened.ended)
+        except SessionEnded as error:
+            await self._say_goodbye(error)
         except (ProtocolError, ResourceBusy) as error:
             await self._say_goodbye(error)
         except ConnectionBroken as error:
@@ -173,6 +195,8 @@ class PgConnection:
             with anyio.CancelScope(shield=True):
                 for portal in self._portals.values():
                     await portal.close()
+                if self._opened is not None:
+                    self._opened.close()
                 if self._session is not None:
                     await self._session.close()
                     await self._session.context.client.aclose()
@@ -180,8 +204,10 @@ class PgConnection:
 
     async def _say_goodbye(self, error: PenstockError) -> None:
         try:
-            await self.wire.send(pg.encode_error(error_report(error, severity="FATAL")))
-            await self.wire.flush()
+            # A client that takes nothing does not hold the end of its session back.
+            with anyio.move_on_after(GOODBYE_SECONDS):
+                await self.wire.send(pg.encode_error(error_report(error, severity="FATAL")))
+                await self.wire.flush()
         except ConnectionBroken:
             pass  # it left before it could be told
 
@@ -220,20 +246,30 @@ class PgConnection:
             raise AuthenticationFailed("the startup packet names no user")
         settings, peer = self._settings, self.wire.peer
         try:
-            role = self._role = await self._prove(user)
+            role = await self._prove(user)
         except AuthenticationFailed:
             StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
             raise
         self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
         self._audit.event("Login")
         self.wire.decoder.admit()
+        # Before the client is told that it is in: its role may have been dropped since its proof.
+        opened = self._opened = self._sessions.open(
+            "postgresql", role, peer, number=self.process_id, proven=True
+        )
+        # The statement that runs is canceled with it: the client is told of the end alone.
+        opened.on_end = lambda error: self._life.cancel()
+        opened.on_cancel = self._cancel_running
         await self.wire.send(pg.AUTHENTICATION_OK)
-        self._session = session = await self._open_session(role or user, role)
-        self._catalog = CatalogDoor(self._shared, session.context, self.process_id)
+        self._session = session = await self._make_session(role or user, opened)
+        self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
         for name, value in startup_variables(packet.parameters):
             try:
                 session.variables.set(name, value)
             except InvalidUsage as error:
+                # Not as another role than the client believes.
+                if name.lower() in ROLE_VARIABLES:
+                    raise AuthenticationFailed(str(error)) from None
                 await self._notice(str(error))
         for name, value in session.variables.reported():
             await self.wire.send(pg.encode_parameter_status(name, value))
@@ -352,7 +388,7 @@ class PgConnection:
         # PostgreSQL drops the unnamed statement here, and drivers rely on it.
         await self._forget_unnamed()
         for number, (offset, each) in enumerate(found):
-            with counted_from(offset, text):
+            with counted_from(offset, text), self.opened.running(each):
                 await self._simple_one(each, begins=len(found) > 1 and number == 0)
 
     async def _simple_one(self, text: str, *, begins: bool) -> None:
@@ -428,29 +464,7 @@ class PgConnection:
         return StatementResult("DECLARE CURSOR")
 
     async def _send_result(self, result: StatementResult) -> None:
-        """Send a result's rows in text, and its tag."""
-        count = 0
-        if result.schema is not None and result.batches is not None:
-            fields = describe_fields(result.schema, (), result.oids)
-            await self.wire.send(pg.encode_row_description(fields))
-            encoder = RowEncoder((pg.TEXT_FORMAT,) * len(fields), self._time_zone())
-            try:
-                async for batch in result.batches:
-                    count += batch.num_rows
-                    await self._send_batch(batch, encoder, now=result.tag == "SUBSCRIBE")
-            finally:
-                await result.batches.aclose()
-        tag = f"{result.tag} {count}" if result.tag in ("SELECT", "FETCH") else result.tag
-        await self.wire.send(pg.encode_command_complete(tag))
-
-    async def _send_batch(
-        self, batch: pa.RecordBatch, encoder: RowEncoder, *, now: bool = False
-    ) -> None:
-        for part in cut_batches(batch, BATCH_BYTES):
-            for piece in encoder.encode(part).pieces(SEND_BYTES):
-                await self.wire.send(piece)
-        if now:
-            await self.wire.flush()
+        await send_result(self.wire, result, self._time_zone())
 
     async def _audited_names(self) -> dict[str, TableSchema]:
         """Return the objects that a query may name, if that is written down."""
@@ -480,7 +494,8 @@ class PgConnection:
                 portal = self._portals.get(name)
                 kept = None if portal is None else portal.kept
         offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
-        with counted_from(offset, whole):
+        shown = "" if kept is None else kept.text
+        with counted_from(offset, whole), self.opened.running(shown):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
@@ -643,20 +658,28 @@ class PgConnection:
         kept = portal.kept
         values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
         if kept.point is not None and self._reads_latest():
-            rows = self._points.find(kept.point.selection, kept.point.key(values), self._role)
+            role = self.opened.role
+            rows = self._points.find(kept.point.selection, kept.point.key(values), role)
             if rows is not None:
+                portal.rights = self.session.context.read_rights()
+                portal.rights.note(await self._reads_of(kept.point.selection.name))
                 portal.tag, portal.found = "SELECT", rows.rename_columns(list(kept.point.names))
                 portal.shape = portal.found.schema
                 return
         if kept.statement is None:
             with self._audit.statement(None, kept.text, kind="Catalog"):
                 result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
+            for warning in result.notices:
+                await self._notice(warning, "WARNING")
         else:
             parameters = self._parameters(portal)
             with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
                 result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
-        portal.oids = result.oids
+        portal.oids, portal.rights = result.oids, result.rights
+
+    async def _reads_of(self, name: str) -> ReadObjects:
+        return await self.session.context.catalog.reads_of(name)
 
     def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
         """Return the parameters that a portal's statement is carried out with."""
@@ -687,7 +710,7 @@ class PgConnection:
         # The unnamed portal that was there gives way, as it does to any Bind.
         await self._close_portal("")
         return await answer_point(
-            self.wire, self._points, kept, bound, self._role, self._time_zone()
+            self.wire, self._points, kept, bound, self.opened.role, self._time_zone()
         )
 
     async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
@@ -707,48 +730,14 @@ class PgConnection:
             # Before the answer: the last statement of a pipeline tells whether all were written.
             self._implicit = False
             await self._commit()
-        if portal.shape is not None and not await self._send_portal(portal, rows_max):
+        if portal.shape is not None and not await send_portal(
+            self.wire, portal, rows_max, self._time_zone()
+        ):
             await self.wire.send(pg.PORTAL_SUSPENDED)
             return
         counted = portal.tag in ("SELECT", "FETCH")
         tag = f"{portal.tag} {portal.count}" if counted else portal.tag
         await self.wire.send(pg.encode_command_complete(tag))
-
-    async def _send_portal(self, portal: OpenPortal, rows_max: int) -> bool:
-        """Send the next rows of a portal; return whether they were the last."""
-        assert portal.shape is not None
-        codes = pg.expand_formats(portal.bound.result_formats, len(portal.shape), "columns")
-        encoder = RowEncoder(codes, self._time_zone())
-        room = rows_max or None
-        while True:
-            if portal.rows is None or portal.at >= len(portal.rows):
-                batch, portal.found = portal.found, None
-                if batch is None and portal.batches is not None:
-                    batch = await anext(portal.batches, None)
-                if batch is None:
-                    await portal.close()
-                    return True
-                portal.rows, portal.at = encoder.encode(batch), 0
-                continue
-            last = len(portal.rows)
-            # A client that wants a few rows at a time gets the rest of the batch by later calls.
-            if room is not None:
-                last = min(last, portal.at + room)
-                room -= last - portal.at
-            portal.count += last - portal.at
-            await self._send_rows(portal, last)
-            if room == 0:
-                return False
-
-    async def _send_rows(self, portal: OpenPortal, last: int) -> None:
-        """Send the encoded rows of a portal up to the row `last`, some at a time."""
-        assert portal.rows is not None
-        while portal.at < last:
-            # By the size of the first row: rows of one batch are mostly alike.
-            size = max(1, SEND_BYTES // max(1, len(portal.rows.rows(portal.at, portal.at + 1))))
-            stop = min(last, portal.at + size)
-            await self.wire.send(portal.rows.rows(portal.at, stop))
-            portal.at = stop
 
     async def _close_portal(self, name: str) -> None:
         portal = self._portals.pop(name, None)
@@ -773,5 +762,7 @@ class PgConnection:
             raise TransactionAborted("the transaction has failed: ROLLBACK it")
         with self._audit.statement(None, text, kind="Catalog"):
             result = await self.catalog.answer(text, values)
+        for warning in result.notices:
+            await self._notice(warning, "WARNING")
         await self._send_result(result)
         return True

@@ -108,6 +108,7 @@ async def copy_to_client(
             count += batch.num_rows
             for part in cut_batches(batch, BATCH_BYTES):
                 for piece in encoder.encode(part).pieces(SEND_BYTES):
+                    result.check_rights()
                     await wire.send(piece)
             # Changes come seldom: waiting for a full buffer would hold them back.
             if result.tag == "SUBSCRIBE":

@@ -12,6 +12,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from actors.access.open_sessions import OpenSession, OpenSessions
 from actors.client.client import Client
 from actors.controller.reads.point_reads import PointReads
 from actors.errors import AddressInUse
@@ -95,12 +96,13 @@ class PgServer(Actor[_ListenerEnded]):
         self,
         listener: PgListener,
         settings: Settings,
-        connect: Callable[[str], Awaitable[Client]],
+        connect: Callable[[OpenSession], Awaitable[Client]],
         find_role: FindRole,
+        sessions: OpenSessions,
         points: PointReads | None = None,
     ) -> None:
-        """Take the environment. `connect` makes a client of the service for a role, `find_role`
-        says how a user is let in."""
+        """Take the environment. `connect` makes the client of a session, `find_role` says how a
+        user is let in, `sessions` are those of all doors."""
         self._listener = listener
         self._settings = settings
         self._connect = connect
@@ -109,7 +111,7 @@ class PgServer(Actor[_ListenerEnded]):
         self._security = listener_security(settings)
         self._tls = self._tls_context()
         self._connections: dict[int, PgConnection] = {}
-        self._numbers = 0
+        self._sessions = sessions
         self._shared = SharedCatalog()
 
     def _tls_context(self) -> ssl.SSLContext | None:
@@ -143,9 +145,7 @@ class PgServer(Actor[_ListenerEnded]):
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         settings = self._settings
-        # Numbers are not used again: a late cancel must not meet another client's statement.
-        self._numbers += 1
-        number = self._numbers
+        number = self._sessions.next_number()
         wire = PgWire(reader, writer, settings.frame_bytes_max, settings.write_timeout_ms)
         # Secret: who knows it can cancel statements. Not from the seeded generator.
         key = secrets.token_bytes(max(CANCEL_KEY_BYTES.values()))
@@ -154,6 +154,7 @@ class PgServer(Actor[_ListenerEnded]):
             wire,
             settings,
             self._session,
+            sessions=self._sessions,
             tls=self._tls,
             knows=security.knows if security is not None and security.has_tokens else None,
             find_role=self._find_role,
@@ -173,9 +174,16 @@ class PgServer(Actor[_ListenerEnded]):
         finally:
             del self._connections[number]
 
-    async def _session(self, user: str, role: str) -> SqlSession:
-        client = await self._connect(role)
-        return SqlSession(client, self._settings, SqlDialect.POSTGRES, user, spawn=self._spawn)
+    async def _session(self, user: str, opened: OpenSession) -> SqlSession:
+        client = await self._connect(opened)
+        return SqlSession(
+            client,
+            self._settings,
+            SqlDialect.POSTGRES,
+            user,
+            spawn=self._spawn,
+            roles_change=True,
+        )
 
     def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._group.start_soon(run)

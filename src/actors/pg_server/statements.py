@@ -12,6 +12,7 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import ReadRights
 from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
@@ -93,6 +94,8 @@ class OpenPortal(msgspec.Struct):
     batches: AsyncGenerator[pa.RecordBatch, None] | None = None
     found: pa.RecordBatch | None = None
     """All rows, where they were read at once."""
+    rights: ReadRights | None = None
+    """Checked before rows are sent; None: they are of no object."""
     rows: EncodedRows | None = None
     """Rows of the current batch, from `at` on not sent yet."""
     at: int = 0

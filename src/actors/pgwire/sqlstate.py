@@ -65,6 +65,7 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.OperationCanceled: "57014",
     # the other side is gone
     errors.ResourceClosed: "57P01",
+    errors.SessionEnded: "57P01",
     errors.ConnectionBroken: "08006",
     errors.ActorDead: "57P02",
     errors.AskCycle: INTERNAL_ERROR,

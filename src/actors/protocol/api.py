@@ -358,6 +358,16 @@ class EndRequest(msgspec.Struct, frozen=True, gc=False, tag="Unsubscribe"):
     target: int
 
 
+class SignalSession(msgspec.Struct, frozen=True, gc=False, tag=True):
+    """Ends a session of any door, by its number in `penstock.sessions`, or cancels what it runs.
+    Answered by `RequestDone` at once; raises `UnknownObject` for a number that no session has."""
+
+    request: int
+    number: int
+    end: bool = True
+    """False: its statement is canceled, and the session goes on."""
+
+
 class WaitFor(msgspec.Struct, frozen=True, gc=False, tag=True):
     """Answered when every time up to and including `time` is sealed in the object."""
 
@@ -485,6 +495,7 @@ Request: TypeAlias = (
     | ChangeRights
     | ListRoles
     | CheckRight
+    | SignalSession
 )
 
 
@@ -511,6 +522,9 @@ class ReadContents(msgspec.Struct, frozen=True, gc=False, tag="Contents"):
     arrow: bytes
     more: bool = False
     """True if further rows follow."""
+    reads: tuple[tuple[str, str], ...] = ()
+    """Ids and names of the objects that the rows are of, for a session of a role: it may lose its
+    right before they are handed on. Empty for a session that is trusted."""
 
 
 class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
@@ -525,6 +539,8 @@ class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
     upper: Frontier
     arrow: bytes | None = None
     partial: bool = False
+    reads: tuple[tuple[str, str], ...] = ()
+    """As in `ReadContents`."""
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):

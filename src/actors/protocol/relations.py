@@ -202,7 +202,7 @@ _BY_WORKERS: Final = (
 )
 
 _OBJECT: Final = ("object", "string", "name of the table, view, index, source or sink")
-_SESSION: Final = ("session", "string", "connection that asked, as in `penstock.connections`")
+_SESSION: Final = ("session", "string", "connection that asked, as in `penstock.sessions`")
 _REQUEST: Final = ("request", "bigint", "its number within the connection")
 
 _BY_CONTROLLER: Final = (
@@ -343,12 +343,21 @@ _BY_CONTROLLER: Final = (
         ("oneshot", "string", "its id in `penstock.dataflows`"),
     ),
     _relation(
-        "connections",
+        "sessions",
         "controller",
-        "Clients that are connected and have asked for something.",
-        _SESSION,
-        ("peer", "string", "where it comes from"),
-        ("since_ms", "bigint", "its first request: ms since 1970"),
+        "Sessions that clients have open at any door. Of sessions of other roles, those who are no "
+        "administrator see the first four columns alone.",
+        ("number", "bigint", "to cancel its statement or end it by: pg_cancel_backend, "
+         "pg_terminate_backend, penstock sessions --end"),
+        ("role", "string", "that it acts as; NULL: it has proved none"),
+        ("door", "string", "client, postgresql or connect"),
+        ("session", "string", "its connection, as `penstock.peeks` and others name it; of Spark "
+         "Connect there is none"),
+        ("address", "string", "where it comes from"),
+        ("since_ms", "bigint", "when it began: ms since 1970"),
+        ("state", "string", "active: a statement runs; idle"),
+        ("statement", "string", "that runs, without its secrets"),
+        ("statement_ms", "bigint", "when it began, or the last one ended: ms since 1970"),
         ("requests", "bigint", "requests in all"),
         ("peeks", "bigint", "of them reads, waits and queries that have no answer yet"),
         ("subscribes", "bigint", "and subscribes that run"),

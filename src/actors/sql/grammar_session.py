@@ -143,6 +143,7 @@ _SETTINGS_OF_WORDS: Final[Mapping[tuple[str, ...], str]] = {
     ("NAMES",): "client_encoding",
     ("SCHEMA",): "search_path",
     ("ROLE",): "role",
+    ("SESSION", "AUTHORIZATION"): "session_authorization",
 }
 """Settings with words of their own: ``SET TIME ZONE 'UTC'`` has no equals sign."""
 
@@ -161,7 +162,7 @@ def read_set(reader: StatementReader) -> SqlStatement:
         return SetTransactionStatement(position=position, modes=_modes(reader))
     # A setting may have the name of each of these words.
     is_local = not _is_assigned(reader, 1) and reader.take("LOCAL")
-    if not is_local and not _is_assigned(reader, 1):
+    if not is_local and not _is_assigned(reader, 1) and reader.peek(1).word != "AUTHORIZATION":
         reader.take("SESSION")
     for words, name in _SETTINGS_OF_WORDS.items():
         if not _is_assigned(reader, len(words)) and reader.take(*words):
@@ -240,6 +241,8 @@ def read_reset(reader: StatementReader) -> SqlStatement:
         reader.place = reader.last
         return ResetVariableStatement(position=position, name=None)
     name = "timezone" if reader.take("TIME", "ZONE") else ""
+    if reader.take("SESSION", "AUTHORIZATION"):
+        name = "session_authorization"
     name = name or ".".join(reader.object_name("a setting's name or ALL"))
     reader.need_end()
     return ResetVariableStatement(position=position, name=name)
@@ -327,6 +330,8 @@ def _show_columns(reader: StatementReader, position: int) -> SqlStatement:
 def _show_setting(reader: StatementReader, position: int) -> SqlStatement:
     if reader.take("TIME", "ZONE"):
         name = "timezone"
+    elif reader.take("SESSION", "AUTHORIZATION"):
+        name = "session_authorization"
     elif reader.take("TRANSACTION", "ISOLATION", "LEVEL"):
         name = "transaction_isolation"
     else:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final
@@ -17,8 +18,10 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from actors.access.open_sessions import SessionDoor
 from actors.errors import SqlSyntaxError
 from actors.settings import Settings
+from actors.sql.grammar import parse_statement
 from actors.sql.statements import (
     SECRET_SHOWN,
     CreateSinkStatement,
@@ -31,6 +34,9 @@ from actors.sql.tokens import SqlDialect, lex_sql
 from actors.views.query_analysis import find_mentioned_tables
 
 log = logging.getLogger("penstock.audit")
+
+_MAY_HAVE_OPTIONS: Final = re.compile(r"\b(?:SOURCE|SINK)\b", re.IGNORECASE)
+"""Words of statements whose options may hold a secret."""
 
 DONE: Final = "done"
 _NAMES: Final = ("name", "names", "table", "object", "source_name", "roles", "role")
@@ -152,6 +158,28 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
     for start, end in sorted(hidden, reverse=True):
         text = text[:start] + SECRET_SHOWN + text[end:]
     return text
+
+
+def dialect_of(door: SessionDoor) -> SqlDialect:
+    """Return the dialect of the statements that come in by a door."""
+    return SqlDialect.POSTGRES if door == "postgresql" else SqlDialect.SPARK
+
+
+def shown_statement(text: str, dialect: SqlDialect) -> str:
+    """Return a statement as it is shown to others than its author: with its secrets blanked, "" for
+    one whose secrets cannot be found.
+
+    >>> shown_statement("CREATE ROLE r PASSWORD 'x'", SqlDialect.POSTGRES)
+    'CREATE ROLE r PASSWORD ***'
+    """
+    try:
+        statement = parse_statement(text, dialect)
+    except SqlSyntaxError:
+        # Several statements, or a query in Spark's own grammar: its words tell.
+        statement = None
+        if _MAY_HAVE_OPTIONS.search(text):
+            return ""
+    return blanked(text, dialect, statement)
 
 
 def _secrets_in(value: Any) -> Iterator[SecretSpan]:

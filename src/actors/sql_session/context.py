@@ -9,6 +9,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from actors.access.open_sessions import ReadObjects, ReadRights
+from actors.access.session_role import RoleChoice, role_choice
 from actors.client.client import Client
 from actors.errors import (
     DefiniteError,
@@ -127,6 +129,11 @@ class SessionCatalog:
             raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
         return found.name, found.schema
 
+    async def reads_of(self, name: str) -> ReadObjects:
+        """Return an object as one whose rows are read. Raises as `find` does."""
+        found = await self.find((name,))
+        return ((found.id, found.name),)
+
     def column_defaults(self, table: str) -> ColumnDefaults:
         """Return the defaults of a table's columns, as `find_table` has seen them last."""
         found = (self._known or {}).get(fold(table))
@@ -145,6 +152,18 @@ class SessionContext:
         self.variables = variables
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
+
+    # -- roles -------------------------------------------------------------------------------------
+
+    def role_choice(self) -> RoleChoice | None:
+        """Return the roles that the session has now; None if it cannot have others."""
+        session = self.client.session
+        return None if session is None else role_choice(session)
+
+    def keep_roles(self) -> None:
+        """Let COMMIT leave the session's roles as they are now."""
+        if self.transaction is not None:
+            self.transaction.kept_choice = self.role_choice()
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -242,13 +261,21 @@ class SessionContext:
 
     # -- rows --------------------------------------------------------------------------------------
 
+    def read_rights(self) -> ReadRights:
+        """Return the rights of a result that the session's present role is to read."""
+        return ReadRights(self.client.session)
+
     async def rows(
-        self, query: PlacedText, as_of: Time | None
+        self, query: PlacedText, as_of: Time | None, rights: ReadRights | None = None
     ) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield the rows of a query in Spark's dialect, at least one batch. Without `as_of` it sees
-        every write that was acknowledged."""
+        """Yield the rows of a query in Spark's dialect, at least one batch, and note in `rights`
+        what they are of. Without `as_of` it sees every write that was acknowledged."""
         batches = self.client.query(
-            query.text, as_of=as_of, deadline_ms=self.deadline_ms, latest=as_of is None
+            query.text,
+            as_of=as_of,
+            deadline_ms=self.deadline_ms,
+            latest=as_of is None,
+            rights=rights,
         )
         async with self.placed_errors(query), aclosing(batches) as found:
             async for batch in found:

@@ -77,13 +77,18 @@ class OpenCursor:
         """True if the cursor outlives its transaction."""
         self.schema = result.schema
         self._batches = result.batches
+        self.rights = result.rights
         self._followed = None if spawn is None else FollowedRows(result.batches, spawn)
         self._rest: pa.RecordBatch | None = None
         self._ended = False
 
     async def fetch(self, count: int | None) -> pa.Table:
         """Return the next rows, at most `count`; of a subscribe those that are there, after waiting
-        for a first one for `FETCH_WAIT_SECONDS`."""
+        for a first one for `FETCH_WAIT_SECONDS`. Raises `AccessDenied` once the right to them is
+        gone."""
+        # Rows that were read ahead are not to be had any more without the right to them.
+        if self.rights is not None:
+            self.rights.check()
         found: list[pa.RecordBatch] = []
         wanted = count
         while not self._ended and (wanted is None or wanted > 0):
@@ -146,8 +151,9 @@ class SessionCursors:
 
     async def fetch(self, name: str, count: int | None) -> StatementResult:
         """Return the next rows of a cursor. Raises `InvalidUsage` if there is none."""
-        table = await self._named(name).fetch(count)
-        return StatementResult("FETCH", table.schema, rows_of(table))
+        cursor = self._named(name)
+        table = await cursor.fetch(count)
+        return StatementResult("FETCH", table.schema, rows_of(table), rights=cursor.rights)
 
     def shape(self, name: str) -> pa.Schema:
         """Return the columns of a cursor. Raises `InvalidUsage` if there is none."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from actors.access.open_sessions import ReadRights
 from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
 from actors.protocol.row_filter import passing_rows, prepare_comparison
@@ -17,9 +18,10 @@ from actors.views.compile import CHANGES_MEANING
 from actors.views.simple import SimpleRead, simple_read
 
 
-async def read_own_row(context: SessionContext, text: str) -> pa.Table | None:
+async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -> pa.Table | None:
     """Return the rows of a query in Spark's dialect that names one key of a table which the open
-    transaction has changed; None if it is none such. Raises as `Client.peek` does."""
+    transaction has changed; None if it is none such. `rights` notes the table. Raises as
+    `Client.peek` does."""
     transaction = context.transaction
     if transaction is None or not transaction.tables:
         return None
@@ -33,6 +35,7 @@ async def read_own_row(context: SessionContext, text: str) -> pa.Table | None:
     key = _named_key(read, schema)
     if key is None:
         return None
+    rights.note(await context.catalog.reads_of(read.name))
     time = await context.transaction_time()
     rows = await context.client.peek(
         read.name, as_of=time, key=key, deadline_ms=context.deadline_ms

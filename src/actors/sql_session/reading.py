@@ -8,6 +8,7 @@ from contextlib import aclosing
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import ReadRights
 from actors.errors import InvalidUsage
 from actors.protocol.relations import fold
 from actors.sql.statements import QueryStatement, TextSpan
@@ -33,12 +34,14 @@ async def read_query(
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
     if not statement.pins and await context.pinned_time(statement, parameters) is None:
-        own = await read_own_row(context, context.spark(statement.query, parameters).text)
+        rights = context.read_rights()
+        own = await read_own_row(context, context.spark(statement.query, parameters).text, rights)
         if own is not None:
-            return StatementResult("SELECT", own.schema, _batches(own))
+            return StatementResult("SELECT", own.schema, _batches(own), rights=rights)
     text, as_of = await query_text(context, statement, parameters)
-    found = context.rows(text, as_of)
-    return await begun(found)
+    rights = context.read_rights()
+    found = context.rows(text, as_of, rights)
+    return await begun(found, rights)
 
 
 async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
@@ -92,14 +95,16 @@ async def _check_all_pinned(context: SessionContext, statement: QueryStatement, 
         )
 
 
-async def begun(found: AsyncGenerator[pa.RecordBatch, None]) -> StatementResult:
+async def begun(
+    found: AsyncGenerator[pa.RecordBatch, None], rights: ReadRights | None = None
+) -> StatementResult:
     """Return the result of rows whose first batch is there, so that errors come before it."""
     try:
         first = await anext(found)
     except BaseException:
         await found.aclose()
         raise
-    return StatementResult("SELECT", first.schema, _with_first(first, found))
+    return StatementResult("SELECT", first.schema, _with_first(first, found), rights=rights)
 
 
 async def _with_first(

@@ -8,6 +8,8 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import ReadRights
+
 BATCH_ROWS: Final = 16_384
 
 
@@ -25,6 +27,13 @@ class StatementResult(msgspec.Struct):
     notices: tuple[str, ...] = ()
     oids: tuple[int, ...] | None = None
     """PostgreSQL's types of the columns, where those of their Arrow types are not meant."""
+    rights: ReadRights | None = None
+    """Checked before each of the rows is handed on; None: the rows are of no object."""
+
+    def check_rights(self) -> None:
+        """Raise `AccessDenied` if the rows must not be handed on any more; see `ReadRights`."""
+        if self.rights is not None:
+            self.rights.check()
 
 
 async def rows_of(table: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:

@@ -40,7 +40,7 @@ async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
     transaction = context.transaction
     if transaction is None:
         return await context.collect(text)
-    own = await read_own_row(context, text.text)
+    own = await read_own_row(context, text.text, context.read_rights())
     if own is not None:
         return own
     overlaid = text.within(transaction.overlaid(text.text))

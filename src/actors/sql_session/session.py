@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
+from actors.access.session_role import RoleChoice, restore_role
 from actors.client.client import Client
 from actors.errors import (
     AbsentRow,
@@ -37,7 +38,7 @@ from actors.sql_session.error_places import (
 from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
-from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.session_variables import ROLE_VARIABLES, SessionVariables
 from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
@@ -58,10 +59,19 @@ class SqlSession:
         user: str = "penstock",
         *,
         spawn: SpawnTask | None = None,
+        roles_change: bool = False,
     ) -> None:
-        """Begin a session. `spawn` runs what reads ahead for cursors of subscribes; None: there are
-        none."""
-        self.variables = SessionVariables(user)
+        """Begin a session.
+
+        Args:
+            client: Its client of the service.
+            settings: The service's.
+            dialect: The dialect of its statements.
+            user: The name that its user gave.
+            spawn: Runs what reads ahead for cursors of subscribes; None: there are none.
+            roles_change: True if it may act as other roles (SET ROLE).
+        """
+        self.variables = SessionVariables(user, client.session if roles_change else None)
         self.context = SessionContext(client, settings, dialect, self.variables)
         self.cursors = SessionCursors(spawn)
         self.failed = False
@@ -139,7 +149,10 @@ class SqlSession:
 
     def begin_implicit(self) -> None:
         """Open a transaction that the client did not ask for, around several statements."""
-        self.context.transaction = OpenTransaction()
+        self.context.transaction = self._transaction()
+
+    def _transaction(self, *, read_only: bool = False) -> OpenTransaction:
+        return OpenTransaction(read_only=read_only, choice=self.context.role_choice())
 
     async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
         """Open a transaction; inside one it is a notice."""
@@ -148,7 +161,7 @@ class SqlSession:
             return StatementResult("BEGIN", notices=("there is already a transaction in progress",))
         default = self.variables.get("default_transaction_read_only") == "on"
         given = statement.modes.read_only
-        self.context.transaction = OpenTransaction(read_only=default if given is None else given)
+        self.context.transaction = self._transaction(read_only=default if given is None else given)
         return StatementResult("BEGIN")
 
     async def set_transaction(
@@ -174,6 +187,7 @@ class SqlSession:
             notice = "there is no transaction in progress"
             return StatementResult("COMMIT", notices=(notice,))
         failed, self.failed = self.failed, False
+        self._restore(transaction.first_choice if failed else transaction.kept_choice)
         # Over before the write: whether it succeeds or not, the next statement begins anew.
         self.context.transaction = None
         await self.cursors.end_transaction()
@@ -195,7 +209,10 @@ class SqlSession:
 
     async def roll_back(self, _: sql.RollbackStatement, __: Parameters) -> StatementResult:
         """Drop all changes of the transaction."""
-        notices = () if self.in_transaction else ("there is no transaction in progress",)
+        transaction = self.context.transaction
+        notices = () if transaction is not None else ("there is no transaction in progress",)
+        if transaction is not None:
+            self._restore(transaction.first_choice)
         self.context.transaction, self.failed = None, False
         await self.cursors.end_transaction()
         return StatementResult("ROLLBACK", notices=notices)
@@ -208,7 +225,7 @@ class SqlSession:
 
     async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
         """Remember the transaction's state."""
-        self._open("SAVEPOINT").save(statement.name)
+        self._open("SAVEPOINT").save(statement.name, self.context.role_choice())
         return StatementResult("SAVEPOINT")
 
     async def release(
@@ -222,7 +239,7 @@ class SqlSession:
         self, statement: sql.RollbackToStatement, _: Parameters
     ) -> StatementResult:
         """Drop the changes since a savepoint."""
-        self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
+        self._restore(self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name))
         self.failed = False
         return StatementResult("ROLLBACK")
 
@@ -232,11 +249,33 @@ class SqlSession:
         self, statement: sql.SetVariableStatement, _: Parameters
     ) -> StatementResult:
         """Set a variable of the session."""
+        if statement.name.lower() in ROLE_VARIABLES:
+            return self._change_role(statement)
         if statement.values:
             self.variables.set(statement.name, ", ".join(statement.values))
         else:
             self.variables.reset(statement.name)
         return StatementResult("SET")
+
+    def _change_role(self, statement: sql.SetVariableStatement) -> StatementResult:
+        """Act as another role from now on, or with LOCAL until the transaction ends."""
+        if statement.local and not self.in_transaction:
+            notice = "SET LOCAL can only be used in transaction blocks"
+            return StatementResult("SET", notices=(notice,))
+        if len(statement.values) > 1:
+            raise InvalidUsage(f"SET {statement.name} takes only one argument")
+        if statement.values:
+            self.variables.set(statement.name, statement.values[0])
+        else:
+            self.variables.reset(statement.name)
+        if not statement.local:
+            self.context.keep_roles()
+        return StatementResult("SET")
+
+    def _restore(self, choice: RoleChoice | None) -> None:
+        session = self.context.client.session
+        if session is not None and choice is not None:
+            restore_role(session, choice)
 
     async def reset_variable(
         self, statement: sql.ResetVariableStatement, _: Parameters
@@ -244,7 +283,10 @@ class SqlSession:
         """Set a variable, or all, to the default."""
         names = [statement.name] if statement.name else [name for name, _ in self.variables.all()]
         for name in names:
-            self.variables.reset(name)
+            # As in PostgreSQL, RESET ALL leaves the roles alone.
+            if statement.name or name not in ROLE_VARIABLES:
+                self.variables.reset(name)
+        self.context.keep_roles()
         return StatementResult("RESET")
 
     async def show_setting(

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
+from actors.access.open_sessions import OpenSession
+from actors.access.session_role import NONE, set_role, set_session_authorization
 from actors.errors import InvalidUsage
+from actors.pgwire.sqlstate import NOT_SUPPORTED
 from actors.progress import Time
 
 SERVER_VERSION: Final = "15.0 (Penstock)"
@@ -69,7 +72,6 @@ _FIXED: Final = frozenset(
         "server_encoding",
         "integer_datetimes",
         "is_superuser",
-        "session_authorization",
         _WRITTEN_AT,
     }
 )
@@ -85,25 +87,61 @@ VARIABLES_MAX: Final = 256
 """Number of variables that one session may have."""
 
 
+ROLE: Final = "role"
+AUTHORIZATION: Final = "session_authorization"
+ROLE_VARIABLES: Final = frozenset({ROLE, AUTHORIZATION})
+"""Variables that are the session's roles, and no values of their own."""
+
+
+class UnsupportedSetting(InvalidUsage):
+    """A setting that cannot be obeyed, and so is not taken."""
+
+    sqlstate = NOT_SUPPORTED
+
+
 class SessionVariables:
     """Variables of one session, by name in any case."""
 
-    def __init__(self, user: str) -> None:
+    def __init__(self, user: str, session: OpenSession | None = None) -> None:
+        """Begin with the defaults. `session` has the roles of `user`; None: it cannot become
+        another role."""
+        self._user = user
+        self._session = session
         self._names = {name.lower(): name for name in _DEFAULTS}
         self._values = {name.lower(): value for name, value in _DEFAULTS.items()}
-        self._names["session_authorization"] = "session_authorization"
-        self._values["session_authorization"] = user
+        for name in ROLE_VARIABLES:
+            self._names[name] = name
+            self._values[name] = ""
+
+    @property
+    def current_user(self) -> str:
+        """Return the role that the session acts as, or the name that its user gave."""
+        return (self._session.role if self._session else None) or self._user
+
+    @property
+    def session_user(self) -> str:
+        """Return the session's own role, or the name that its user gave."""
+        return (self._session.session_role if self._session else None) or self._user
 
     def get(self, name: str) -> str:
         """Return a variable's value. Raises `InvalidUsage` for one that was never set."""
-        value = self._values.get(name.lower())
+        value = self._value_of(name.lower())
         if value is None:
             raise InvalidUsage(f'unrecognized configuration parameter "{name}"')
         return value
 
     def all(self) -> list[tuple[str, str]]:
         """Return all variables and their values, by name."""
-        return sorted((self._names[key], value) for key, value in self._values.items())
+        return sorted((self._names[key], self._value_of(key) or "") for key in self._values)
+
+    def _value_of(self, key: str) -> str | None:
+        if key == AUTHORIZATION:
+            return self.session_user
+        if key == ROLE:
+            session = self._session
+            own = session is None or session.role == session.session_role
+            return NONE if own else self.current_user
+        return self._values.get(key)
 
     def set(self, name: str, value: str) -> str | None:
         """Set a variable, and return its reported name if the client must be told of the change.
@@ -116,6 +154,8 @@ class SessionVariables:
         # They say what the service is, and a client that changed them would believe itself.
         if key in _FIXED:
             raise InvalidUsage(f'parameter "{name}" cannot be changed')
+        if key in ROLE_VARIABLES:
+            return self._set_role(key, value)
         # Drivers set these to be sure; only the one form that there is can be granted.
         allowed = _ONE_VALUE.get(key)
         if allowed is not None:
@@ -135,8 +175,10 @@ class SessionVariables:
     def reset(self, name: str) -> str | None:
         """Set a variable to its default; as `set`."""
         key = name.lower()
-        # The user is who was let in, and no RESET changes that; nor what the service says.
-        if key == "session_authorization" or key in _FIXED:
+        if key in ROLE_VARIABLES:
+            return self._set_role(key, None)
+        # What the service says is not the session's to change.
+        if key in _FIXED:
             return None
         default = _DEFAULTS.get(self._names.get(key, name))
         if default is None:
@@ -146,6 +188,23 @@ class SessionVariables:
             return None
         return self.set(name, default)
 
+    def _set_role(self, key: str, value: str | None) -> str | None:
+        """Change a role of the session; None: to its own. Return the variable's reported name if
+        the client must be told. Raises as `session_role.set_role` does."""
+        session, before = self._session, self.session_user
+        if session is None:
+            # DISCARD ALL and drivers reset what was never set.
+            if value is None:
+                return None
+            raise UnsupportedSetting(
+                f'parameter "{key}" is not supported here: PostgreSQL\'s clients alone may set it'
+            )
+        if key == AUTHORIZATION:
+            set_session_authorization(session, value)
+        else:
+            set_role(session, NONE if value is None else value)
+        return AUTHORIZATION if self.session_user != before else None
+
     def note_write(self, time: Time) -> None:
         """Keep the time of the session's last write, at which it can be read: ``SHOW
         penstock.written_at``."""
@@ -153,4 +212,4 @@ class SessionVariables:
 
     def reported(self) -> list[tuple[str, str]]:
         """Return the variables that a client is told at the start."""
-        return [(name, self._values[name.lower()]) for name in REPORTED]
+        return [(name, self._value_of(name.lower()) or "") for name in REPORTED]

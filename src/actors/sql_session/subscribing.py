@@ -102,8 +102,10 @@ async def subscribe(
     if found is None:
         view = f"{SUBSCRIBED_PREFIX}{secrets.token_hex(8)}"
         found = await _query_view(context, statement, parameters, view, as_of)
+    rights = context.read_rights()
     changes = context.client.subscribe(
         found.name,
+        rights=rights,
         as_of=as_of,
         up_to=up_to,
         snapshot=statement.snapshot,
@@ -113,7 +115,7 @@ async def subscribe(
     rows = _rows(context, found, changes, shape, view=view)
     # The generator must have begun: closing one that has not would not drop its view.
     await anext(rows)
-    return StatementResult("SUBSCRIBE", shape, rows)
+    return StatementResult("SUBSCRIBE", shape, rows, rights=rights)
 
 
 async def subscribe_shape(

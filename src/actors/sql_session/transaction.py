@@ -9,12 +9,13 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from actors.access.session_role import RoleChoice
 from actors.client.client import TableWrite
 from actors.errors import DefaultsChanged, InvalidUsage, TypeMismatch
 from actors.plan.column_defaults import DefaultValues
@@ -27,6 +28,10 @@ from actors.views.query_analysis import find_mentioned_tables
 OVERLAY_ROWS_MAX: Final = 2_000
 """Number of changed rows of a table with which a query in a transaction still reads it: they are
 literals in the query's text."""
+
+
+_RoleChoices: TypeAlias = tuple[RoleChoice | None, RoleChoice | None]
+"""The roles that a session has, and those that COMMIT leaves."""
 
 
 class PendingChange(msgspec.Struct, frozen=True):
@@ -90,12 +95,17 @@ def _overlay(name: str, schema: TableSchema, gone: pa.Table, come: pa.Table) -> 
 class OpenTransaction:
     """A transaction between BEGIN and COMMIT."""
 
-    def __init__(self, *, read_only: bool = False) -> None:
+    def __init__(self, *, read_only: bool = False, choice: RoleChoice | None = None) -> None:
+        """Begin a transaction of a session with these roles."""
         self.read_only = read_only
+        self.first_choice = choice
+        """The session's roles when it began: ROLLBACK goes back to them."""
+        self.kept_choice = choice
+        """Those that COMMIT leaves: without what SET LOCAL has changed."""
         self.time: Time | None = None
         """Time at which it reads; None until it reads."""
         self._tables: dict[str, TableChanges] = {}
-        self._savepoints: list[tuple[str, dict[str, int]]] = []
+        self._savepoints: list[tuple[str, dict[str, int], _RoleChoices]] = []
         self._bytes = 0
 
     @property
@@ -178,23 +188,24 @@ class OpenTransaction:
 
     # -- savepoints --------------------------------------------------------------------------------
 
-    def save(self, name: str) -> None:
-        """Remember the state under a name."""
+    def save(self, name: str, choice: RoleChoice | None = None) -> None:
+        """Remember the state, and the session's roles, under a name."""
         counts = {table: len(changes.changes) for table, changes in self._tables.items()}
-        self._savepoints.append((name, counts))
+        self._savepoints.append((name, counts, (choice, self.kept_choice)))
 
     def release(self, name: str) -> None:
         """Forget a savepoint and the later ones. Raises `InvalidUsage` if there is none."""
         del self._savepoints[self._position(name) :]
 
-    def roll_back_to(self, name: str) -> None:
-        """Undo all changes since a savepoint, which stays. Raises `InvalidUsage` if there is
-        none."""
+    def roll_back_to(self, name: str) -> RoleChoice | None:
+        """Undo all changes since a savepoint, which stays. Return the roles that the session had.
+        Raises `InvalidUsage` if there is none."""
         position = self._position(name)
-        _, counts = self._savepoints[position]
+        _, counts, (choice, self.kept_choice) = self._savepoints[position]
         del self._savepoints[position + 1 :]
         for table, changes in self._tables.items():
             del changes.changes[counts.get(table, 0) :]
+        return choice
 
     def _position(self, name: str) -> int:
         for position in range(len(self._savepoints) - 1, -1, -1):

@@ -19,6 +19,7 @@ from actors.connectors.sinks.copy_output import check_copy
 from actors.controller.catalog.boot import shard_import
 from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import copy_holder
+from actors.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.controller.state import ControllerState, reply_error
 from actors.errors import (
     ConnectionBroken,
@@ -68,6 +69,7 @@ class _Copy(msgspec.Struct, eq=False):
     entry: CatalogObject
     dataflow: DataflowDescription
     timer: RunningEffect | None
+    rights: HeldRights
     held: bool = False
     created: bool = False
     """True once the replicas were told to run the dataflow."""
@@ -101,8 +103,11 @@ class RunningCopies:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def copy(self, session: ActorAddress[Any], request: CopyTo) -> None:
-        """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
+    def copy(
+        self, session: ActorAddress[Any], request: CopyTo, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a copy, which needs these rights. Raises `InvalidUsage` and its children, and
+        `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
         entry = state.catalog.find_stored(request.name, "copy")
         what = f"copy of {entry.name}"
@@ -135,7 +140,7 @@ class RunningCopies:
         dataflow = DataflowDescription(id_, entry.name, (imported,), export, time)
         wait_ms = request.deadline_ms
         timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyLate(id_))
-        made = _Copy(session, request, entry, dataflow, timer)
+        made = _Copy(session, request, entry, dataflow, timer, rights)
         self._copies[id_] = self._by_session[session.path] = made
         # Held before the dataflow is created: neither the wait for the time nor a replica that
         # reconnects may lose the history.
@@ -258,13 +263,18 @@ class RunningCopies:
         text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
         self._end(made, DeadlineExceeded(text))
 
-    def cancel(self, session: str, request: int) -> bool:
-        """Drop a copy on the client's request. Return False if the session has none of that
-        number."""
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all copies with the rights that they need."""
+        for made in self._copies.values():
+            yield RunningRequest(made.session.path, made.request.request, made.rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Drop a copy with an error (None: its client has asked for it). Return False if the
+        session has none of that number."""
         made = self._by_session.get(session)
         if made is None or made.request.request != request:
             return False
-        self._end(made, OperationCanceled("canceled on request"))
+        self._end(made, error or OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:

@@ -39,6 +39,7 @@ from actors.controller.catalog.boot import last_sealed_time, shard_import
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.catalog.ddl import analyzer
 from actors.controller.roles.request_rights import named_denial, readable_by
+from actors.controller.roles.revocation import HeldRights, RunningRequest, held_reads
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
@@ -107,6 +108,8 @@ class InputsChecked(msgspec.Struct, frozen=True, gc=False):
     session: ActorAddress[Any]
     request: CreateView
     role: str | None
+    rights: HeldRights
+    """Reads of its query: a right may have been revoked since."""
 
 
 QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
@@ -125,6 +128,8 @@ class _Running(msgspec.Struct):
     taken: anyio.Event
     """Set when the client was sent the last piece."""
     traceparent: str | None
+    rights: HeldRights
+    """Reads of the inputs, once these are known."""
     names: str = ""
     """Names of the inputs, for people, once they are known."""
     effect: RunningEffect | None = None
@@ -247,12 +252,13 @@ class RunningQueries:
         async def check() -> InputsChecked | None:
             try:
                 conf = tuple(sorted(request.conf.items()))
-                await analyzed_query(request.sql, readable, analyze, conf)
+                analyzed = await analyzed_query(request.sql, readable, analyze, conf)
+                inputs = [state.catalog.find(name) for name in analyzed.inputs]
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
                 reply_error(session, request.request, denied)
                 return None
-            return InputsChecked(session, request, role)
+            return InputsChecked(session, request, role, held_reads(role, inputs))
 
         state.ctx.effect(check, done=lambda checked: checked)
 
@@ -276,6 +282,7 @@ class RunningQueries:
             state.ctx.after(deadline_ms, QueryLate(number)),
             anyio.Event(),
             TRACEPARENT.get(),
+            HeldRights(role),
         )
         self._by_request[session.path, request.request] = number
         self._start_next()
@@ -321,7 +328,8 @@ class RunningQueries:
                     running.telling = True
                     # The deadline counts until the first rows are there.
                     running.timer.cancel()
-                answer = ReadContents(running.request.request, running.time, arrow, not last)
+                request, reads = running.request.request, running.rights.reads
+                answer = ReadContents(request, running.time, arrow, not last, reads)
                 running.session.reply(answer)
                 if last:
                     self._forget(message.number)
@@ -347,12 +355,19 @@ class RunningQueries:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def cancel(self, session: str, request: int) -> bool:
-        """Cancel a query on the client's request. Return False if there is none of that number."""
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all queries with the rights that they need: of those that are not analysed yet
+        none is known."""
+        for (session, request), number in self._by_request.items():
+            yield RunningRequest(session, request, self._running[number].rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Cancel a query with an error (None: its client has asked for it). Return False if there
+        is none of that number."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
-        self._fail(number, OperationCanceled("canceled on request"))
+        self._fail(number, error or OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:
@@ -456,6 +471,10 @@ class _Run:
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
+        running.rights = held_reads(running.role, self._inputs)
+        # A right may have gone during the analysis; from here on the controller ends the query.
+        for entry in self._inputs:
+            state.access.check(running.role, READ, entry.id, entry.name)
         running.names = ", ".join(analyzed.inputs)
         as_of = request.as_of
         if as_of is None and request.latest and self._inputs:

@@ -23,6 +23,7 @@ from actors.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnaps
 from actors.controller.catalog.ddl import columns_named
 from actors.controller.messages import PinnedObjects, PinObjects
 from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
+from actors.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -278,6 +279,7 @@ class _Pending(msgspec.Struct):
     timer: RunningEffect
     since_ms: float
     """Time of the request, on the monotonic clock."""
+    rights: HeldRights = TRUSTED
     peek: Peek | None = None
     """The peek to send, but for its uuid and, where an index serves, its target."""
     serve: Callable[[], None] | None = None
@@ -309,8 +311,10 @@ class PendingReads:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
-        """Begin a read. Raises `InvalidUsage` and its children."""
+    def read(
+        self, session: ActorAddress[Any], request: ReadObject, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a read, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
         shape = self._shapes.of(state.catalog, request)
         entry = shape.entry
@@ -318,7 +322,9 @@ class PendingReads:
         _check_time(f"read of {entry.name}", time)
         state.check_ahead(f"read of {entry.name}", time)
         peek = shape.peek(request, time)
-        number = self._begin(session, request.request, entry, time, request, request.deadline_ms)
+        number = self._begin(
+            session, request.request, entry, time, request, request.deadline_ms, rights
+        )
         self._pending[number].peek = peek
         shard = entry.shard
         assert shard is not None, entry.name
@@ -345,14 +351,16 @@ class PendingReads:
         self._pending[number].ready = True
         self._go_on(number)
 
-    def wait_for(self, session: ActorAddress[Any], request: WaitFor) -> None:
-        """Begin a wait. Raises `InvalidUsage` and its children."""
+    def wait_for(
+        self, session: ActorAddress[Any], request: WaitFor, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a wait, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "wait")
         _check_time(f"wait for {entry.name}", request.time)
         state.check_ahead(f"wait for {entry.name}", request.time)
         number = self._begin(
-            session, request.request, entry, request.time, None, request.deadline_ms
+            session, request.request, entry, request.time, None, request.deadline_ms, rights
         )
         self._pending[number].ready = True
         self._go_on(number)
@@ -363,10 +371,11 @@ class PendingReads:
         request: ReadObject | RunQuery | CopyTo,
         table: CatalogObject,
         serve: Callable[[], None],
+        rights: HeldRights = TRUSTED,
     ) -> None:
         """Serve a request when a source's table has its first contents; its deadline begins again
         then."""
-        number = self._begin(session, request.request, table, 0, None, request.deadline_ms)
+        number = self._begin(session, request.request, table, 0, None, request.deadline_ms, rights)
         pending = self._pending[number]
         pending.ready, pending.serve = True, serve
         self._go_on(number)
@@ -379,6 +388,7 @@ class PendingReads:
         time: Time,
         read: ReadObject | None,
         deadline_ms: int | None,
+        rights: HeldRights = TRUSTED,
     ) -> int:
         state = self._state
         wait_ms = state.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
@@ -396,6 +406,7 @@ class PendingReads:
             wait_ms,
             timer,
             state.ctx.monotonic_ms(),
+            rights,
             traceparent=TRACEPARENT.get(),
         )
         self._by_request[session.path, request] = number
@@ -478,7 +489,7 @@ class PendingReads:
         if message.arrow is None:
             self._send_peek(message.number, pending, pending.peek)
             return
-        pending.session.reply(ReadContents(pending.request, pending.time, message.arrow))
+        self._reply(pending, message.arrow)
         self._forget(message.number)
 
     def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
@@ -515,7 +526,7 @@ class PendingReads:
         pending = self._pending[number]
         match result:
             case PeekRows(arrow):
-                pending.session.reply(ReadContents(pending.request, pending.time, arrow))
+                self._reply(pending, arrow)
                 self._forget(number, answered=True)
             case PeekStashed():
                 self._begin_course(number, pending, result)
@@ -524,6 +535,11 @@ class PendingReads:
             case PeekCanceled():
                 error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
                 self._fail(number, error, answered=True)
+
+    def _reply(self, pending: _Pending, arrow: bytes, *, more: bool = False) -> None:
+        """Hand rows to the session."""
+        request, reads = pending.request, pending.rights.reads
+        pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
 
     def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
         # The deadline is for the answer; how fast it is taken is the client's affair.
@@ -534,7 +550,7 @@ class PendingReads:
             return
         inline, course.inline = course.inline, None
         more = course.next() is not None
-        pending.session.reply(ReadContents(pending.request, pending.time, inline, more))
+        self._reply(pending, inline, more=more)
         if not more:
             self._forget(number, answered=True)
 
@@ -563,8 +579,7 @@ class PendingReads:
             self._fail(message.number, DeadlineExceeded(text), answered=True)
         else:
             more = pending.course.sent()
-            answer = ReadContents(pending.request, pending.time, message.arrow, more)
-            pending.session.reply(answer)
+            self._reply(pending, message.arrow, more=more)
             if not more:
                 self._forget(message.number, answered=True)
 
@@ -608,12 +623,18 @@ class PendingReads:
         text = f"{what} {pending.entry.name} at {pending.time}: not within "
         self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
-    def cancel(self, session: str, request: int) -> bool:
-        """Cancel a request as its client asks. Return False if there is none of that number."""
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all requests with the rights that they need."""
+        for (session, request), number in self._by_request.items():
+            yield RunningRequest(session, request, self._pending[number].rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Cancel a request with an error (None: its client has asked for it). Return False if
+        there is none of that number."""
         number = self._by_request.get((session, request))
         if number is None:
             return False
-        self._fail(number, OperationCanceled("canceled on request"))
+        self._fail(number, error or OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from actors.access.open_sessions import may_signal
 from actors.compute.logs import Row, answer
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
@@ -42,25 +43,20 @@ from actors.progress import ObjectId, ShardId, Time, frontier_or_null
 from actors.protocol.api import ReadContents, ReadObject
 from actors.protocol.compute import LogTarget, Peek, ShardImport, StatusResponse
 from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
+from actors.sql_session.audit import dialect_of, shown_statement
 
 WRONG: Final = ("errored", "stalled", "frozen", "failed")
 """States of an object that are listed as errors."""
 _ERRORED: Final = "its contents hold an error, with which reads are answered"
 
 
-class ConnectedClient(msgspec.Struct):
-    """A client's connection, since its first request."""
-
-    peer: str
-    since_ms: int
-    requests: int = 0
-
-
 class RelationInputs(msgspec.Struct, frozen=True, gc=False):
-    """Data that had to be asked for: the state of shards, the engine's jobs."""
+    """Data that had to be asked for: the state of shards, the engine's jobs; and for whom."""
 
     states: dict[ShardId, ShardState] = {}
     jobs: tuple[JobNote, ...] = ()
+    role: str | None = None
+    """Role of the session that asks."""
 
 
 class RelationRead(msgspec.Struct, frozen=True, gc=False):
@@ -78,7 +74,7 @@ _Make: TypeAlias = Callable[[RelationInputs], Iterable[Row]]
 
 
 class SystemRelations:
-    """Answers reads of relations. `sessions`: the connections, by path."""
+    """Answers reads of relations."""
 
     def __init__(
         self,
@@ -87,7 +83,6 @@ class SystemRelations:
         subscribes: RunningSubscribes,
         queries: RunningQueries,
         copies: RunningCopies,
-        sessions: dict[str, ConnectedClient],
         executor: ActorAddress[ExecutorMessage],
         sources: ConnectorObjects,
     ) -> None:
@@ -96,7 +91,6 @@ class SystemRelations:
         self._reads = reads
         self._subscribes = subscribes
         self._queries = queries
-        self._sessions = sessions
         self._executor = executor
         self._wrong: dict[ObjectId, int] = {}
         """Times since which objects are in a state of `WRONG`."""
@@ -110,7 +104,7 @@ class SystemRelations:
             "subscribes": lambda _: self._subscribes.rows(),
             "copies": lambda _: copies.rows(),
             "copies_from": lambda _: sources.copies.rows(),
-            "connections": lambda _: self._connections(),
+            "sessions": lambda found: self._sessions(found.role),
             "errors": lambda _: chain(self._errors(), sources.error_rows()),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
@@ -133,8 +127,11 @@ class SystemRelations:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def read(self, session: ActorAddress[Any], request: ReadObject) -> None:
-        """Begin a read. Raises `UnknownObject`, `InvalidUsage` and its children."""
+    def read(
+        self, session: ActorAddress[Any], request: ReadObject, role: str | None = None
+    ) -> None:
+        """Begin a read of a session with this role. Raises `UnknownObject`, `InvalidUsage` and its
+        children."""
         state = self._state
         relation = relation_of(request.name)
         if request.as_of is not None:
@@ -162,7 +159,7 @@ class SystemRelations:
             deadline = request.deadline_ms or state.settings.peek_deadline_ms
             seek = lambda: self._jobs(deadline)  # noqa: E731
         else:
-            self.answered(done(RelationInputs()))
+            self.answered(done(RelationInputs(role=role)))
             return
         state.ctx.effect(
             seek,
@@ -300,12 +297,28 @@ class SystemRelations:
                 behind = None if upper is None else max(0, upper - since)
                 yield state.id, entry.name, kind, holder, frontier_or_null(since), behind
 
-    def _connections(self) -> Iterator[Row]:
+    def _sessions(self, role: str | None) -> Iterator[Row]:
         reads = self._reads.by_session() + self._queries.by_session()
         subscribes = self._subscribes.by_session()
-        for path, peer in self._sessions.items():
-            asked = peer.peer, peer.since_ms, peer.requests
-            yield (path, *asked, reads[path], subscribes[path])
+        for each in self._state.sessions:
+            known = (each.number, each.role or None, each.door, each.path or None)
+            # As in `pg_stat_activity`: that a session is there, and whose it is, is for everybody.
+            if not may_signal(self._state.access, role, each):
+                yield *known, *(None,) * 8
+                continue
+            limit = self._state.settings.audit_text_characters_max
+            statement = shown_statement(each.statement, dialect_of(each.door))
+            yield (
+                *known,
+                each.peer,
+                each.since_ms,
+                "active" if each.statement else "idle",
+                statement[:limit] or None,
+                each.statement_ms,
+                each.requests,
+                reads[each.path],
+                subscribes[each.path],
+            )
 
     def _errors(self) -> Iterator[Row]:
         for id_, since_ms in self._wrong.items():

@@ -32,6 +32,7 @@ from actors.controller.catalog.catalog import INDEX, CatalogObject
 from actors.controller.holds import subscribe_holder
 from actors.controller.messages import changes_bytes
 from actors.controller.reads.fanout import BatchBlobs, BatchReader, FanoutMember, SubscribeFanout
+from actors.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.errors import (
     ConnectionBroken,
@@ -85,6 +86,7 @@ class _Subscription(FanoutMember, eq=False, kw_only=True):
     session: ActorAddress[Any]
     request: int
     entry: CatalogObject
+    rights: HeldRights
     held: bool = False
     progress: bool
     reported: Frontier
@@ -113,8 +115,13 @@ class RunningSubscribes:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def subscribe(self, session: ActorAddress[Any], request: SubscribeObject) -> None:
-        """Begin a subscribe. Raises `InvalidUsage` and its children."""
+    def subscribe(
+        self,
+        session: ActorAddress[Any],
+        request: SubscribeObject,
+        rights: HeldRights = TRUSTED,
+    ) -> None:
+        """Begin a subscribe, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "subscribe")
         if entry.kind == INDEX:
@@ -166,6 +173,7 @@ class RunningSubscribes:
             session=session,
             request=request.request,
             entry=entry,
+            rights=rights,
         )
         self._by_request[session.path, request.request] = made
         self._by_holder[subscribe_holder(id_)] = made
@@ -346,7 +354,8 @@ class RunningSubscribes:
         """Send what was delivered and not sent yet; `partial`: some of it."""
         # A piece leaves the interval open: its upper is its lower.
         upper = made.reported if partial else made.delivered
-        changes = SubscribeChanges(made.request, made.reported, upper, arrow, partial)
+        reads = made.rights.reads if arrow is not None else ()
+        changes = SubscribeChanges(made.request, made.reported, upper, arrow, partial, reads)
         with use_context(traceparent):
             made.session.reply(changes)
         made.reported = upper
@@ -418,12 +427,18 @@ class RunningSubscribes:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def cancel(self, session: str, request: int) -> bool:
-        """End a subscribe on the client's request. Return False if there is none of that number."""
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all subscribes with the rights that they need."""
+        for (session, request), made in self._by_request.items():
+            yield RunningRequest(session, request, made.rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """End a subscribe with an error (None: its client has asked for it). Return False if there
+        is none of that number."""
         made = self._by_request.get((session, request))
         if made is None:
             return False
-        self._end(made, OperationCanceled("unsubscribed"))
+        self._end(made, error or OperationCanceled("unsubscribed"))
         return True
 
     def session_closed(self, session: str) -> None:

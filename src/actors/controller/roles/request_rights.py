@@ -103,7 +103,8 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
                 yield WRITE, catalog.find(change.table)
         case ReadObject(name=name) | SubscribeObject(name=name) | WaitFor(name=name):
             if not is_relation(name):
-                yield READ, _read_by(catalog, name)
+                for read in _objects_read(catalog, name):
+                    yield READ, read
         case CheckRight(right=right, name=name):
             yield right, object_named(catalog, name)
         case CreateView(replace=True, name=name) if catalog.has(name):
@@ -176,6 +177,16 @@ def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     """Return the object whose contents are read by a name: of an index the one below it."""
     entry = catalog.find(name)
     return catalog.by_id(entry.depends[0]) if entry.kind == INDEX else entry
+
+
+def _objects_read(catalog: CatalogSnapshot, name: str) -> Iterator[CatalogObject]:
+    """Yield the objects on which a reader of a name needs READ: with the view of a subscribe all
+    that its query reads."""
+    entry = _read_by(catalog, name)
+    yield entry
+    # Whoever follows a query owns its view, and would by that keep what the query reads.
+    if is_subscribed_view(entry.name):
+        yield from map(catalog.by_id, entry.depends)
 
 
 def _check_text(role: str, text: str) -> None:

@@ -85,6 +85,8 @@ class RoleStore:
         self._current: tuple[_QueuedChange, RoleRegistry] | None = None
         self._founders: dict[str, str] = {}
         """Roles of sessions that created the first one that may log in, by the session's path."""
+        self.on_rules: Callable[[AccessRules], object] = state.sessions.apply
+        """Told of changed rules before the client that has changed them."""
         self._owned: list[tuple[str, tuple[ObjectId, ...]]] = []
         """Owners of new objects that are not stored yet."""
         self._publish()
@@ -93,7 +95,10 @@ class RoleStore:
         """Let requests be checked against the durable registry, and the owners that are not stored
         yet."""
         required = self._state.settings.roles_required
-        self._state.access = AccessRules(self._with_owners(), required)
+        rules = AccessRules(self._with_owners(), required)
+        if rules != self._state.access:
+            self._state.access = rules
+            self.on_rules(rules)
 
     def _with_owners(self) -> RoleRegistry:
         """Return the durable registry, and in it the owners that are not stored yet."""
@@ -300,6 +305,10 @@ class RoleStore:
     def _ended(self, queued: _QueuedChange) -> None:
         # An owner that is in the durable record need not be added to it any more.
         self._owned = [each for each in self._owned if not self._is_stored(*each)]
+        if queued.session is not None and queued.session.path in self._founders:
+            path = queued.session.path
+            self._state.sessions.note_founder(path, self._founders[path])
+        # Before the answer: whoever is told that a right is gone may rely on it.
         self._publish()
         if queued.session is not None:
             queued.session.reply(RequestDone(queued.request, queued.text))

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from actors.access.open_sessions import OpenSession
 from actors.errors import ConnectionBroken, ResourceClosed, WouldBlock
 from actors.kernel import BoundedMailbox
 from actors.spans import use_context
@@ -31,6 +32,8 @@ class MemoryConnection(Generic[S, R]):
         self._received: deque[Any] = deque()
         self._ended = False
         self._closed = False
+        self.session: OpenSession | None = None
+        """The session that the client has by this connection, on its end."""
 
     async def send(self, message: S | TracedMessage[S]) -> None:
         """Send a message, perhaps with a trace context, waiting while the other side is slow.

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
 import anyio
 import msgspec
 
+from actors.access.open_sessions import OpenSession, OpenSessions, SessionDoor
 from actors.controller.messages import BARE_ANSWER_BYTES, BytesDelivered, SubmitRequest
 from actors.controller.sessions.memory_link import MemoryConnection, pair
 from actors.errors import (
@@ -29,6 +30,7 @@ from actors.errors import (
     RemoteProtocolError,
     ResourceBusy,
     ResourceClosed,
+    SessionEnded,
     to_wire,
 )
 from actors.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
@@ -39,10 +41,14 @@ from actors.protocol.api import (
     ClientMessage,
     CopyFromProgress,
     CopyProgressed,
+    CreateView,
+    DescribeQuery,
     EndRequest,
+    ExplainQuery,
     ReadContents,
     Request,
     RequestFailed,
+    RunQuery,
     ServiceHello,
     ServiceMessage,
     SubscribeChanges,
@@ -113,7 +119,19 @@ class _TooLate(msgspec.Struct, frozen=True, gc=False):
     """The client has sent no Welcome in time."""
 
 
-_SessionMessage: TypeAlias = _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | Answer
+class _EndNow(msgspec.Struct, frozen=True, gc=False):
+    """The session is to end, though its client has not asked for it."""
+
+    error: SessionEnded
+
+
+class _CancelAll(msgspec.Struct, frozen=True, gc=False):
+    """Whatever runs for the client is to be canceled."""
+
+
+_SessionMessage: TypeAlias = (
+    _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | _EndNow | _CancelAll | Answer
+)
 
 
 class ClientSession(Actor[_SessionMessage]):
@@ -124,10 +142,10 @@ class ClientSession(Actor[_SessionMessage]):
         connection: SessionConnection,
         controller: ActorAddress[Any],
         settings: Settings,
-        role: str | None = None,
+        opened: OpenSession,
     ) -> None:
         self._connection = connection
-        self._role = role
+        self._opened = opened
         self._controller = controller
         self._settings = settings
         self._welcomed = False
@@ -148,6 +166,7 @@ class ClientSession(Actor[_SessionMessage]):
         self._ending = False
 
     async def on_start(self) -> None:
+        self._opened.path = self.ctx.path
         self.ctx.after(self._settings.connect_timeout_ms, _TooLate())
         self._read()
 
@@ -177,6 +196,17 @@ class ClientSession(Actor[_SessionMessage]):
                 self._writing = False
                 self._out_bytes -= _size(answer)
                 await self._write_failed(answer, error)
+            case _EndNow(error):
+                self._drop_rows()
+                # A client that takes nothing must not delay it.
+                if self._writing:
+                    self.ctx.stop()
+                else:
+                    self._end(error)
+            case _CancelAll():
+                for number in self._open:
+                    # The negative number is nobody's: its answer is dropped (`_answer`).
+                    await self._submit(EndRequest(-number, number))
             case _TooLate():
                 if not self._welcomed and not self._ending:
                     self._end(RemoteProtocolError("no Welcome in time"))
@@ -238,15 +268,25 @@ class ClientSession(Actor[_SessionMessage]):
             self._push(RequestFailed(number, *to_wire(busy)))
             return
         self._open.add(number)
+        self._note_begin(message)
         opened = self._begin_span(message, traceparent)
         with use_context(None if opened is None else opened.traceparent):
             await self._submit(message)
+
+    def _note_begin(self, request: Request) -> None:
+        """Show a request as the statement that runs, unless a door shows its own."""
+        opened = self._opened
+        opened.requests += 1
+        if opened.door == "client":
+            opened.begin(_text_of(request))
 
     async def _submit(self, request: Request) -> None:
         """Send a request to the controller; answer it if there is none."""
         try:
             await self._controller.send(
-                SubmitRequest(self.ctx.self, request, self._connection.peer, self._role)
+                SubmitRequest(
+                    self.ctx.self, request, self._connection.peer, self._opened.role, self._opened
+                )
             )
         except (ResourceClosed, ConnectionBroken) as error:
             self._answer(RequestFailed(request.request, *to_wire(error)))
@@ -288,12 +328,17 @@ class ClientSession(Actor[_SessionMessage]):
         # Numbers of clients are positive: this answers the session's own `EndRequest`, behind all
         # that the controller sends for the refused request.
         if answer.request < 0:
-            answer = self._refused.pop(-answer.request)
+            refused = self._refused.pop(-answer.request, None)
+            if refused is None:
+                return
+            answer = refused
         traceparent = None
         if isinstance(answer, SubscribeChanges):
             traceparent = self._sign(answer)
         elif not _is_one_of_many(answer):
             self._open.discard(answer.request)
+            if self._opened.door == "client" and not self._open:
+                self._opened.begin("")
             if self._spans:
                 failure = (
                     f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
@@ -364,6 +409,11 @@ class ClientSession(Actor[_SessionMessage]):
         else:
             self._push(failed)
 
+    def _drop_rows(self) -> None:
+        """Remove all answers that wait: the client's right to them is gone with its session."""
+        self._out.clear()
+        self._out_bytes = 0
+
     def _drop_waiting(self, request: int) -> None:
         """Remove a request's answers that wait: without the one before them they are wrong."""
         kept = [
@@ -407,6 +457,14 @@ def _size(message: ServiceMessage) -> int:
     return BARE_ANSWER_BYTES
 
 
+def _text_of(request: Request) -> str:
+    """Return a request as text for people, without the rows and options that it holds."""
+    if isinstance(request, RunQuery | DescribeQuery | ExplainQuery | CreateView):
+        return request.sql
+    named = objects_of(request) if isinstance(request, Traced) else ""
+    return f"{type(request).__name__} {named}".rstrip()
+
+
 def _peer_error(error: Exception) -> PenstockError:
     if isinstance(error, PenstockError):
         return error
@@ -426,6 +484,10 @@ class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
     reply: ReplySlot[MemoryConnection[Any, Any]]
     role: str | None = None
     """Role of all its requests; None: it is trusted."""
+    opened: OpenSession | None = None
+    """Its session, which a door has opened, and ends; None: it is opened here."""
+    door: SessionDoor = "client"
+    """Door of a session that is opened here."""
 
 
 class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
@@ -443,8 +505,13 @@ class ApiServer(Actor[_ServerMessage]):
     """Accepts clients. `listener` is bound already (None: in process only)."""
 
     def __init__(
-        self, listener: TransportListener | None, controller: ActorAddress[Any], settings: Settings
+        self,
+        listener: TransportListener | None,
+        controller: ActorAddress[Any],
+        settings: Settings,
+        sessions: OpenSessions,
     ) -> None:
+        self._sessions = sessions
         self._listener = listener
         self._controller = controller
         self._settings = settings
@@ -469,10 +536,12 @@ class ApiServer(Actor[_ServerMessage]):
     async def receive(self, message: _ServerMessage) -> None:
         match message:
             case ConnectionAccepted(connection, ended):
-                self._start(connection, ended)
-            case ConnectInProcess(reply, role):
+                opened = self._sessions.open("client", None, connection.peer)
+                self._start(connection, ended, opened, own=True)
+            case ConnectInProcess(reply, role, given, door):
                 mine, theirs = pair(self._settings.requests_in_flight_max)
-                self._start(theirs, lambda: None, role)
+                mine.session = given or self._sessions.open(door, role, theirs.peer)
+                self._start(theirs, lambda: None, mine.session, own=given is None)
                 reply.set(mine)
             case _SessionEnded(ended):
                 ended()
@@ -482,16 +551,31 @@ class ApiServer(Actor[_ServerMessage]):
                 assert_never(message)
 
     def _start(
-        self, connection: SessionConnection, ended: Callable[[], Any], role: str | None = None
+        self,
+        connection: SessionConnection,
+        ended: Callable[[], Any],
+        opened: OpenSession,
+        *,
+        own: bool,
     ) -> None:
+        """Start a session on a connection. `own`: it was opened here, and is closed here."""
         self._accepted += 1
         session = self.ctx.spawn(
-            lambda: ClientSession(connection, self._controller, self._settings, role),
+            lambda: ClientSession(connection, self._controller, self._settings, opened),
             f"session-{self._accepted}",
             # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,
         )
-        self.ctx.watch(session, _SessionEnded(ended))
+        if own:
+            opened.on_end = lambda error: session.reply(_EndNow(error))
+            opened.on_cancel = lambda: session.reply(_CancelAll())
+
+        def closed() -> None:
+            if own:
+                opened.close()
+            ended()
+
+        self.ctx.watch(session, _SessionEnded(closed))
 
     def describe(self) -> str:
         where = "in process" if self._listener is None else f"{self._listener.address}"

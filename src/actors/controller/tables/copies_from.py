@@ -22,6 +22,7 @@ from actors.connectors.sources.file_reading import OPTIONS, check_options
 from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.messages import AppendCopy, CopyAppended, CopyTurn, TablesAdvanced
 from actors.controller.replicas.replica import ReplicaLink
+from actors.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.staged import StagedCopy, claim_parts, parts_of
@@ -77,6 +78,7 @@ class _Copy(msgspec.Struct, eq=False):
     request: CopyFromFiles
     target: TableTarget
     command: RunOneshotIngestion
+    rights: HeldRights
     state: str = "beginning"
     far: CopyFromProgress | None = None
     news: CopyFromProgress | None = None
@@ -111,8 +113,11 @@ class CopiesFrom:
 
     # -- beginning -----------------------------------------------------------------------------
 
-    def copy(self, session: ActorAddress[Any], request: CopyFromFiles) -> None:
-        """Begin a copy. Raises `InvalidUsage` and its children, and `ResourceBusy`."""
+    def copy(
+        self, session: ActorAddress[Any], request: CopyFromFiles, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a copy, which needs these rights. Raises `InvalidUsage` and its children, and
+        `ResourceBusy`."""
         state, limit = self._state, self._state.settings.copies_max
         target = self._target(state.catalog.find(request.table))
         if self._link is None:
@@ -153,7 +158,7 @@ class CopiesFrom:
             target.schema,
             ConnectorConfiguration(KIND, msgspec.json.encode(wanted)),
         )
-        made = self._copies[command.uuid] = _Copy(session, request, target, command)
+        made = self._copies[command.uuid] = _Copy(session, request, target, command, rights)
         persist, name = state.persist, made.name
 
         async def look() -> CopyFound:
@@ -315,13 +320,19 @@ class CopiesFrom:
 
     # -- ending --------------------------------------------------------------------------------
 
-    def cancel(self, session: str, request: int) -> bool:
-        """Drop a copy on the client's request, unless the writer has it. Return False if there is
-        none of that number."""
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield the copies that have clients, with the rights that they need."""
+        for made in self._copies.values():
+            if not made.left:
+                yield RunningRequest(made.session.path, made.request.request, made.rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Drop a copy with an error (None: its client has asked for it), unless the writer has it.
+        Return False if there is none of that number."""
         made = self._of(session, request)
         if made is None:
             return False
-        self._leave(made, OperationCanceled("canceled on request"))
+        self._leave(made, error or OperationCanceled("canceled on request"))
         return True
 
     def session_closed(self, session: str) -> None:
