@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 
@@ -259,6 +260,20 @@ def test_an_index_is_read_by_the_right_on_what_it_is_on() -> None:
     assert [(right, entry.name) for right, entry in needed if entry is not None] == [(READ, "t")]
     made = list(needed_rights(_catalog(), CreateIndex(1, "j", "t", ("k",))))
     assert [right for right, _ in made] == ["create", READ]
+
+
+def test_the_view_of_a_subscribe_is_read_by_the_rights_on_what_its_query_reads() -> None:
+    found, name = _catalog(), "__subscribe_1"
+    view = msgspec.structs.replace(
+        found.find("t"), id="u9", name=name, kind="view", depends=("u1",)
+    )
+    catalog = CatalogSnapshot((*found.objects, view), 5)
+    needed = {
+        (right, None if entry is None else entry.name)
+        for right, entry in needed_rights(catalog, api.SubscribeObject(1, name))
+    }
+    # Its owner would keep what the query reads.
+    assert needed == {(READ, "t"), (READ, name)}
 
 
 def test_code_of_the_engines_process_is_for_administrators() -> None:

@@ -22,6 +22,7 @@ from actors.errors import (
     PenstockError,
     RemoteProtocolError,
     ResourceClosed,
+    SessionEnded,
     from_wire,
     to_wire,
 )
@@ -167,6 +168,8 @@ class RequestExchange:
         except (ConnectionBroken, ResourceClosed) as error:
             self.close(request.request)
             self.lose(error)
+            if isinstance(self.lost, SessionEnded):
+                raise from_wire(*to_wire(self.lost)) from None
             broken = ConnectionBroken(f"the connection was lost while a request was sent: {error}")
             # The whole frame may have left before the connection broke.
             broken.determinate = isinstance(request, READ_ONLY)

@@ -436,8 +436,7 @@ class GatewayCalls:
         assert operation.own is not None
         with _Attached(operation, self._clock):
             async for data in operation.own.stream(after):
-                operation.check()
-                await context.write(data)
+                await operation.hand_on(context, data)
         return not reattachable
 
     async def _stream_spark(
@@ -463,8 +462,7 @@ class GatewayCalls:
                         told, complete = _looked_at(data, route.original)
                         if complete and route.done is not None:
                             route.done()
-                        operation.check()
-                        await context.write(told)
+                        await operation.hand_on(context, told)
         return complete or not reattachable
 
     async def _reattach(self, data: bytes, context: Any) -> None:
@@ -490,9 +488,10 @@ class GatewayCalls:
                 async with aclosing(stream) as answers:
                     async for answer in answers:
                         over = _looked_at(answer, None)[1]
-                        if operation is not None:
-                            operation.check()
-                        await context.write(answer)
+                        if operation is None:
+                            await context.write(answer)
+                        else:
+                            await operation.hand_on(context, answer)
         except grpc.aio.AioRpcError as error:
             over = self._is_lost(error) or error.code() not in _STILL_THERE
             raise

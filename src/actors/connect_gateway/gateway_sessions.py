@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import anyio
 
@@ -72,6 +72,11 @@ class OpenOperation:
         if self.ended is not None:
             raise self.ended
         self.rights.check()
+
+    async def hand_on(self, context: Any, data: bytes) -> None:
+        """Send a response to the client. Raises as `check`, and sends nothing then."""
+        self.check()
+        await context.write(data)
 
     def stop(self, error: PenstockError) -> None:
         """Stop all calls that work for it: each raises the error."""

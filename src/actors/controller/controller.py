@@ -557,7 +557,7 @@ class Controller(Actor[ControllerMessage]):
             except NoContentsYet as error:
                 assert isinstance(request, ReadObject | RunQuery | CopyTo), request
                 again = partial(self._serve, session, request, role, unchecked=True)
-                held = HeldRights(role)
+                held = self._held(request, role)
                 self._reads.await_contents(session, request, error.table, again, held)
         except PenstockError as error:
             reply_error(session, request.request, error)
