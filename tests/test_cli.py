@@ -74,9 +74,10 @@ def test_version() -> None:
 
 
 def test_set_pairs_become_flags() -> None:
-    assert parse_settings(["x=--5", "y=²", "z=-5"]) == {"x": "--5", "y": "²", "z": -5}
+    limits = parse_settings([f"kernel_limits.{each}" for each in ("x=--5", "y=²", "z=-5")])
+    assert limits == {"kernel_limits": {"x": "--5", "y": "²", "z": -5}}
     assert parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
-        "workers": 3,
+        "workers": "3",
         "spark_master": "local[2]",
         "spark_conf": {"spark.a": "b=c"},
     }
@@ -89,7 +90,7 @@ def test_a_setting_is_taken_from_its_option_or_from_set_but_not_from_both() -> N
     assert cli.combine(options, ["listen=unix:/x", "workers=3"]) == {
         "listen": "unix:/x",
         "state_dir": "here",
-        "workers": 3,
+        "workers": "3",
     }
     with pytest.raises(BadSettings, match="--state-dir here and --set state_dir=there"):
         cli.combine(options, ["state_dir=there"])
@@ -283,6 +284,14 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         # It handles the very message that asks; the first look came with the one before.
         assert (found["state"], found["depth"]) == ("handles SubmitRequest", 0)
         assert found["received"] > found["messages_per_second"] * 0.05 > 0
+        status, text = await asked("sessions", "--connect", address, "--json")
+        (own,) = json.loads(text)
+        assert (own["door"], own["state"], own["role"]) == ("client", "active", None)
+        status, text = await asked("sessions", "--connect", address)
+        assert text.split()[:4] == ["number", "role", "door", "state"]
+        status, _, error = await penstock("sessions", "--end", "99", "--connect", address)
+        assert (status, error) == (2, f"{error.splitlines()[0]}\n")
+        assert "there is no session 99" in error
         status, _, error = await penstock("explain", "no_such_view", "--connect", address)
         assert (status, error.splitlines()[0].split(":")[:2]) == (2, ["penstock", " UnknownObject"])
         taken = ["serve", "--state-dir", str(tmp_path / "other"), "--listen", address]

@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from actors.commands.console import parse_settings
 from actors.errors import BadSettings
 from actors.settings import BUCKET_SETTINGS, Settings, load
 
@@ -36,6 +37,54 @@ def test_truths_and_things_that_may_be_absent_in_the_environment() -> None:
     assert (settings.pin_cores, settings.expiration_ms, settings.listen) == (True, 5, "7")
     with pytest.raises(BadSettings, match="pin_cores"):
         load(environment={"PENSTOCK_PIN_CORES": "perhaps"})
+
+
+BOOLEANS = [each.name for each in msgspec.structs.fields(Settings) if each.type is bool]
+
+
+@pytest.mark.parametrize("name", BOOLEANS)
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("On", True), ("1", True), ("FALSE", False), ("off", False), ("0", False)],
+)
+def test_what_is_on_or_off_is_taken_from_everywhere(
+    name: str, text: str, value: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Some need other settings, which is not asked here.
+    monkeypatch.setattr(Settings, "check", lambda _: None)
+    file = tmp_path / "settings.toml"
+    file.write_text(f'{name} = "{text}"\n')
+    found = [
+        load(environment={}, flags=parse_settings([f"{name}={text}"])),
+        load(environment={f"PENSTOCK_{name.upper()}": text}),
+        load(file, environment={}),
+    ]
+    assert [getattr(each, name) for each in found] == [value] * 3
+
+
+def test_texts_of_flags_become_what_the_setting_is() -> None:
+    pairs = ["workers=3", "identity=7", "roles_required=true", "expiration_ms=5"]
+    found = load(environment={}, flags=parse_settings(pairs))
+    taken = (found.workers, found.identity, found.roles_required, found.expiration_ms)
+    assert taken == (3, "7", True, 5)
+    for wrong in ("roles_required=yes", "workers=many", "workers=true"):
+        with pytest.raises(BadSettings, match=wrong.partition("=")[0]):
+            load(environment={}, flags=parse_settings([wrong]))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("role_required", "roles_required"), ("pg_listn", "pg_listen")]
+)
+def test_a_setting_that_is_not_there_is_refused_with_the_nearest(
+    wrong: str, right: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"{wrong} = 1\n")
+    for given in ({"flags": {wrong: "1"}}, {"file": file}):
+        with pytest.raises(BadSettings, match=f"no setting '{wrong}'; did you mean '{right}'"):
+            load(environment={}, **given)
+    with pytest.raises(BadSettings, match=r"no setting 'zzz'$"):
+        load(environment={}, flags={"zzz": 1})
 
 
 def test_spark_conf_from_the_file(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ An error says what was wrong, with the operands, and what to do.
 
 from __future__ import annotations
 
+import difflib
 import errno
+from collections.abc import Iterable
 from typing import Final
 
 
@@ -302,6 +304,19 @@ class ServiceExpired(PenstockError):
 
 class ViewInError(PenstockError):
     """The view holds an error at the time read: error or correct, never wrong."""
+
+
+def nearest_hint(name: str, known: Iterable[str]) -> str:
+    """Return a hint with the valid name that a wrong one is nearest to; "" if it is near none.
+
+    >>> nearest_hint("ssl_mode", ["host", "sslmode"])
+    "; did you mean 'sslmode'?"
+    >>> nearest_hint("x", ["host", "sslmode"])
+    ''
+    """
+    spelled = {each.casefold(): each for each in known}
+    found = difflib.get_close_matches(name.casefold(), spelled, 1)
+    return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 
 def _family(root: type[PenstockError]) -> dict[str, type[PenstockError]]:

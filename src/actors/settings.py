@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from actors.errors import BadSettings
+from actors.errors import BadSettings, nearest_hint
 from actors.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
@@ -676,6 +676,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 raise BadSettings(text)
 
 
+_FLAGS: Final = {
+    "true": True, "on": True, "1": True, "false": False, "off": False, "0": False
+}  # fmt: skip
+"""Spellings of a setting that is on or off, in any case."""
+
+
 def load(
     file: Path | None = None,
     environment: Mapping[str, str] | None = None,
@@ -695,8 +701,12 @@ def load(
     for name, text in (os.environ if environment is None else environment).items():
         key = name.removeprefix("PENSTOCK_").lower()
         if name.startswith("PENSTOCK_") and key in fields and key not in MAPPINGS:
-            values[key] = _from_text(fields[key], text)
+            values[key] = text
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
+    for name in values:
+        if name not in fields:
+            raise BadSettings(f"there is no setting {name!r}{nearest_hint(name, fields)}")
+    values = {key: _fitted(fields[key], value) for key, value in values.items()}
     for name in BUCKET_SETTINGS:
         if isinstance(values.get(name), str):
             values[name] = [each for each in values[name].split(",") if each]
@@ -708,10 +718,14 @@ def load(
     return settings
 
 
-def _from_text(field: msgspec.structs.FieldInfo, text: str) -> Any:
-    """Return a variable's value; a text that fits no value stays text, to be refused under its
-    name."""
+def _fitted(field: msgspec.structs.FieldInfo, value: Any) -> Any:
+    """Return a setting's value of the type that it has, where it was given as text; one that fits
+    none stays as it is, to be refused under its name."""
+    if field.type is bool and str(value).lower() in _FLAGS:
+        return _FLAGS[str(value).lower()]
+    if not isinstance(value, str):
+        return value
     try:
-        return msgspec.convert(text, field.type, strict=False)
+        return msgspec.convert(value, field.type, strict=False)
     except msgspec.ValidationError:
-        return text
+        return value

@@ -10,12 +10,14 @@ import anyio
 import pytest
 from gateway_world import GatewayWorld, gateway_world  # type: ignore[import-not-found]
 from pyspark.errors import PySparkException
+from pyspark.sql.connect.proto import base_pb2
 from test_gateway_roles import session_of, with_roles  # type: ignore[import-not-found]
 
 from actors.access.access_rules import AccessRules
 from actors.access.open_sessions import OpenSessions
 from actors.access.role_registry import READ, RoleRegistry, token_digest
 from actors.client.client import Client
+from actors.connect_gateway.callers import CallerIdentity, use_caller
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation, SessionKey
 from actors.errors import AccessDenied, OperationCanceled
 from actors.testing.patience import PATIENCE_S
@@ -75,7 +77,17 @@ async def test_an_operation_of_spark_ends_with_the_right_to_what_it_reads(tmp_pa
         assert "role app may not read orders" in told
         # Spark is told, too, and the session goes on.
         await until(lambda: bool(world.spark.interrupted))
-        assert world.spark.interrupted[0] in world.spark.hanging
+        (stopped,) = world.spark.interrupted
+        assert stopped in world.spark.hanging
+        # Spark may have responses of it still: it is not taken up again.
+        request = base_pb2.ReattachExecuteRequest(
+            session_id=app.session_id,
+            operation_id=stopped,
+            user_context=base_pb2.UserContext(user_id=app.client._user_id),
+        )
+        calls = world.service._system.cells["/connect"].actor._calls
+        with use_caller(CallerIdentity("app")), pytest.raises(AccessDenied):
+            calls._operation(request)
         assert (await world.run(lambda: app.range(1).toArrow())).num_rows == 1
 
 

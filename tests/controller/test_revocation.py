@@ -223,6 +223,7 @@ async def test_others_and_other_changes_end_nothing(tmp_path: Path) -> None:
         await rights.grant(revoke=True)
         await rights.done(AlterRole, "other", None, "")
         await rights.done(DropRoles, ("app",))
+        assert len(world.system.cells["/controller"].actor._reads) == 3
 
 
 async def test_the_first_role_keeps_what_it_has_begun(tmp_path: Path) -> None:

@@ -212,6 +212,8 @@ async def test_what_is_analysed_meanwhile_is_checked_again(tmp_path: Path, text:
         await world.controls.wait_begun("Analyze", begun + 1)
         await world.revoke()
         world.controls.release("Analyze")
+    # Nothing was run for it.
+    assert world.controls.counts["Select"] == 0
 
 
 async def test_changes_that_wait_for_a_client_are_not_taken_any_more(tmp_path: Path) -> None:

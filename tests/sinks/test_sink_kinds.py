@@ -49,6 +49,7 @@ def test_configurations_there_and_back() -> None:
         ("delta", {"folder": "x", "creation": "mine"}, "no option 'creation'"),
         ("delta", {"folder": "x", "retain_hours": 0}, "at least 1"),
         ("parquet", {"folder": "x", "mode": "changes"}, "no option 'mode'"),
+        ("parquet", {"foldr": "x"}, "no option 'foldr'.*; did you mean 'folder'"),
     ],
 )
 def test_what_is_no_configuration(kind: str, options: dict[str, object], text: str) -> None:

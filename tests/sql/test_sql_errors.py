@@ -320,3 +320,16 @@ def test_no_text_does_anything_else(text: str, dialect: SqlDialect) -> None:
     for offset, part in split:
         assert text[offset : offset + len(part)] == part
         assert part.strip()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "hint"),
+    [("NOLOGN", "did you mean 'NOLOGIN'?"), ("passwrd", "did you mean 'PASSWORD'?"), ("ZZZ", "")],
+)
+def test_an_option_of_a_role_that_is_not_there_is_refused_with_the_nearest(
+    wrong: str, hint: str
+) -> None:
+    for statement in ("CREATE", "ALTER"):
+        with pytest.raises(SqlSyntaxError) as caught:
+            parse_statement(f"{statement} ROLE r {wrong}", SqlDialect.POSTGRES)
+        assert caught.value.hint == hint

@@ -46,6 +46,7 @@ from actors.commands.inspect import (
     query,
     relations,
     replicas,
+    sessions,
     status,
     trace,
     tracing,
@@ -371,7 +372,19 @@ def simulate(given: Annotated[list[str] | None, typer.Argument()] = None) -> Non
     raise typer.Exit(subprocess.call([sys.executable, "-m", "tests.simulators", *(given or [])]))
 
 
-for _command in (status, peek, query, sql, relations, actors, replicas, tracing, trace, explain):
+for _command in (
+    status,
+    peek,
+    query,
+    sql,
+    relations,
+    actors,
+    replicas,
+    sessions,
+    tracing,
+    trace,
+    explain,
+):
     app.command()(_command)
 app.command("copy-to")(copy_to)
 app.command("copy-from")(copy_from)

@@ -197,7 +197,7 @@ _WHOLE_NUMBER: Final = re.compile(r"-?[0-9]+")
 def parse_settings(given: list[str]) -> dict[str, Any]:
     """Return ``name=value`` pairs as flags. Raises `BadSettings` for a malformed pair.
 
-    A value is a number where it reads as one; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
+    `settings.load` makes values of the texts; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
     ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
     """
     flags: dict[str, Any] = {}
@@ -208,9 +208,9 @@ def parse_settings(given: list[str]) -> dict[str, Any]:
         if name.startswith("spark_conf."):
             flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
             continue
-        number = int(value) if _WHOLE_NUMBER.fullmatch(value) else value
         if name.startswith("kernel_limits."):
+            number = int(value) if _WHOLE_NUMBER.fullmatch(value) else value
             flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
         else:
-            flags[name] = number
+            flags[name] = value
     return flags

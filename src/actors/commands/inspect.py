@@ -260,6 +260,38 @@ async def _replicas(target: ServiceTarget, add: str, drop: str) -> list[dict[str
 
 
 @service_command
+def sessions(
+    target: ServiceTarget,
+    end: Annotated[int, typer.Option(help="Ends the session of that number.")] = 0,
+    cancel: Annotated[int, typer.Option(help="Cancels what the session of that number runs.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> None:
+    """Shows the sessions that clients have open at any door; ends one, or cancels what it runs."""
+    set_up_logging("warning")
+    found = run_loop(lambda: _sessions(target, end, cancel))
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return
+    print(f"{'number':>6} {'role':<16} {'door':<10} {'state':<6} {'address':<24} statement")
+    for each in found:
+        print(
+            f"{each['number']:>6} {each['role'] or '-':<16} {each['door']:<10} "
+            f"{each['state']:<6} {each['address']:<24} {each['statement'] or ''}".rstrip()
+        )
+
+
+async def _sessions(target: ServiceTarget, end: int, cancel: int) -> list[dict[str, Any]]:
+    from actors.client.client import Client
+
+    async with await Client.connect(target.address, settings=target.settings) as client:
+        for number in filter(None, (end, cancel)):
+            await client.end_session(number, cancel=number == cancel)
+        rows = await client.peek("penstock.sessions", order_by=["number"])
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
+
+
+@service_command
 def tracing(
     target: ServiceTarget,
     ratio: Annotated[

@@ -61,6 +61,7 @@ class ConnectorFactory:
         if kind not in source_kinds.KINDS:
             known = ", ".join(source_kinds.KINDS)
             raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
+        source_kinds.check_names(config, kind)
         found = source_kinds.decode(config)
         if source_kinds.kind_of(found) != kind:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")

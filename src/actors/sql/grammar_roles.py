@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from actors.errors import nearest_hint
 from actors.sql.reader import StatementReader, list_words
 from actors.sql.statements import (
     AccessRight,
@@ -70,7 +71,8 @@ def _role_options(reader: StatementReader, login: bool | None) -> RoleOptions:
         at = reader.position
         # PostgreSQL's older word: a password is never stored as it is.
         reader.take("ENCRYPTED")
-        option = reader.need_any(*_ROLE_OPTIONS).removeprefix("NO")
+        hint = nearest_hint(reader.peek().word, _ROLE_OPTIONS).removeprefix("; ")
+        option = reader.need_any(*_ROLE_OPTIONS, hint=hint).removeprefix("NO")
         if option in found:
             raise reader.error(f"{option} is given twice", position=at)
         found.add(option)

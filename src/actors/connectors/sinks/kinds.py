@@ -13,7 +13,7 @@ from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
 from actors.connectors.sinks.outlets import open_storage
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, nearest_hint
 from actors.kernel import ActorClock
 from actors.object_store.bucket_paths import is_bucket
 from actors.progress import ObjectId
@@ -55,6 +55,7 @@ def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfi
     if unknown:
         raise InvalidUsage(
             f"a sink of kind {kind} has no option {unknown[0]!r}: it has {', '.join(names)}"
+            f"{nearest_hint(unknown[0], names)}"
         )
     try:
         config: SinkConfig = msgspec.convert(

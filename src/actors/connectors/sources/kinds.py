@@ -22,7 +22,7 @@ from actors.connectors.sources.source import ConnectorContext, SourceConfig, Sou
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, nearest_hint
 from actors.settings import Settings
 
 # -- Checks which secrets of the service a source may use ------------------------------------------
@@ -132,6 +132,24 @@ def decode(data: bytes | str) -> SourceConfig:
     except msgspec.DecodeError as error:
         raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
     return found
+
+
+def check_names(config: bytes, kind: str) -> None:
+    """Raise `InvalidUsage` for an option that a kind of source does not have, with the nearest one
+    that it has."""
+    # Also of a kind whose stored configurations may have more: those are of other releases.
+    try:
+        given = msgspec.json.decode(config, type=dict[str, Any])
+    except msgspec.DecodeError:
+        return  # `decode` says what is wrong
+    (made,) = (each for each in _MAKERS if each.__struct_config__.tag == kind)
+    names = [each.name for each in msgspec.structs.fields(made) if each.name != "token"]
+    for name in given:
+        if name not in ("type", *names):
+            raise InvalidUsage(
+                f"a source of kind {kind} has no option {name!r}: it has {', '.join(names)}"
+                f"{nearest_hint(name, names)}"
+            )
 
 
 def _choice(data: bytes | str) -> str:
