@@ -39,7 +39,7 @@ from actors.plan.jobs import (
     ComputeDifference,
     JobFailed,
     JobRows,
-    ParseStatement,
+    ParseText,
     PlanPrepared,
     PreparePlan,
     QueryAnalyzed,
@@ -247,7 +247,7 @@ def test_a_restricted_query_is_checked_by_our_own_spark(
     refused = asked(blind, "SELECT max(k) AS k FROM l")
     assert refused.code == "AccessDenied"
     assert "no plans are seen" in refused.text
-    assert engine.ask(ParseStatement(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
+    assert engine.ask(ParseText(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
 
 
 @pytest.mark.parametrize(
