@@ -337,8 +337,8 @@ class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
 
 
 class StatementParsed(msgspec.Struct, frozen=True, gc=False, tag="Parsed"):
-    """Names that a text has, as Spark parses it. A text of which anything is refused, and a command,
-    are looked at no further: all else is complete only if `refused` and `command` are empty."""
+    """Names that a text has, as Spark parses it. A text of which anything is refused, or that is a
+    command, is looked at no further: all else is complete only if both are empty."""
 
     job_id: str
     relations: tuple[tuple[str, ...], ...] = ()
