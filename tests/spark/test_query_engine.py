@@ -45,7 +45,7 @@ def test_queries_have_their_own_spark_where_memory_allows(
         ({"query_engine_memory": "much"}, "invalid query_engine_memory 'much'"),
     ],
 )
-def test_an_invalid_setting_is_named(changes: dict[str, str], words: str) -> None:
+def test_an_invalid_setting_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadSettings, match=words):
         has_query_engine(Settings(**changes), machine_memory_bytes())
 
