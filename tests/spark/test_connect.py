@@ -60,7 +60,7 @@ from actors.spark.jobs import JobTicket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 LONG = TableSchema((TableColumn("x", "bigint"),))
 ODD = TableSchema((TableColumn("x", "int", False),))
@@ -157,7 +157,6 @@ def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProce
         ]
 
 
-@pytest.mark.second
 def test_what_only_the_server_knows_is_not_read(
     engine: ChildProcess, blind: ChildProcess, server: ConnectServer
 ) -> None:
@@ -364,7 +363,6 @@ def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: 
     assert check_large_step(engine, tmp_path) > 0
 
 
-@pytest.mark.second
 def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
     assert check_differences(engine, tmp_path) == [DIFFERENCE, DIFFERENCE]
 
@@ -385,7 +383,6 @@ def test_rows_of_a_large_part_and_of_a_message_are_one_input(
     assert found == wanted
 
 
-@pytest.mark.second
 def test_a_part_that_the_server_does_not_see(engine: ChildProcess) -> None:
     assert isinstance(engine.ask(PreparePlan(job_id(), "far", COPY)), PlanPrepared)
     rows = JobRows(LEFT, files=("s3://bucket/part.parquet", "hdfs://nowhere/part.parquet"))
@@ -402,7 +399,6 @@ COPY = DeltaPlan(
 )  # fmt: skip
 
 
-@pytest.mark.second
 def test_rows_too_many_for_each_call(engine: ChildProcess, tmp_path: Path) -> None:
     """Sent ahead of the call: inline, and from a file; and the answer comes as a file."""
     assert isinstance(engine.ask(PreparePlan(job_id(), "copy", COPY)), PlanPrepared)

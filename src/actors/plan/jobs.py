@@ -509,9 +509,10 @@ class InspectJobs(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class EngineCondition(msgspec.Struct, frozen=True):
-    """State of the engine: it runs, is on its way, or could not be started, and `why`."""
+    """State of an engine: it runs, has had no job yet, is on its way, or could not be started, and
+    `why`."""
 
-    state: Literal["up", "starting", "unavailable"]
+    state: Literal["up", "idle", "starting", "unavailable"]
     why: str = ""
 
 
