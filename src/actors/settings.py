@@ -138,9 +138,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     queries_waiting_max: int = 256
     """Queries that wait for those that run; more are refused with `ResourceBusy`."""
     query_engine: str = "auto"
-    """Whether queries and clients of Spark Connect have a Spark of their own: `own`, `shared` (they
-    run beside the views, and can end the views' Spark), or `auto`: their own where the machine has
-    twice the memory of both heaps. It is started at the first query."""
+    """Spark of queries and clients of Spark Connect: `own`, started at the first query; `shared`:
+    they run in that of the views, and can end it; `auto`: `own` where the machine has twice the
+    memory of both heaps."""
     query_engine_memory: str = ""
     """Heap of that Spark; empty: as `spark_driver_memory`."""
     query_disk_bytes_max: int = 16 * 1024 * 1024 * 1024
