@@ -22,6 +22,7 @@ from actors.controller.roles.revocation import (
     lost_right,
     revoked,
 )
+from actors.controller.state import NoContentsYet
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.protocol.api import (
@@ -201,6 +202,24 @@ async def test_what_waits_ends_too(tmp_path: Path, kind: Any) -> None:
         number = await rights.submit("boss", kind, "t", **given)
         await rights.grant()
         assert "boss was dropped" in await rights.ended_before(number, DropRoles, ("boss",))
+
+
+async def test_what_waits_for_the_first_contents_of_a_source_ends_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with with_row(tmp_path) as (world, _):
+        rights = RightsWorld(world)
+        await rights.with_reader()
+        state = world.system.cells["/controller"].actor._state
+        entry = state.catalog.find("t")
+
+        def nothing_yet(_: Any) -> int:
+            raise NoContentsYet(entry)
+
+        monkeypatch.setattr(state, "latest_with_contents", nothing_yet)
+        monkeypatch.setattr(state.frontiers, "upper", lambda _: 0)
+        number = await rights.submit("app", ReadObject, "t")
+        assert "app may not read t" in await rights.ended_before(number, *REVOKE)
 
 
 async def test_a_copy_ends_with_the_right_to_administer(tmp_path: Path) -> None:

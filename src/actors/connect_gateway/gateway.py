@@ -215,6 +215,7 @@ class GatewayCalls:
     ) -> GatewaySession:
         """Add a session that Spark has opened. Raises `SessionEnded` if the caller's role or token
         is gone since, and `ResourceBusy`."""
+        # First, so that a role that is gone since its proof has no session here.
         opened = self._opened.open("connect", who.role, who.peer, token=who.token, proven=True)
         made = GatewaySession(key, server_side_session_id, who, opened)
         made.server = self._upstream.server

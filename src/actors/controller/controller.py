@@ -21,6 +21,7 @@ from msgspec.structs import replace
 
 from actors.access.access_rules import AccessRules
 from actors.access.open_sessions import OpenSessions
+from actors.catalyst.permitted_settings import check_settings
 from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
@@ -247,10 +248,12 @@ class Controller(Actor[ControllerMessage]):
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
         points: PointReads | None = None,
+        queries: ActorAddress[ExecutorMessage] | None = None,
         sessions: OpenSessions | None = None,
     ) -> None:
         """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `points` reads rows of one key beside this actor. `sessions`: those of all doors."""
+        `points` reads rows of one key beside this actor. `queries` runs queries; None: `executor`
+        does. `sessions`: those of all doors."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -262,6 +265,7 @@ class Controller(Actor[ControllerMessage]):
         """Paths of the sessions that have asked for something."""
         self._sessions = sessions
         self._executor = executor
+        self._query_executor = queries or executor
         self._connectors = connectors or NoConnectors()
         self._points = points or PointReads()
 
@@ -282,7 +286,7 @@ class Controller(Actor[ControllerMessage]):
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
-        self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
+        self._queries = RunningQueries(state, self._query_executor, self._scratch / "queries")
         self._copies = RunningCopies(state)
         self._parts = (
             self._subscribes,
@@ -304,7 +308,7 @@ class Controller(Actor[ControllerMessage]):
             self._subscribes,
             self._queries,
             self._copies,
-            self._executor,
+            tuple(dict.fromkeys((self._executor, self._query_executor))),
             self._sources,
         )
         self._ticks = TableTicks(state)
@@ -521,12 +525,16 @@ class Controller(Actor[ControllerMessage]):
         return held_rights(role, needed_rights(self._state.catalog, request))
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
-        """Return whether a request may be handled now. Raises `AccessDenied`, and as
-        `check_request` does."""
+        """Return whether a request may be handled now. Raises `InvalidUsage` for settings of a view
+        that are not permitted, and as `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)
-        if not isinstance(request, CreateView) or self._state.access.is_free(role):
+        if not isinstance(request, CreateView | ExplainQuery):
             return True
-        # The names in a view's text are known only when it has been analysed.
+        # Of administrators, too: what a setting opens, a view would open at each start.
+        check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
+        if self._state.access.is_free(role):
+            return True
+        # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)
         return False
 
@@ -556,7 +564,7 @@ class Controller(Actor[ControllerMessage]):
                     self._handle(session, request, role)
             except NoContentsYet as error:
                 assert isinstance(request, ReadObject | RunQuery | CopyTo), request
-                again = partial(self._serve, session, request, role, unchecked=True)
+                again = partial(self._serve, session, request, role)
                 held = self._held(request, role)
                 self._reads.await_contents(session, request, error.table, again, held)
         except PenstockError as error:

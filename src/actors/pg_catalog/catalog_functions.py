@@ -141,6 +141,7 @@ class CatalogFunctions:
 
     def _signal(self, pid: int | None, *, end: bool) -> int | None:
         """Note a session to be canceled or ended; return whether there is one of that number."""
+        # As of every function that is strict.
         if pid is None:
             return None
         found = next((each for each in self.sessions if each.process_id == pid), None)

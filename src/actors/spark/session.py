@@ -9,7 +9,6 @@ one job at a time.
 from __future__ import annotations
 
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -20,7 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from actors.errors import BadSettings, QueryRejected
+from actors.errors import QueryRejected
 from actors.settings import Settings
 from actors.spark.bridge import (
     ALWAYS_LOCAL_BYTES,
@@ -30,6 +29,7 @@ from actors.spark.bridge import (
     SessionBridge,
 )
 from actors.spark.class_archive import archive_options
+from actors.spark.engine_memory import heap_bytes
 from actors.spark.failures import is_gone
 from actors.spark.remote_address import on_loopback
 from actors.spark.start import CHILD_FOLDER
@@ -42,7 +42,9 @@ COMPILE_LATE: Final = (
     "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
 )
 """Options with which the JVM's second compiler waits six times as long."""
-_MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
+# A row may hold a document that names a DTD of any address, which `xpath` would fetch.
+_CLOSED_XML: Final = "-Djavax.xml.accessExternalDTD= -Djavax.xml.accessExternalSchema="
+"""Options with which no XML opens an address or a file."""
 RESULT_SHARE: Final = 2
 """Divisor of the driver's heap: a collected answer may take one such part."""
 SESSIONS_PER_THREAD_MAX: Final = 8
@@ -95,6 +97,9 @@ SLOT_STEPS: Final = {
 # filter on them loses rows that pass. Parts are left out by our own statistics, which know both.
 WHOLE_ROW_GROUPS: Final = ("spark.sql.parquet.filterPushdown", "false")
 """Setting of every session, above all others: no filter on the bounds in a footer."""
+# Spark would put variables of the environment and properties into a text before it parses it.
+PLAIN_TEXTS: Final = ("spark.sql.variable.substitute", "false")
+"""Setting of every session, above all others: a text means what is written."""
 CONNECT_PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
 CONNECT_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """Variable of the environment from which the server takes its token: a setting would be shown to
@@ -116,6 +121,7 @@ CONNECT_SETTINGS: Final = {
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    PLAIN_TEXTS[0]: PLAIN_TEXTS[1],
 }
 """Settings of every session behind Spark Connect, below `Settings.spark_conf`."""
 
@@ -170,7 +176,7 @@ def spark_conf(
     temporary = scratch / CHILD_FOLDER / "tmp"
     options = (
         "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
-        f"{COMPILE_LATE} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+        f"{COMPILE_LATE} {_CLOSED_XML} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
     )
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
@@ -180,6 +186,7 @@ def spark_conf(
         # Not by the user's defaults: the gateway alone is to reach the server.
         user = {k: v for k, v in user.items() if k not in ours or k in settings.spark_conf}
     conf |= user
+    conf[PLAIN_TEXTS[0]] = PLAIN_TEXTS[1]
     return conf | ({"spark.plugins": plugins} if plugins else {})
 
 
@@ -253,13 +260,8 @@ def connect_conf(settings: Settings) -> dict[str, str]:
 
 
 def result_bytes_max(memory: str) -> int:
-    """Return how large an answer may be with so much memory for the driver, which is written as for
-    a JVM: ``512m``, ``1g``; MiB without a unit. Raises `BadSettings` for any other text."""
-    found = _MEMORY.fullmatch(memory.strip().lower())
-    if found is None:
-        raise BadSettings(f"spark_driver_memory = {memory!r}: write it as 512m or 1g")
-    units = {"": 20, "k": 10, "m": 20, "g": 30, "t": 40}
-    return (int(found[1]) << units[found[2]]) // RESULT_SHARE
+    """Return how large an answer may be with so much memory for the driver; see `heap_bytes`."""
+    return heap_bytes(memory) // RESULT_SHARE
 
 
 def name_call_site(context: Any) -> None:
@@ -383,4 +385,5 @@ class ThreadSessions:
             for name, value in (SLOT_STEPS | few).items():
                 session.conf.set(name, value)
         session.conf.set(*WHOLE_ROW_GROUPS)
+        session.conf.set(*PLAIN_TEXTS)
         return session

@@ -162,6 +162,7 @@ class SessionContext:
 
     def keep_roles(self) -> None:
         """Let COMMIT leave the session's roles as they are now."""
+        # Without a transaction there is nothing that could go back.
         if self.transaction is not None:
             self.transaction.kept_choice = self.role_choice()
 

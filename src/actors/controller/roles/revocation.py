@@ -90,6 +90,7 @@ def revoked(
 ) -> Iterator[tuple[RunningRequest, AccessDenied]]:
     """Yield the requests that may not go on under these rules, each with its refusal. `role_of`
     returns the role of a session by its path and the role that it came with."""
+    # By the role that the session has now: one without a role may have made the first one.
     for each in running:
         held = msgspec.structs.replace(each.held, role=role_of(each.session, each.held.role))
         denied = lost_right(rules, held)

@@ -277,6 +277,7 @@ class ClientSession(Actor[_SessionMessage]):
         """Show a request as the statement that runs, unless a door shows its own."""
         opened = self._opened
         opened.requests += 1
+        # A door knows the statement; this is one of the requests that it takes.
         if opened.door == "client":
             opened.begin(_text_of(request))
 
@@ -566,6 +567,7 @@ class ApiServer(Actor[_ServerMessage]):
             # A session cannot outlive its connection, so it is never restarted.
             policy=STOP,
         )
+        # What a door has opened is told to the door, which has its client's connection.
         if own:
             opened.on_end = lambda error: session.reply(_EndNow(error))
             opened.on_cancel = lambda: session.reply(_CancelAll())
