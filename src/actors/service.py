@@ -192,7 +192,7 @@ class Service:
         if settings.pg_listen:
             self._pg_listener = await PgListener.bind(settings.pg_listen)
             stack.push_async_callback(self._pg_listener.aclose)
-        self._bind_gateway(stack)
+        await self._bind_gateway(stack)
         system, executor = await self._run_engine(stack, persist, scratch)
         found = await drop_left_views(found, persist, CatalogStore(persist, executor, settings))
         # Before the controller: it creates the dataflows of the upgraded plans.
@@ -241,15 +241,15 @@ class Service:
             system.spawn(lambda: FollowTask(persist.follow, self._halt), "following")
         return system, self._engine(system, settings, scratch / "engine")
 
-    def _bind_gateway(self, stack: AsyncExitStack) -> None:
+    async def _bind_gateway(self, stack: AsyncExitStack) -> None:
         """Bind the Spark Connect gateway's address, if it is wanted."""
         if self.settings.connect_listen:
             # Imported here: its packages need not be installed where no gateway is wanted.
             from actors.connect_gateway.listening import bind_gateway
 
-            self._gateway = bind_gateway(self.settings)
+            self._gateway = await bind_gateway(self.settings)
             # Also when the start fails: the port must be free again.
-            stack.push_async_callback(self._gateway.server.stop, None)
+            stack.push_async_callback(self._gateway.aclose)
 
     def _start_gateway(
         self,

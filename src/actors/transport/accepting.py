@@ -93,7 +93,8 @@ class ConnectionGate:
 
     def prove(self, number: int) -> None:
         """See `AcceptedConnection.prove`."""
-        if number in self._proven or number not in self._open:
+        # It is proven already, or its place was given to another one and it is about to end.
+        if number not in self._unproven:
             return
         if self.is_full:
             raise self.busy
@@ -126,6 +127,7 @@ class ConnectionGate:
             await anyio.lowlevel.checkpoint()
 
     async def _wait_for_room(self, loop: asyncio.AbstractEventLoop) -> None:
+        # Meanwhile new connections wait in the kernel's queue.
         while (wait_ms := self._unproven.wait_ms(loop.time() * 1000)) > 0:
             self._left = anyio.Event()
             with anyio.move_on_after(wait_ms / 1000):

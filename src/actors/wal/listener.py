@@ -256,14 +256,12 @@ class WalListener:
         """Hold the whole conversation; return the last bytes to send."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                target = await self._let_in(stream)
+                target = await self._let_in(stream, accepted)
         except TimeoutError:
             raise ConnectionBroken(
                 "it did not introduce itself in time (connect_timeout_ms)"
             ) from None
-        if target is not None:
-            accepted.prove()
-            stream.widen()
+        stream.widen()
         while target is not None:
             found = await stream.message()
             if found is None or found[0] == b"X":
@@ -285,7 +283,9 @@ class WalListener:
                 return COPY_DONE
         return b""
 
-    async def _let_in(self, stream: PgStream) -> ConnectionTarget | None:
+    async def _let_in(
+        self, stream: PgStream, accepted: AcceptedConnection
+    ) -> ConnectionTarget | None:
         has_tls = self._tls is not None
         handshake = StartupHandshake(has_tls=has_tls, knows=self._knows, check=self._check)
         while handshake.target is None:
@@ -301,6 +301,9 @@ class WalListener:
                 if packet is None:
                     return None
                 answer = handshake.packet(packet)
+            if handshake.target is not None:
+                # Before the peer is told: it may find that all places are taken.
+                accepted.prove()
             if answer.data:
                 await stream.send(answer.data)
             if answer.begin_tls:
