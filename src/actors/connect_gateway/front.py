@@ -20,7 +20,7 @@ import shutil
 import socket
 import tempfile
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import anyio
 
@@ -31,8 +31,8 @@ from actors.transport.address import NetworkAddress
 
 log = logging.getLogger("penstock.connect")
 
-READ_BYTES: Final = 64 * 1024
-"""Bytes read at a time, from a client that has proved itself and from the gRPC server."""
+READ_BYTES, UNPROVEN_READ_BYTES = 64 * 1024, 4 * 1024
+"""Bytes read at a time on either side, when a client has proved itself and before."""
 
 
 class RelayEnd(asyncio.BufferedProtocol):
@@ -40,7 +40,8 @@ class RelayEnd(asyncio.BufferedProtocol):
     that one is slow, it is not read."""
 
     def __init__(self, bytes_max: int | None = None) -> None:
-        """With `bytes_max` no more is received until `widen` is called."""
+        """With `bytes_max` no more is received until `widen` is called. Until then the buffer is
+        small, too."""
         self.other: RelayEnd | None = None
         self.ended: asyncio.Event | None = None
         """Set when this socket is closed, or that of `other`."""
@@ -49,7 +50,7 @@ class RelayEnd(asyncio.BufferedProtocol):
         self.over = asyncio.Event()
         """Set when the socket is closed."""
         self._left = bytes_max
-        self._buffer = bytearray(READ_BYTES if bytes_max is None else bytes_max)
+        self._buffer = bytearray(UNPROVEN_READ_BYTES)
         self._transport: Any = None
         self._early = bytearray()
         """Bytes that the other side received before this one had its socket."""
@@ -65,7 +66,7 @@ class RelayEnd(asyncio.BufferedProtocol):
 
     def widen(self) -> None:
         """Receive as much as comes from now on."""
-        if self._left is not None:
+        if not self.settled.is_set():
             self._left = None
             self._buffer = bytearray(READ_BYTES)
             self.settled.set()
@@ -158,6 +159,7 @@ class RelayedConnection:
         """Let all bytes pass. Raises `ResourceBusy`."""
         self.accepted.prove()
         self.client.widen()
+        self.server.widen()
 
     def abort(self) -> None:
         """Close both sockets at once."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import Final
 
-SPARED_MS: Final = 100.0
+SPARED_MS: Final = 25.0
 """Time that each unproven connection has before it can be dropped for a newer one."""
 
 
