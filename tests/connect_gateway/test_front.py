@@ -238,7 +238,10 @@ async def test_clients_are_answered_beside_a_crowd(tmp_path: Path) -> None:
         for _ in range(4):
             await crowd.attack(50)
             async with channel(world.service.connect_address) as made:
-                await made.unary_unary(CONFIG)(config(), metadata=bearer(TOKEN), timeout=PATIENCE_S)
+                told = await made.unary_unary(CONFIG)(
+                    config(), metadata=bearer(TOKEN), timeout=PATIENCE_S
+                )
+                assert base_pb2.ConfigResponse.FromString(told).session_id == "5" * 36
 
 
 async def test_a_half_open_body_of_a_stranger_reaches_nobody(tmp_path: Path) -> None:

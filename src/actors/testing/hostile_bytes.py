@@ -36,7 +36,7 @@ _HTTP2: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0"
 
 
 class HostileHabit(Enum):
-    """What a peer does when it has sent its first bytes."""
+    """Habit of a peer when it has sent its first bytes."""
 
     LEAVES = "closes the connection at once"
     STAYS = "says nothing more, and reads nothing"
@@ -58,7 +58,7 @@ def _startup(code: int, body: bytes) -> bytes:
 def _openings(rng: Random) -> list[bytes]:
     """Return first bytes of each kind, some of which are the beginning of a right conversation."""
     size = rng.randrange(1, 1 << 31)
-    magic = rng.choice((b"PENSAPI1", b"PENSCOMP", b"PENSSTOR", b"PENSBUSY"))
+    magic = rng.choice((b"PNSTKAPI\0\2", b"PENSREPL\0\1", b"PENSSTOR\0\1", b"PENSBUSY\0\1"))
     user = b"user\0" + rng.choice((b"boss", b"x" * 5_000, b"\xff")) + b"\0\0"
     large = rng.randbytes(64) * (OVERSIZED_BYTES // 64)
     return [
@@ -77,9 +77,9 @@ def _openings(rng: Random) -> list[bytes]:
         _startup(rng.randrange(1 << 32), rng.randbytes(30)),
         _U32.pack(size) + large,
         # frames
-        magic + rng.randbytes(rng.randrange(20)),
-        magic + b"\0\1\0\0\0" + _U32.pack(size) + large,
-        magic + b"\0\1\0" + struct.pack(">H", 4096) + rng.randbytes(4096),
+        magic[:8] + rng.randbytes(rng.randrange(20)),
+        magic + b"\0\0\0" + _U32.pack(size) + large,
+        magic + b"\0" + struct.pack(">H", 4096) + rng.randbytes(4096),
         # HTTP
         b"GET /healthz HT",
         b"GET / HTTP/1.1\r\nX: " + large,
