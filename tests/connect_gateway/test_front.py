@@ -128,7 +128,8 @@ async def test_a_client_that_does_not_read_holds_back_the_server() -> None:
     async with behind() as world:
         reader, writer, name = await world.client()
         world.front.prove(f"unix:{name}")
-        writer.transport.pause_reading()
+        transport: Any = writer.transport
+        transport.pause_reading()
         size = 64 << 20
         world.writers[name].write(bytes(size))
         drained = asyncio.ensure_future(world.writers[name].drain())
@@ -138,7 +139,7 @@ async def test_a_client_that_does_not_read_holds_back_the_server() -> None:
         left = world.writers[name].transport.get_write_buffer_size()
         # Kernels take some megabytes, and the front a few buffers.
         assert left > size // 2
-        writer.transport.resume_reading()
+        transport.resume_reading()
         for _ in range(size // 65536):
             await reader.readexactly(65536)
         await drained

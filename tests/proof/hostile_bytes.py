@@ -14,6 +14,7 @@ status 1 if memory has grown by more than 64 MiB, a login was refused, or one to
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import resource
 import socket
@@ -108,7 +109,8 @@ class HostileWorld:
             files |= {"tls_certificate": "both.pem", "tls_key": "both.pem"}
             files["tls_authority"] = "ca.pem"
         self._files = files
-        self.settings = Settings(**{name: str(folder / path) for name, path in files.items()})
+        given: dict[str, Any] = {name: str(folder / path) for name, path in files.items()}
+        self.settings = Settings(**given)
 
     def run(self, processes: dict[str, subprocess.Popen[str]]) -> None:
         """Start the processes."""
@@ -191,14 +193,11 @@ class HostileWorld:
 
     async def http(self) -> None:
         """Ask whether the service lives."""
-        port, tls = self.ports["http"], None
-        if self._tls:
-            tls = self.settings_context()
-        async with await anyio.connect_tcp(
-            "127.0.0.1", port, tls=tls is not None, ssl_context=tls, tls_standard_compatible=False
-        ) as stream:
-            await stream.send(b"GET /healthz HTTP/1.1\r\n\r\n")
-            assert (await stream.receive()).startswith(b"HTTP/1.1 200 ")
+        tls = self.settings_context() if self._tls else None
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.ports["http"], ssl=tls)
+        writer.write(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
 
     def settings_context(self) -> ssl.SSLContext:
         """Return a TLS context that trusts the service."""
