@@ -259,13 +259,18 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.connect_gateway.listening import ConnectGateway, GatewayParts
+        from actors.connect_gateway.listening import (
+            ConnectFrontServer,
+            ConnectGateway,
+            GatewayParts,
+        )
         from actors.connect_gateway.own_statements import OwnStatements
 
         bound, folder = self._gateway, scratch / "connect"
         own = OwnStatements(self._client_as, self.settings)
         statements = self.execute_statement or own
         parts = GatewayParts(self, controller, executor, persist, folder, statements)
+        system.spawn(lambda: ConnectFrontServer(bound.front), "connect-front")
         # The last actor that is started is the first that stops: its clients need all others.
         system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
         log.info("Spark Connect on %s", self.connect_address)

@@ -16,7 +16,7 @@ import anyio.to_thread
 import grpc
 import grpc.aio
 import pytest
-from gateway_world import gateway_world  # type: ignore[import-not-found]
+from gateway_world import SparkStandIn, gateway_world  # type: ignore[import-not-found]
 from pyspark.sql.connect.proto import base_pb2
 
 from actors.connect_gateway.front import ConnectFront
@@ -87,6 +87,7 @@ async def behind(**fields: Any) -> AsyncIterator[Behind]:
         path = front.inner_address.removeprefix("unix:")
         server = await asyncio.start_unix_server(made.met, path)
         async with server, anyio.create_task_group() as group:
+            front.open()
             group.start_soon(front.serve)
             with anyio.fail_after(PATIENCE_S):
                 yield made
@@ -243,6 +244,48 @@ async def test_clients_are_answered_beside_a_crowd(tmp_path: Path) -> None:
                     config(), metadata=bearer(TOKEN), timeout=PATIENCE_S
                 )
                 assert base_pb2.ConfigResponse.FromString(told).session_id == "5" * 36
+
+
+async def test_a_call_that_runs_when_the_service_stops_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on, asked, told = anyio.Event(), anyio.Event(), list[bytes]()
+    right = SparkStandIn.ReleaseSession
+
+    async def late(self: Any, request: Any, context: Any) -> Any:
+        asked.set()
+        await go_on.wait()
+        return await right(self, request, context)
+
+    monkeypatch.setattr(SparkStandIn, "ReleaseSession", late)
+    async with anyio.create_task_group() as group, AsyncExitStack() as stack:
+        async with gateway_world(tmp_path) as world:
+            address = world.service.connect_address
+            made = await stack.enter_async_context(channel(address))
+
+            async def call() -> None:
+                request = base_pb2.ReleaseSessionRequest(session_id="5" * 36)
+                method = CONFIG.replace("Config", "ReleaseSession")
+                told.append(
+                    await made.unary_unary(method)(request.SerializeToString(), timeout=PATIENCE_S)
+                )
+
+            async def answer_at_the_end() -> None:
+                host, _, port = address.rpartition(":")
+                with suppress(OSError):
+                    while True:
+                        _, writer = await asyncio.open_connection(host, int(port))
+                        writer.close()
+                        await anyio.sleep(0.01)
+                go_on.set()
+
+            group.start_soon(call)
+            await asked.wait()
+            group.start_soon(answer_at_the_end)
+        with anyio.fail_after(PATIENCE_S):
+            while not told:
+                await anyio.sleep(0.01)
+    assert base_pb2.ReleaseSessionResponse.FromString(told[0]).session_id == "5" * 36
 
 
 async def test_a_half_open_body_of_a_stranger_reaches_nobody(tmp_path: Path) -> None:

@@ -175,6 +175,7 @@ class ConnectFront:
         # Its mode is 0700, so that nobody else reaches the sockets in it.
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-connect-"))
         self._bound: sockets.BoundSockets | None = None
+        self._opened = anyio.Event()
         self._connections: dict[str, RelayedConnection] = {}
         self._gate = ConnectionGate(
             settings.unproven_connections_max,
@@ -196,15 +197,24 @@ class ConnectFront:
         self._bound = await sockets.bind(place)
         return self._bound.address
 
-    def close(self) -> None:
-        """Close the listener, and remove the folder. Idempotent."""
+    def open(self) -> None:
+        """Let `serve` begin: the gRPC server has been started."""
+        self._opened.set()
+
+    def stop_listening(self) -> None:
+        """Free the clients' address. Connections go on."""
         if self._bound is not None:
             self._bound.close()
+
+    def close(self) -> None:
+        """Close the listener, and remove the folder. Idempotent."""
+        self.stop_listening()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(self) -> None:
-        """Serve connections until cancelled. The gRPC server must have been started."""
+        """Serve connections from `open` on, until cancelled."""
         assert self._bound is not None
+        await self._opened.wait()
         async with anyio.create_task_group() as group:
             for sock in self._bound.sockets:
                 group.start_soon(self._gate.accept, sock, group, self._converse)

@@ -149,6 +149,30 @@ def _options(settings: Settings) -> list[tuple[str, int]]:
     ]
 
 
+class FrontEnded(msgspec.Struct, frozen=True, gc=False):
+    """The front serves no more."""
+
+
+class ConnectFrontServer(Actor[FrontEnded]):
+    """Passes clients' connections on while it lives. It must outlive the `ConnectGateway`, whose
+    last answers pass here, and so be started before."""
+
+    def __init__(self, front: ConnectFront) -> None:
+        self._front = front
+
+    async def on_start(self) -> None:
+        """Serve from the front's `open` on."""
+        self.ctx.effect(self._front.serve, done=lambda _: FrontEnded())
+
+    def receive(self, message: FrontEnded) -> None:
+        """Note the end."""
+        log.info("the listener of Spark Connect's clients is closed")
+
+    async def on_stop(self) -> None:
+        """Close the listener."""
+        self._front.close()
+
+
 class SweepDue(msgspec.Struct, frozen=True, gc=False):
     """It is time to look for what no client wants any more."""
 
@@ -199,7 +223,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         server = self._bound.server
         server.add_generic_rpc_handlers((self._calls.handlers(),))
         await server.start()
-        self.ctx.effect(self._bound.front.serve, done=lambda _: None)
+        self._bound.front.open()
         self.ctx.after(SWEEP_MS, SweepDue())
 
     def receive(self, message: GatewayMessage) -> None:
@@ -211,7 +235,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         """Stop the server; calls that run get a moment."""
         self._calls.stop()
         with anyio.CancelScope(shield=True):
-            self._bound.front.close()
+            self._bound.front.stop_listening()
             await self._bound.server.stop(STOP_SECONDS)
             await self._calls.end_all()
             await self._upstream.aclose()
