@@ -234,6 +234,7 @@ class ConnectFront:
         settings, number = self._settings, str(accepted.number)
         connection = RelayedConnection(accepted, _peer_name(sock), settings.unproven_bytes_max)
         accepted.abort = connection.abort
+        # By then no call can have come on it.
         self._connections[number] = connection
         try:
             # First the server's side: what a client sends has somewhere to go then.
@@ -252,6 +253,7 @@ class ConnectFront:
             log.info("connection of %s ended: %s", connection.name, error)
         finally:
             del self._connections[number]
+            # It may not have got a transport yet.
             sock.close()
             connection.abort()
 

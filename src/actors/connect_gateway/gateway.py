@@ -148,6 +148,7 @@ class GatewayCalls:
                 async with aclosing(_messages(reader, context)) as messages:
                     answer = await handler(messages, context)
             else:
+                # Held up to the answer: an operation may need its message to its end.
                 async with reader.reading(context.read) as message:
                     if message is grpc.aio.EOF:
                         raise InvalidUsage("a call came without a message")

@@ -240,6 +240,7 @@ class PgConnection:
         except AuthenticationFailed:
             StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
             raise
+        # After the proof, so that only who has proved itself learns that the service is full.
         self._admit()
         self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
         self._audit.event("Login")

@@ -72,6 +72,7 @@ class TokenProof:
         """Let a client prove that it has one of the tokens. Raises `AuthenticationFailed`, and
         `MalformedFrame` for what is no message of the mechanism."""
         try:
+            # Clients that do not know SCRAM have shown their token so since there are tokens.
             if wire.encrypted:
                 await wire.send(pg.CLEARTEXT_PASSWORD_REQUEST)
                 if not self._security.knows((await _reply(wire)).rstrip(b"\0")):
