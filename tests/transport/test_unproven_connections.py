@@ -80,11 +80,22 @@ class Doorway:
         self.accepted: list[AcceptedConnection] = []
         self.aborted: list[int] = []
         self.refused: list[ResourceBusy] = []
+        self.open_at_first = 0
+        """How many were open when the first was served."""
+        self.lived_s: list[float] = []
+        """How long each lived that was dropped."""
 
     async def converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         loop = asyncio.get_running_loop()
         self.accepted.append(accepted)
-        accepted.abort = lambda: self.aborted.append(accepted.number)
+        self.open_at_first = self.open_at_first or self.gate.connections
+        begun = loop.time()
+
+        def abort() -> None:
+            self.aborted.append(accepted.number)
+            self.lived_s.append(loop.time() - begun)
+
+        accepted.abort = abort
         with sock:
             while data := await loop.sock_recv(sock, 1):
                 try:
@@ -130,6 +141,32 @@ async def test_silent_peers_give_way_to_one_that_proves_itself() -> None:
             sock.close()
         while door.gate.connections:
             await anyio.sleep(0.01)
+
+
+async def test_nobody_is_dropped_who_had_no_time() -> None:
+    async with doorway(unproven_max=1) as door:
+        silent = [await door.peer() for _ in range(4)]
+        for sock in silent[:3]:
+            assert await heard(sock) == b""
+        # Each is served a turn of the loop after it was let in, so a bit less.
+        assert min(door.lived_s) >= SPARED_MS / 1000 / 2
+        assert len(door.lived_s) == 3
+        for sock in silent:
+            sock.close()
+
+
+async def test_connections_are_served_while_others_are_accepted() -> None:
+    door = Doorway(unproven_max=50, proven_max=1)
+    with door.listening, anyio.fail_after(PATIENCE_S):
+        waiting = [await door.peer() for _ in range(40)]
+        async with anyio.create_task_group() as group:
+            group.start_soon(door.gate.accept, door.listening, group, door.converse)
+            while door.gate.connections < 40:
+                await anyio.sleep(0.01)
+            group.cancel_scope.cancel()
+        assert 0 < door.open_at_first < 10
+        for sock in waiting:
+            sock.close()
 
 
 async def test_who_has_proved_itself_is_never_dropped() -> None:
@@ -182,6 +219,25 @@ async def test_who_was_dropped_proves_nothing() -> None:
         assert full == [False]
         first.close()
         second.close()
+
+
+async def test_without_file_descriptors_a_listener_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+    right, failures = loop.sock_accept, [OSError(errno.EMFILE, "too many open files")]
+
+    async def accept(listening: socket.socket) -> tuple[socket.socket, object]:
+        if failures:
+            raise failures.pop()
+        return await right(listening)
+
+    monkeypatch.setattr(loop, "sock_accept", accept)
+    async with doorway() as door:
+        good = await door.peer(b"p")
+        assert await heard(good) == b"p"
+        assert failures == []
+        good.close()
 
 
 async def test_without_file_descriptors_the_oldest_unproven_gives_up_its_own(
