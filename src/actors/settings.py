@@ -552,6 +552,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def _listener_relations(self) -> list[tuple[bool, str]]:
         return [
             (
+                bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
+                "tls_certificate, tls_key and tls_authority must be given together",
+            ),
+            (
                 UNPROVEN_BYTES_MIN <= self.unproven_bytes_max <= UNPROVEN_BYTES_MAX,
                 f"unproven_bytes_max must lie between {UNPROVEN_BYTES_MIN} and "
                 f"{UNPROVEN_BYTES_MAX}: a login fits, and much more must not",
@@ -648,10 +652,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 self.result_bytes_max + FRAME_OVERHEAD_BYTES <= self.frame_bytes_max,
                 f"result_bytes_max must be less than frame_bytes_max by {FRAME_OVERHEAD_BYTES}: "
                 "a result travels in a frame",
-            ),
-            (
-                bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
-                "tls_certificate, tls_key and tls_authority must be given together",
             ),
             *self._listener_relations(),
             (len(self.identity.encode()) <= 255, "identity must have at most 255 bytes"),
