@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from actors.connect_gateway.gateway_sessions import (
     SessionTable,
     key_of_request,
 )
+from actors.connect_gateway.message_budget import MessageReader
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage
@@ -60,6 +61,19 @@ _STILL_THERE: Final = (
 )
 """Codes after which an operation may go on, and its client come back."""
 
+_CONTROL: Final = frozenset(
+    {
+        "Config",
+        "FetchErrorDetails",
+        "GetStatus",
+        "Interrupt",
+        "ReattachExecute",
+        "ReleaseExecute",
+        "ReleaseSession",
+    }
+)
+"""Methods that look at work, or end it."""
+
 Handler = Callable[[Any, Any], Awaitable[bytes | None]]
 
 
@@ -76,9 +90,11 @@ class GatewayCalls:
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
+        prove: Callable[[str], str],
     ) -> None:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest."""
+        the role whose token has a digest, `prove` notes that gRPC's peer has shown what is asked
+        for, and returns its address."""
         self._settings = settings
         self._clock = clock
         self._upstream = upstream
@@ -87,6 +103,13 @@ class GatewayCalls:
         self._run = run
         self._security = security
         self._find_token = find_token
+        self._prove = prove
+        message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
+        # Apart, so that work that is carried out cannot keep out what would end it.
+        control_max = max(message_max, settings.connect_bodies_bytes_max // 4)
+        work_max = settings.connect_bodies_bytes_max - control_max
+        self._control = MessageReader(control_max, message_max, wait_ms)
+        self._work = MessageReader(work_max, message_max, wait_ms)
         self._sessions = SessionTable(settings, run)
         self._opening = anyio.Lock()
 
@@ -107,22 +130,37 @@ class GatewayCalls:
         for method in base_pb2.DESCRIPTOR.services_by_name["SparkConnectService"].methods:
             name = method.name
             handler = own.get(name) or self._forwarder(method)
-            guarded = self._guarded(handler)
-            if method.server_streaming:
-                made[name] = grpc.unary_stream_rpc_method_handler(guarded)
-            elif method.client_streaming:
-                made[name] = grpc.stream_unary_rpc_method_handler(guarded)
-            else:
-                made[name] = grpc.unary_unary_rpc_method_handler(guarded)
+            reader = self._control if name in _CONTROL else self._work
+            # On the wire this is the method's own kind. But gRPC reads the message of a unary call
+            # before it calls a handler, and so before any token was looked at.
+            made[name] = grpc.stream_stream_rpc_method_handler(
+                self._guarded(handler, reader, several=method.client_streaming)
+            )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, made)
 
-    def _guarded(self, handler: Handler) -> Handler:
-        """Return a handler whose errors are told as Spark tells them."""
+    def _guarded(self, handler: Handler, reader: MessageReader, *, several: bool) -> Handler:
+        """Return a handler that reads its message only for a caller that has shown what is asked
+        for, and whose errors are told as Spark tells them. `several`: the handler takes an iterator
+        over all messages of the call."""
 
-        async def call(request: Any, context: Any) -> bytes | None:
+        async def carry_out(context: Any) -> None:
+            if several:
+                async with aclosing(_messages(reader, context)) as messages:
+                    answer = await handler(messages, context)
+            else:
+                # Held up to the answer: an operation may need its message to its end.
+                async with reader.reading(context.read) as message:
+                    if message is grpc.aio.EOF:
+                        raise InvalidUsage("a call came without a message")
+                    answer = await handler(message, context)
+            if answer is not None:
+                await context.write(answer)
+
+        async def call(_: Any, context: Any) -> None:
             try:
                 with use_caller(await self._caller(context)):
-                    return await handler(request, context)
+                    await carry_out(context)
+                    return
             except grpc.aio.AioRpcError as error:
                 failed = error
                 if self._is_lost(error):
@@ -142,7 +180,6 @@ class GatewayCalls:
                 raise
             details = [each for each in failed.trailing_metadata() or () if each[0] == _DETAILS]
             await context.abort(failed.code(), failed.details() or "", tuple(details))
-            return None
 
         return call
 
@@ -166,13 +203,13 @@ class GatewayCalls:
                     "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
                     ";token=… to the address"
                 )
-            return CallerIdentity(login.role, context.peer())
+            return CallerIdentity(login.role, self._prove(context.peer()))
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
                 "this service wants a token: add ;token=… to the address (token_file)"
             )
-        return CallerIdentity(UNPROVEN, context.peer())
+        return CallerIdentity(UNPROVEN, self._prove(context.peer()))
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -612,6 +649,15 @@ class GatewayCalls:
 
     def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
         return decode_request(kind, data, self._settings.connect_message_bytes_max)
+
+
+async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
+    while True:
+        async with reader.reading(context.read) as message:
+            if message is grpc.aio.EOF:
+                return
+            yield message
 
 
 class _Attached:

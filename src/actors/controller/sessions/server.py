@@ -211,6 +211,8 @@ class ClientSession(Actor[_SessionMessage]):
         if isinstance(error, ProtocolError):
             log.warning("%s broke the protocol: %s", self._connection.peer, error)
             self._end(error)
+        elif isinstance(error, ResourceBusy):
+            self._end(error)
         else:
             self.ctx.stop()
 
