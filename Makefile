@@ -111,6 +111,8 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/user_hour.py
 	@$(BIN)/python tests/proof/fuzz_protocol.py
 	@$(BIN)/python tests/proof/fuzz_pgwire.py
+	@$(BIN)/python tests/proof/hostile_bytes.py
+	@$(BIN)/python tests/proof/hostile_bytes.py --tls
 	@$(BIN)/python tests/proof/fuzz_connect_plans.py
 	@$(BIN)/python tests/proof/fuzz_wal_storage.py
 	@$(BIN)/python tests/proof/fuzz_wal.py

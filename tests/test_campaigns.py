@@ -42,6 +42,12 @@ PROOF = Path(__file__).parent / "proof"
             id="killed controllers lose nothing and nothing is computed again",
             marks=pytest.mark.long,
         ),
+        pytest.param(
+            "hostile_bytes --peers 800 --tls --latency-ms 60000",
+            ("pg: 800 peers", "wal: 800 peers"),
+            id="hostile peers cost no memory and keep no login out",
+            marks=pytest.mark.long,
+        ),
         *(
             pytest.param(
                 f"stalled_client --minutes 0.05 --variant {variant}",

@@ -220,7 +220,7 @@ class Service:
         if settings.pg_listen:
             self._pg_listener = await PgListener.bind(settings.pg_listen)
             stack.push_async_callback(self._pg_listener.aclose)
-        self._bind_gateway(stack)
+        await self._bind_gateway(stack)
         system, executor = await self._run_engine(stack, persist, scratch)
         queries = executor
         if self._separates_queries():
@@ -281,15 +281,15 @@ class Service:
         own = has_query_engine(self.settings, machine_memory_bytes())
         return own and self._engine is start_spark and self.settings.role != "replica"
 
-    def _bind_gateway(self, stack: AsyncExitStack) -> None:
+    async def _bind_gateway(self, stack: AsyncExitStack) -> None:
         """Bind the Spark Connect gateway's address, if it is wanted."""
         if self.settings.connect_listen:
             # Imported here: its packages need not be installed where no gateway is wanted.
             from actors.connect_gateway.listening import bind_gateway
 
-            self._gateway = bind_gateway(self.settings)
+            self._gateway = await bind_gateway(self.settings)
             # Also when the start fails: the port must be free again.
-            stack.push_async_callback(self._gateway.server.stop, None)
+            stack.push_async_callback(self._gateway.aclose)
 
     def _start_gateway(
         self,
@@ -299,7 +299,11 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.connect_gateway.listening import ConnectGateway, GatewayParts
+        from actors.connect_gateway.listening import (
+            ConnectFrontServer,
+            ConnectGateway,
+            GatewayParts,
+        )
         from actors.connect_gateway.own_statements import OwnStatements
 
         bound, folder = self._gateway, scratch / "connect"
@@ -309,6 +313,7 @@ class Service:
         parts = GatewayParts(
             own_clients, controller, executor, persist, folder, self._sessions, statements
         )
+        system.spawn(lambda: ConnectFrontServer(bound.front), "connect-front")
         # The last actor that is started is the first that stops: its clients need all others.
         system.spawn(lambda: ConnectGateway(self.settings, bound, parts), "connect")
         log.info("Spark Connect on %s", self.connect_address)

@@ -21,6 +21,8 @@ from actors.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
 """Bytes of a frame beside a result: names, trace context, names of fields."""
+UNPROVEN_BYTES_MIN, UNPROVEN_BYTES_MAX = 8 * 1024, 32 * 1024
+"""Bounds of `unproven_bytes_max`."""
 TOKEN_BYTES_MAX = 64
 """Length of a nonce and of a peek's uuid."""
 NAME_BYTES_MAX = 256
@@ -71,6 +73,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Address of the listener for PostgreSQL's clients, in the same way; empty: there is none."""
     pg_connections_max: int = 100
     """Clients of PostgreSQL's protocol at a time."""
+    pg_plaintext_on_loopback: bool = False
+    """True if PostgreSQL's clients on this machine may stay unencrypted although TLS is set."""
     sql_rows_bytes_max: int = 256 * 1024 * 1024
     """Bytes of rows that one SQL statement, or one transaction, changes."""
     sql_write_attempts_max: int = 20
@@ -99,6 +103,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     frame_bytes_max: int = 64 * 1024 * 1024
     engine_frame_bytes_max: int = 512 * 1024 * 1024
     connections_max: int = 64
+    unproven_connections_max: int = 64
+    """Connections of each listener that have not proved themselves yet, apart from those that have;
+    beyond it the oldest of them is dropped."""
+    unproven_bytes_max: int = 16 * 1024
+    """Bytes of a frame, message or password that such a connection may send."""
     stash_responses_max: int = 4096
     """Responses one channel adapter keeps for nonces not yet served."""
     commands_in_flight_max: int = 32
@@ -382,6 +391,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     # the gateway for clients of Spark Connect; see `actors.connect_gateway`
     connect_listen: str = ""
     """Address of the Spark Connect gateway: host:port (port 0 takes a free one); empty: none."""
+    connect_connections_max: int = 256
+    """Connections of Connect clients that have proved themselves."""
     connect_sessions_max: int = 64
     """Sessions of Connect clients at a time; more are refused with `ResourceBusy`."""
     connect_session_idle_ms: int = 3_600_000
@@ -395,6 +406,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """An operation to which no client is attached for so long is given up."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message of a Connect client, and of an answer to it."""
+    connect_bodies_bytes_max: int = 512 * 1024 * 1024
+    """Bytes of all messages of Connect clients that are being received or carried out; further
+    messages wait, and are refused with `ResourceBusy` if they wait for long."""
     connect_inline_bytes_max: int = 8 * 1024 * 1024
     """Rows of objects that go to Spark inside a plan; larger contents are read by Spark from the
     shard's files."""
@@ -549,6 +563,23 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ]
 
+    def _listener_relations(self) -> list[tuple[bool, str]]:
+        return [
+            (
+                bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
+                "tls_certificate, tls_key and tls_authority must be given together",
+            ),
+            (
+                UNPROVEN_BYTES_MIN <= self.unproven_bytes_max <= UNPROVEN_BYTES_MAX,
+                f"unproven_bytes_max must lie between {UNPROVEN_BYTES_MIN} and "
+                f"{UNPROVEN_BYTES_MAX}: a login fits, and much more must not",
+            ),
+            (
+                2 * self.connect_message_bytes_max <= self.connect_bodies_bytes_max,
+                "connect_bodies_bytes_max must be at least twice connect_message_bytes_max",
+            ),
+        ]
+
     def _role_relations(self) -> list[tuple[bool, str]]:
         if not self.role:
             return []
@@ -647,10 +678,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 f"result_bytes_max must be less than frame_bytes_max by {FRAME_OVERHEAD_BYTES}: "
                 "a result travels in a frame",
             ),
-            (
-                bool(self.tls_certificate) == bool(self.tls_key) == bool(self.tls_authority),
-                "tls_certificate, tls_key and tls_authority must be given together",
-            ),
+            *self._listener_relations(),
             (len(self.identity.encode()) <= 255, "identity must have at most 255 bytes"),
             (
                 self.engine_inline_bytes_max < self.engine_frame_bytes_max,

@@ -80,7 +80,9 @@ async def both_ends(
         came.set()
         await over.wait()
 
-    listener = await TransportListener.bind("127.0.0.1:0", Ping, Ping, settings, MAGIC)
+    listener = await TransportListener.bind(
+        "127.0.0.1:0", Ping, Ping, settings, MAGIC, first_bytes_max=settings.frame_bytes_max
+    )
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, keep)
         with anyio.fail_after(60):

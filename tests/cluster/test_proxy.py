@@ -76,7 +76,9 @@ class World:
 async def world(unix: Path | None = None) -> AsyncIterator[World]:
     peer = Peer()
     place = f"unix:{unix}/target" if unix else "127.0.0.1:0"
-    listener = await TransportListener.bind(place, Ping, Ping, SETTINGS, MAGIC)
+    listener = await TransportListener.bind(
+        place, Ping, Ping, SETTINGS, MAGIC, first_bytes_max=SETTINGS.frame_bytes_max
+    )
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, peer)
         with anyio.fail_after(200):

@@ -77,10 +77,19 @@ class Seen:
 
 @asynccontextmanager
 async def listening(
-    handler: Handler, settings: Settings | None = None, kinds: Any = Ping
+    handler: Handler,
+    settings: Settings | None = None,
+    kinds: Any = Ping,
+    first_bytes_max: int | None = None,
 ) -> AsyncIterator[TransportListener]:
+    settings = settings or Settings()
     listener = await TransportListener.bind(
-        "127.0.0.1:0", Ping, kinds, settings or Settings(), MAGIC
+        "127.0.0.1:0",
+        Ping,
+        kinds,
+        settings,
+        MAGIC,
+        first_bytes_max=first_bytes_max or settings.frame_bytes_max,
     )
     async with anyio.create_task_group() as group:
         group.start_soon(listener.serve, handler)

@@ -373,12 +373,12 @@ async def test_tls(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "unix:/tmp/x"])
-def test_an_address_that_others_reach_is_refused(address: str) -> None:
+async def test_an_address_that_others_reach_is_refused(address: str) -> None:
     with pytest.raises(BadSettings, match="connect_listen"):
-        bind_gateway(Settings(connect_listen=address))
+        await bind_gateway(Settings(connect_listen=address))
 
 
 async def test_an_address_in_use(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         with pytest.raises(AddressInUse, match="connect_listen"):
-            bind_gateway(Settings(connect_listen=world.service.connect_address))
+            await bind_gateway(Settings(connect_listen=world.service.connect_address))

@@ -20,12 +20,8 @@ async def pg_service(
     folder: Path, *, on_spark: bool = False, **changed: Any
 ) -> AsyncIterator[Service]:
     """A service whose door has a free port."""
-    settings = Settings(
-        state_dir=str(folder / "state"),
-        listen="127.0.0.1:0",
-        pg_listen="127.0.0.1:0",
-        **changed,
-    )
+    places = {"listen": "127.0.0.1:0", "pg_listen": "127.0.0.1:0"}
+    settings = Settings(state_dir=str(folder / "state"), **(places | changed))
     if on_spark:
         async with Service(for_short_lives(settings)) as service:
             yield service

@@ -45,7 +45,7 @@ def client_final(
 
 def test_the_example_of_rfc_7677() -> None:
     # The RFC's server nonce is no base64: put in by hand.
-    exchange = ScramExchange(VERIFIER, b"")
+    exchange = ScramExchange([VERIFIER], b"")
     exchange._nonce = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0"
     challenge = exchange.first(b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO")
     assert challenge == (
@@ -61,18 +61,18 @@ def test_the_example_of_rfc_7677() -> None:
 @pytest.mark.parametrize(("flag", "binding"), [("n", "biws"), ("y", "eSws")])
 def test_a_client_without_a_name(flag: str, binding: str) -> None:
     """As libpq does it."""
-    exchange = ScramExchange(VERIFIER, bytes(18))
+    exchange = ScramExchange([VERIFIER], bytes(18))
     challenge = exchange.first(f"{flag},,n=,r=abc".encode())
     assert exchange.final(client_final(challenge, "n=,r=abc", binding=binding)).startswith(b"v=")
 
 
 def test_wrong_proofs() -> None:
     for verifier, password in ((VERIFIER, "pen"), (mock_verifier("nobody", b"secret"), "pencil")):
-        exchange = ScramExchange(verifier, bytes(18))
+        exchange = ScramExchange([verifier], bytes(18))
         challenge = exchange.first(b"n,,n=,r=abc")
         with pytest.raises(AuthenticationFailed, match="password"):
             exchange.final(client_final(challenge, "n=,r=abc", password))
-    exchange = ScramExchange(VERIFIER, bytes(18))
+    exchange = ScramExchange([VERIFIER], bytes(18))
     challenge = exchange.first(b"y,,n=,r=abc")
     with pytest.raises(AuthenticationFailed, match="channel binding"):
         exchange.final(client_final(challenge, "n=,r=abc", binding="biws"))
@@ -98,7 +98,7 @@ def test_wrong_proofs() -> None:
 )
 def test_first_messages_that_are_refused(data: bytes, error: type[Exception]) -> None:
     with pytest.raises(error):
-        ScramExchange(VERIFIER, bytes(18)).first(data)
+        ScramExchange([VERIFIER], bytes(18)).first(data)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_first_messages_that_are_refused(data: bytes, error: type[Exception]) ->
     ],
 )
 def test_second_messages_that_are_refused(data: bytes) -> None:
-    exchange = ScramExchange(VERIFIER, bytes(18))
+    exchange = ScramExchange([VERIFIER], bytes(18))
     nonce = exchange.first(b"n,,n=,r=abc").split(b",")[0][2:]
     with pytest.raises(MalformedFrame):
         exchange.final(data.replace(b"{r}", nonce))
@@ -122,7 +122,7 @@ def test_second_messages_that_are_refused(data: bytes) -> None:
 
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_random_messages_are_refused(first: bytes, final: bytes) -> None:
-    exchange = ScramExchange(VERIFIER, bytes(18))
+    exchange = ScramExchange([VERIFIER], bytes(18))
     for step, data in ((exchange.first, first), (exchange.final, final)):
         with pytest.raises((MalformedFrame, AuthenticationFailed)):
             step(data)

@@ -121,7 +121,7 @@ class ToyServer:
             initial = parse_sasl_initial(body)
             if initial.mechanism != MECHANISM:
                 raise AuthenticationFailed(initial.mechanism)
-            self._exchange = ScramExchange(VERIFIER, bytes(18))
+            self._exchange = ScramExchange([VERIFIER], bytes(18))
             return pg.encode_sasl_continue(self._exchange.first(initial.data))
         final = pg.encode_sasl_final(self._exchange.final(body))
         decoder.admit()

@@ -88,6 +88,8 @@ class OpenSession:
         """Time at which the statement began, or the last one ended."""
         self.ended: SessionEnded | None = None
         """Why the session was ended by somebody else than its client."""
+        self.answer_first = False
+        """True if it has itself asked for the change that ends it: it gets the answer before."""
         self.on_end: Callable[[SessionEnded], object] = lambda error: None
         """Called once when the session is to end."""
         self.on_cancel: Callable[[], object] = lambda: None
@@ -260,14 +262,16 @@ class OpenSessions:
             if each.path == path and each.login_role == UNPROVEN:
                 each.login_role = each.session_role = each.role = role
 
-    def apply(self, rules: AccessRules) -> None:
-        """Put all sessions under these rules, and end those that may not go on."""
+    def apply(self, rules: AccessRules, asker: str = "") -> None:
+        """Put all sessions under these rules, and end those that may not go on. `asker`: path of
+        the `ClientSession` that has asked for the change."""
         # All of them at once: no row leaves under the old rules once one session is told.
         before, self.rules = self.rules, rules
         for each in list(self._open.values()):
             lost = each.loss(rules)
             # One that had no such right before, as a part of the service, does not lose it.
             if lost and lost != each.loss(before):
+                each.answer_first = bool(asker) and each.path == asker
                 each.end(SessionEnded(f"terminating session: {lost}"))
             else:
                 each.on_rules()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, Final
 
@@ -34,9 +34,10 @@ from actors.connect_gateway.gateway_sessions import (
     SessionTable,
     key_of_request,
 )
+from actors.connect_gateway.message_budget import MessageReader
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
-from actors.connect_gateway.plan_rewriting import ProtoMessage, statement_of
+from actors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
 from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
 from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
@@ -68,6 +69,19 @@ _STILL_THERE: Final = (
 )
 """Codes after which an operation may go on, and its client come back."""
 
+_CONTROL: Final = frozenset(
+    {
+        "Config",
+        "FetchErrorDetails",
+        "GetStatus",
+        "Interrupt",
+        "ReattachExecute",
+        "ReleaseExecute",
+        "ReleaseSession",
+    }
+)
+"""Methods that look at work, or end it."""
+
 Handler = Callable[[Any, Any], Awaitable[bytes | None]]
 
 
@@ -84,10 +98,12 @@ class GatewayCalls:
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
+        prove: Callable[[str], str],
         opened: OpenSessions,
     ) -> None:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest, `opened` are the sessions of all doors."""
+        the role whose token has a digest, `prove` notes that gRPC's peer has shown what is asked
+        for, and returns its address, `opened` are the sessions of all doors."""
         self._opened = opened
         self._settings = settings
         self._clock = clock
@@ -97,6 +113,13 @@ class GatewayCalls:
         self._run = run
         self._security = security
         self._find_token = find_token
+        self._prove = prove
+        message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
+        # Apart, so that work that is carried out cannot keep out what would end it.
+        control_max = max(message_max, settings.connect_bodies_bytes_max // 4)
+        work_max = settings.connect_bodies_bytes_max - control_max
+        self._control = MessageReader(control_max, message_max, wait_ms)
+        self._work = MessageReader(work_max, message_max, wait_ms)
         self._sessions = SessionTable(settings, run)
         self._opening = anyio.Lock()
 
@@ -117,22 +140,37 @@ class GatewayCalls:
         for method in base_pb2.DESCRIPTOR.services_by_name["SparkConnectService"].methods:
             name = method.name
             handler = own.get(name) or self._forwarder(method)
-            guarded = self._guarded(handler)
-            if method.server_streaming:
-                made[name] = grpc.unary_stream_rpc_method_handler(guarded)
-            elif method.client_streaming:
-                made[name] = grpc.stream_unary_rpc_method_handler(guarded)
-            else:
-                made[name] = grpc.unary_unary_rpc_method_handler(guarded)
+            reader = self._control if name in _CONTROL else self._work
+            # On the wire this is the method's own kind. But gRPC reads the message of a unary call
+            # before it calls a handler, and so before any token was looked at.
+            made[name] = grpc.stream_stream_rpc_method_handler(
+                self._guarded(handler, reader, several=method.client_streaming)
+            )
         return grpc.method_handlers_generic_handler(SERVICE_NAME, made)
 
-    def _guarded(self, handler: Handler) -> Handler:
-        """Return a handler whose errors are told as Spark tells them."""
+    def _guarded(self, handler: Handler, reader: MessageReader, *, several: bool) -> Handler:
+        """Return a handler that reads its message only for a caller that has shown what is asked
+        for, and whose errors are told as Spark tells them. `several`: the handler takes an iterator
+        over all messages of the call."""
 
-        async def call(request: Any, context: Any) -> bytes | None:
+        async def carry_out(context: Any) -> None:
+            if several:
+                async with aclosing(_messages(reader, context)) as messages:
+                    answer = await handler(messages, context)
+            else:
+                # Held up to the answer: an operation may need its message to its end.
+                async with reader.reading(context.read) as message:
+                    if message is grpc.aio.EOF:
+                        raise InvalidUsage("a call came without a message")
+                    answer = await handler(message, context)
+            if answer is not None:
+                await context.write(answer)
+
+        async def call(_: Any, context: Any) -> None:
             try:
                 with use_caller(await self._caller(context)):
-                    return await handler(request, context)
+                    await carry_out(context)
+                    return
             except grpc.aio.AioRpcError as error:
                 failed = error
                 if self._is_lost(error):
@@ -152,7 +190,6 @@ class GatewayCalls:
                 raise
             details = [each for each in failed.trailing_metadata() or () if each[0] == _DETAILS]
             await context.abort(failed.code(), failed.details() or "", tuple(details))
-            return None
 
         return call
 
@@ -177,13 +214,13 @@ class GatewayCalls:
                     "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
                     ";token=… to the address"
                 )
-            return CallerIdentity(login.role, context.peer(), digest)
+            return CallerIdentity(login.role, self._prove(context.peer()), digest)
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
                 "this service wants a token: add ;token=… to the address (token_file)"
             )
-        return CallerIdentity(UNPROVEN, context.peer())
+        return CallerIdentity(UNPROVEN, self._prove(context.peer()))
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -236,7 +273,7 @@ class GatewayCalls:
 
     def _end_revoked(self, session: GatewaySession) -> None:
         """End what reads objects that the session's role may not read any more."""
-        self._stop_operations(session, _denial)
+        self._stop_operations(session, OpenOperation.denial)
         try:
             session.stream_rights.check()
         except AccessDenied as denied:
@@ -690,6 +727,15 @@ class GatewayCalls:
         return decode_request(kind, data, self._settings.connect_message_bytes_max)
 
 
+async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
+    while True:
+        async with reader.reading(context.read) as message:
+            if message is grpc.aio.EOF:
+                return
+            yield message
+
+
 class _Attached:
     """Counts a call that streams an operation, while the block runs."""
 
@@ -705,24 +751,6 @@ class _Attached:
         if self._operation is not None:
             self._operation.attached -= 1
             self._operation.left_ms = self._clock.monotonic_ms()
-
-
-def _denial(operation: OpenOperation) -> PenstockError | None:
-    """Return the refusal of an operation that reads what its role may not read any more."""
-    try:
-        operation.rights.check()
-    except AccessDenied as denied:
-        return denied
-    return None
-
-
-def shown_plan(plan: ProtoMessage) -> str:
-    """Return what a plan executes, for people: its statement, or what kind of plan it is."""
-    text = statement_of(plan)
-    if text is not None:
-        return text
-    kind = plan.root.WhichOneof("rel_type") or plan.command.WhichOneof("command_type") or "empty"
-    return f"plan: {kind}"
 
 
 def _looked_at(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:

@@ -19,7 +19,7 @@ from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
-from actors.errors import InvalidUsage, PenstockError, ResourceBusy
+from actors.errors import AccessDenied, InvalidUsage, PenstockError, ResourceBusy
 from actors.protocol.relations import fold
 from actors.settings import Settings
 from actors.views.compile import CHANGES_MEANING
@@ -72,6 +72,14 @@ class OpenOperation:
         if self.ended is not None:
             raise self.ended
         self.rights.check()
+
+    def denial(self) -> PenstockError | None:
+        """Return the refusal of what it reads; None while its role may read all of it."""
+        try:
+            self.rights.check()
+        except AccessDenied as denied:
+            return denied
+        return None
 
     async def hand_on(self, context: Any, data: bytes) -> None:
         """Send a response to the client. Raises as `check`, and sends nothing then."""

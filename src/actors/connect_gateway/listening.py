@@ -33,6 +33,7 @@ try:
 
     from actors.connect_gateway.callers import FindRoleOfToken
     from actors.connect_gateway.execution_routes import PlanRouter
+    from actors.connect_gateway.front import ConnectFront
     from actors.connect_gateway.gateway import GatewayCalls
     from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
     from actors.connect_gateway.object_rows import ObjectRows
@@ -57,6 +58,9 @@ log = logging.getLogger("penstock.connect")
 SWEEP_MS: Final = 5_000
 CALLS_PER_OPERATION: Final = 8
 """Calls at a time, for each operation and session that there may be."""
+CALLS_PER_CONNECTION: Final = 64
+LOOKAHEAD_BYTES: Final = 64 * 1024
+"""Bytes of a call that gRPC takes before the call is read."""
 STOP_SECONDS: Final = 2.0
 """Time for calls that run when the gateway stops."""
 
@@ -85,11 +89,18 @@ class BoundGateway(msgspec.Struct, frozen=True):
     """A listener that does not serve yet."""
 
     server: Any
+    """The gRPC server, behind the front."""
+    front: ConnectFront
     address: NetworkAddress
     security: TransportSecurity | None
 
+    async def aclose(self) -> None:
+        """Free the address."""
+        self.front.close()
+        await self.server.stop(None)
 
-def bind_gateway(settings: Settings) -> BoundGateway:
+
+async def bind_gateway(settings: Settings) -> BoundGateway:
     """Bind the address of `connect_listen`. Raises `BadSettings` and `AddressInUse`."""
     place = NetworkAddress.parse(settings.connect_listen, "connect_listen")
     if place.is_unix:
@@ -102,38 +113,73 @@ def bind_gateway(settings: Settings) -> BoundGateway:
         maximum_concurrent_rpcs=CALLS_PER_OPERATION
         * (settings.connect_operations_max + settings.connect_sessions_max),
     )
+    front = ConnectFront(settings)
     try:
-        port = _bind(server, place, settings, security)
+        _bind(server, front.inner_address, settings, security)
+        address = await front.bind(place)
     except OSError as error:
+        front.close()
         raise BadSettings(f"tls_certificate, tls_key: {error}") from None
-    except RuntimeError as error:
+    except (RuntimeError, AddressInUse) as error:
+        front.close()
         raise AddressInUse(f"connect_listen = {place}: {error}") from None
-    return BoundGateway(server, NetworkAddress(place.host, port), security)
+    return BoundGateway(server, front, address, security)
 
 
 def _bind(
-    server: Any, place: NetworkAddress, settings: Settings, security: TransportSecurity | None
-) -> int:
+    server: Any, inner_address: str, settings: Settings, security: TransportSecurity | None
+) -> None:
+    """Let the gRPC server listen behind the front, with TLS if that is set: the front passes bytes
+    on as they are."""
     if security is None or not security.has_tls:
-        return int(server.add_insecure_port(str(place)))
+        server.add_insecure_port(inner_address)
+        return
     key = Path(settings.tls_key).read_bytes()
     chain = Path(settings.tls_certificate).read_bytes()
     # PySpark cannot show a certificate of its own: the token says who it is.
-    return int(server.add_secure_port(str(place), grpc.ssl_server_credentials([(key, chain)])))
+    server.add_secure_port(inner_address, grpc.ssl_server_credentials([(key, chain)]))
 
 
 def _options(settings: Settings) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", settings.connect_message_bytes_max),
         ("grpc.max_send_message_length", settings.connect_message_bytes_max),
-        # Otherwise a second service could listen on the same port, and take half of the clients.
-        ("grpc.so_reuseport", 0),
+        # Otherwise gRPC would let a fast client send megabytes ahead of what is read.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+        # A connection that has proved nothing has room for hundreds of calls of a few bytes.
+        ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
+        ("grpc.server_handshake_timeout_ms", settings.connect_timeout_ms),
         ("grpc.keepalive_time_ms", settings.idle_timeout_ms),
         ("grpc.keepalive_timeout_ms", settings.idle_timeout_ms),
         # Clients ping by themselves while they wait for long queries.
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
+
+
+class FrontEnded(msgspec.Struct, frozen=True, gc=False):
+    """The front serves no more."""
+
+
+class ConnectFrontServer(Actor[FrontEnded]):
+    """Passes clients' connections on while it lives. It must outlive the `ConnectGateway`, whose
+    last answers pass here, and so be started before."""
+
+    def __init__(self, front: ConnectFront) -> None:
+        self._front = front
+
+    async def on_start(self) -> None:
+        """Serve from the front's `open` on."""
+        self.ctx.effect(self._front.serve, done=lambda _: FrontEnded())
+
+    def receive(self, message: FrontEnded) -> None:
+        """Note the end."""
+        log.info("the listener of Spark Connect's clients is closed")
+
+    async def on_stop(self) -> None:
+        """Close the listener."""
+        self._front.close()
 
 
 class SweepDue(msgspec.Struct, frozen=True, gc=False):
@@ -180,12 +226,14 @@ class ConnectGateway(Actor[GatewayMessage]):
             self._run,
             self._bound.security,
             _token_finder(parts.controller),
+            self._bound.front.prove,
             parts.sessions,
         )
         # Only now: until its actor runs, a call would have nobody to answer it.
         server = self._bound.server
         server.add_generic_rpc_handlers((self._calls.handlers(),))
         await server.start()
+        self._bound.front.open()
         self.ctx.after(SWEEP_MS, SweepDue())
 
     def receive(self, message: GatewayMessage) -> None:
@@ -197,6 +245,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         """Stop the server; calls that run get a moment."""
         self._calls.stop()
         with anyio.CancelScope(shield=True):
+            self._bound.front.stop_listening()
             await self._bound.server.stop(STOP_SECONDS)
             await self._calls.end_all()
             await self._upstream.aclose()

@@ -391,6 +391,15 @@ def statement_of(plan: ProtoMessage) -> str | None:
     return plain_text_of(relation_of_command(plan.command.sql_command))
 
 
+def shown_plan(plan: ProtoMessage) -> str:
+    """Return what a plan executes, for people: its statement, or what kind of plan it is."""
+    text = statement_of(plan)
+    if text is not None:
+        return text
+    kind = plan.root.WhichOneof("rel_type") or plan.command.WhichOneof("command_type") or "empty"
+    return f"plan: {kind}"
+
+
 def plan_of(relation: ProtoMessage) -> ProtoMessage:
     """Return a relation as a plan."""
     return base_pb2.Plan(root=relation)

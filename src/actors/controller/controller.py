@@ -510,9 +510,10 @@ class Controller(Actor[ControllerMessage]):
         role = self._roles.role_of(session.path, submitted.role)
         self._serve(session, request, role, unchecked=True)
 
-    def _rules_changed(self, rules: AccessRules) -> None:
-        """End what may not go on under changed rules: sessions first, then requests of others."""
-        self._state.sessions.apply(rules)
+    def _rules_changed(self, rules: AccessRules, asker: str) -> None:
+        """End what may not go on under changed rules: sessions first, then requests of others.
+        `asker`: path of the session that has changed them."""
+        self._state.sessions.apply(rules, asker)
         for part in self._running:
             # Over a list, since ended requests leave their part.
             for each, denied in list(revoked(part.running(), rules, self._roles.role_of)):

@@ -37,7 +37,7 @@ from actors.errors import (
 from actors.pg_server.catalog_door import CatalogDoor, SharedCatalog
 from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.copying import copy_from_client, copy_to_client
-from actors.pg_server.login import prove_role
+from actors.pg_server.login import TokenProof, prove_role
 from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
 from actors.pg_server.row_sending import send_portal, send_result
@@ -71,9 +71,11 @@ from actors.sql_session.session_variables import ROLE_VARIABLES
 log = logging.getLogger("penstock.pg")
 
 GOODBYE_SECONDS: Final = 0.5
-"""Time for a client to take the error that ends its session."""
+"""Time for a client to take the last answer, and the error that ends its session."""
 KEPT_STATEMENTS_MAX: Final = 10_000
 PORTALS_MAX: Final = 1_000
+NOT_ENCRYPTED: Final = "28000"
+"""SQLSTATE with which PostgreSQL refuses a client for which only encrypted rules fit."""
 MakeSession = Callable[[str, OpenSession], Awaitable[SqlSession]]
 """Makes the SQL session of a user."""
 FindRole = Callable[[str], Awaitable[RoleLogin]]
@@ -91,14 +93,14 @@ class PgConnection:
         *,
         sessions: OpenSessions,
         tls: ssl.SSLContext | None,
-        knows: Callable[[bytes], bool] | None,
+        tokens: TokenProof | None,
         find_role: FindRole,
         process_id: int,
         secret_key: bytes,
         cancel_other: Callable[[int, bytes], None],
         shared: SharedCatalog,
         points: PointReads,
-        full: bool,
+        admit: Callable[[], None],
     ) -> None:
         """Prepare the connection.
 
@@ -107,16 +109,17 @@ class PgConnection:
             settings: The service's.
             make_session: Makes the SQL session of a user.
             sessions: Those of all doors.
-            tls: Encrypts connections that ask for it; None: they are told no.
-            knows: Checks a token as a password while no role is wanted; None: no proof is asked
-                for then.
+            tls: Encrypts connections, which must ask for it; None: they are told no.
+            tokens: Checks tokens, which are passwords while no role is wanted; None: no proof is
+                asked for then.
             find_role: Returns how a user is let in.
             process_id: Number by which other connections cancel a statement of this one.
             secret_key: The proof that they may.
             cancel_other: Cancels the statement of another connection.
             shared: The catalog rows that all connections share.
             points: Reads the rows of one key at once.
-            full: True if too many clients are connected: this one may only cancel.
+            admit: Counts this client among those that have proved themselves. Raises
+                `ResourceBusy` if there are too many.
         """
         self.wire = wire
         self.process_id = process_id
@@ -128,13 +131,13 @@ class PgConnection:
         self._life = anyio.CancelScope()
         """Canceled when somebody else than the client ends the session."""
         self._tls = tls
-        self._knows = knows
+        self._tokens = tokens
         self._find_role = find_role
         self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
         self._cancel_other = cancel_other
         self._shared = shared
         self._points = points
-        self._full = full
+        self._admit = admit
         self._session: SqlSession | None = None
         self._catalog: CatalogDoor | None = None
         self._kept: dict[str, KeptStatement] = {}
@@ -168,6 +171,11 @@ class PgConnection:
         """Cancel the statement that runs, if the key is right."""
         if secret_key == self.secret_key:
             self._cancel_running()
+
+    def _end(self, _: SessionEnded) -> None:
+        """End the connection: at once, unless its own statement asked for what ends it."""
+        if not self.opened.answer_first:
+            self._life.cancel()
 
     def _cancel_running(self) -> None:
         if self._running is not None:
@@ -222,6 +230,9 @@ class PgConnection:
                         return False
                     case pg.EncryptionRequest():
                         await wire.encrypt(None if message.gss else self._tls)
+                    case pg.CancelRequest() | pg.StartupPacket() if self._must_encrypt():
+                        await self._refuse_plaintext()
+                        return False
                     case pg.CancelRequest():
                         self._cancel_other(message.process_id, message.secret_key)
                         return False
@@ -234,13 +245,23 @@ class PgConnection:
             raise RemoteProtocolError("no startup packet, or no password, in time")
         return False
 
+    def _must_encrypt(self) -> bool:
+        """Return whether TLS is set and the client does not use it, though it must."""
+        if self._tls is None or self.wire.encrypted:
+            return False
+        return not (self._settings.pg_plaintext_on_loopback and self.wire.is_local)
+
+    async def _refuse_plaintext(self) -> None:
+        log.warning("%s was refused: it did not ask for TLS", self.wire.peer)
+        text = (
+            f"connection from {self.wire.peer} is not encrypted: connect with sslmode=require or "
+            "better"
+        )
+        await self.wire.send(pg.encode_error(pg.ErrorReport(NOT_ENCRYPTED, text, "FATAL")))
+
     async def _let_in(self, packet: pg.StartupPacket) -> None:
         minor, answer = pg.negotiate_protocol(packet)
         await self.wire.send(answer)
-        if self._full:
-            raise ResourceBusy(
-                f"{self._settings.pg_connections_max} clients are connected (pg_connections_max)"
-            )
         user = packet.parameters.get("user", "")
         if not user:
             raise AuthenticationFailed("the startup packet names no user")
@@ -250,15 +271,16 @@ class PgConnection:
         except AuthenticationFailed:
             StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
             raise
+        # After the proof, so that only who has proved itself learns that the service is full.
+        self._admit()
         self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
         self._audit.event("Login")
-        self.wire.decoder.admit()
+        self.wire.admit()
         # Before the client is told that it is in: its role may have been dropped since its proof.
         opened = self._opened = self._sessions.open(
             "postgresql", role, peer, number=self.process_id, proven=True
         )
-        # The statement that runs is canceled with it: the client is told of the end alone.
-        opened.on_end = lambda error: self._life.cancel()
+        opened.on_end = self._end
         opened.on_cancel = self._cancel_running
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
@@ -285,19 +307,9 @@ class PgConnection:
         if login.wanted:
             await prove_role(self.wire, self._settings, user, login)
             return login.role
-        if self._knows is not None:
-            await self._check_password(user)
+        if self._tokens is not None:
+            await self._tokens.prove(self.wire, user)
         return UNPROVEN
-
-    async def _check_password(self, user: str) -> None:
-        assert self._knows is not None
-        # The password goes over the wire as it is: only TLS, or this machine alone, may carry it.
-        await self.wire.send(pg.CLEARTEXT_PASSWORD_REQUEST)
-        reply = await self.wire.receive()
-        if not isinstance(reply, pg.AuthenticationReply):
-            raise AuthenticationFailed("no password was given")
-        if not self._knows(reply.body.rstrip(b"\0")):
-            raise AuthenticationFailed(f'password authentication failed for user "{user}"')
 
     async def _serve(self) -> None:
         while True:
@@ -319,6 +331,12 @@ class PgConnection:
                     lambda m=message: self._counted(m)  # type: ignore[misc]
                 )
             # What a COPY that failed was still sent is passed over.
+            answered = isinstance(message, pg.SimpleQuery | pg.SyncPipeline)
+            if answered and self.opened.ended is not None:
+                # Drivers that find the end together with the answer lose the answer.
+                with anyio.move_on_after(GOODBYE_SECONDS):
+                    await self.wire.peek()
+                return
 
     async def _ready(self) -> None:
         await self.wire.send(pg.encode_ready(self._status()))

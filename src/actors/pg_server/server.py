@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
+import socket
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -19,11 +19,14 @@ from actors.errors import AddressInUse
 from actors.kernel import Actor
 from actors.pg_server.catalog_door import SharedCatalog
 from actors.pg_server.connection import FindRole, PgConnection
-from actors.pg_server.wire import READ_BYTES, PgWire
+from actors.pg_server.login import TokenProof
+from actors.pg_server.wire import PgWire
 from actors.pgwire.messages import CANCEL_KEY_BYTES
 from actors.settings import Settings
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.session import SqlSession
+from actors.transport import sockets
+from actors.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.transport.address import NetworkAddress
 from actors.transport.security import TransportSecurity, for_listener
 
@@ -31,50 +34,24 @@ log = logging.getLogger("penstock.pg")
 
 
 class PgListener:
-    """A bound listener of PostgreSQL's protocol."""
+    """A bound listener of PostgreSQL's protocol. Connections wait until `PgServer` serves it."""
 
-    def __init__(self, server: asyncio.Server, address: str) -> None:
-        self.server = server
-        self.address = address
-        self.begun = anyio.Event()
-        """Set when connections are served."""
-        self.accepted: (
-            Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None
-        ) = None
+    def __init__(self, bound: sockets.BoundSockets) -> None:
+        self.bound = bound
+        self.address = str(bound.address)
 
     @classmethod
     async def bind(cls, address: str) -> PgListener:
         """Bind an address. Raises `AddressInUse` and `BadSettings`."""
         place = NetworkAddress.parse(address, "pg_listen")
-        listener: PgListener | None = None
-        begun = anyio.Event()
-
-        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            # A client may come before the actor that serves it has begun.
-            await begun.wait()
-            assert listener is not None
-            assert listener.accepted is not None
-            await listener.accepted(reader, writer)
-
         try:
-            if place.is_unix:
-                server = await asyncio.start_unix_server(accept, place.path, limit=READ_BYTES)
-                shown = str(place)
-            else:
-                server = await asyncio.start_server(
-                    accept, place.host, place.port, limit=READ_BYTES
-                )
-                port = server.sockets[0].getsockname()[1]
-                shown = f"{place.host}:{port}"
-        except OSError as error:
-            raise AddressInUse(f"pg_listen = {address}: {error.strerror or error}") from None
-        listener = cls(server, shown)
-        listener.begun = begun
-        return listener
+            return cls(await sockets.bind(place))
+        except AddressInUse as error:
+            raise AddressInUse(f"pg_listen: {error}") from None
 
     async def aclose(self) -> None:
         """Close the listener."""
-        self.server.close()
+        self.bound.close()
 
 
 def listener_security(settings: Settings) -> TransportSecurity | None:
@@ -90,7 +67,7 @@ class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
 
 
 class PgServer(Actor[_ListenerEnded]):
-    """Accepts PostgreSQL's clients, at most `pg_connections_max` at a time."""
+    """Accepts PostgreSQL's clients; at most `pg_connections_max` are let in at a time."""
 
     def __init__(
         self,
@@ -110,8 +87,13 @@ class PgServer(Actor[_ListenerEnded]):
         self._find_role = find_role
         self._security = listener_security(settings)
         self._tls = self._tls_context()
+        has_tokens = self._security is not None and self._security.has_tokens
+        self._tokens = TokenProof(self._security) if self._security and has_tokens else None
         self._connections: dict[int, PgConnection] = {}
         self._sessions = sessions
+        self._gate = ConnectionGate(
+            settings.unproven_connections_max, settings.pg_connections_max, "pg_connections_max"
+        )
         self._shared = SharedCatalog()
 
     def _tls_context(self) -> ssl.SSLContext | None:
@@ -136,34 +118,38 @@ class PgServer(Actor[_ListenerEnded]):
         async with anyio.create_task_group() as group:
             self._group = group
 
-            async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-                group.start_soon(self._converse, reader, writer)
-
-            self._listener.accepted = accept
-            self._listener.begun.set()
+            for sock in self._listener.bound.sockets:
+                group.start_soon(self._gate.accept, sock, group, self._converse)
             await anyio.sleep_forever()
 
-    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         settings = self._settings
         number = self._sessions.next_number()
-        wire = PgWire(reader, writer, settings.frame_bytes_max, settings.write_timeout_ms)
+        try:
+            reader, writer = await sockets.attach_growing_streams(
+                sock, settings.unproven_bytes_max // 2
+            )
+        except OSError:
+            return
+        # Not the method itself: TLS brings another transport.
+        accepted.abort = lambda: writer.transport.abort()
+        wire = PgWire(reader, writer, settings)
         # Secret: who knows it can cancel statements. Not from the seeded generator.
         key = secrets.token_bytes(max(CANCEL_KEY_BYTES.values()))
-        security = self._security
         connection = PgConnection(
             wire,
             settings,
             self._session,
             sessions=self._sessions,
             tls=self._tls,
-            knows=security.knows if security is not None and security.has_tokens else None,
+            tokens=self._tokens,
             find_role=self._find_role,
             process_id=number,
             secret_key=key,
             cancel_other=self._cancel,
             shared=self._shared,
             points=self._points,
-            full=len(self._connections) >= settings.pg_connections_max,
+            admit=accepted.prove,
         )
         self._connections[number] = connection
         try:

@@ -19,8 +19,12 @@ import anyio
 from actors.errors import ConnectionBroken
 from actors.pgwire.decoder import FrontendDecoder
 from actors.pgwire.messages import ENCRYPTION_ACCEPTED, ENCRYPTION_DECLINED, FrontendMessage
+from actors.settings import Settings
+from actors.transport.address import NetworkAddress
+from actors.transport.sockets import GrowingReader
 
 READ_BYTES: Final = 64 * 1024
+"""Bytes read at a time from a client that has proved itself."""
 SEND_BYTES: Final = 64 * 1024
 """Answers wait until so many bytes are together, or the client waits for them."""
 
@@ -30,22 +34,30 @@ class PgWire:
 
     def __init__(
         self,
-        reader: asyncio.StreamReader,
+        reader: GrowingReader,
         writer: asyncio.StreamWriter,
-        message_bytes_max: int,
-        write_timeout_ms: int,
+        settings: Settings,
     ) -> None:
         self._reader = reader
         self._writer = writer
-        self._write_s = write_timeout_ms / 1000
-        self.decoder = FrontendDecoder(message_bytes_max)
+        self._write_s = settings.write_timeout_ms / 1000
+        self._read_bytes = settings.unproven_bytes_max
+        self.decoder = FrontendDecoder(settings.frame_bytes_max, settings.unproven_bytes_max)
         self._messages: deque[FrontendMessage] = deque()
         self._out = bytearray()
         self._ahead = bytearray()
         """Bytes that were read while the client was watched."""
         self.encrypted = False
         found = writer.get_extra_info("peername")
+        self.is_local = not isinstance(found, tuple) or NetworkAddress(host=found[0]).is_local
+        """True if the peer is on this machine."""
         self.peer = f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a local peer"
+
+    def admit(self) -> None:
+        """Take messages of any type and size from now on: the client has proved itself."""
+        self.decoder.admit()
+        self._read_bytes = READ_BYTES
+        self._reader.widen(READ_BYTES)
 
     async def receive(self) -> FrontendMessage | None:
         """Return the next message; None at the connection's end.
@@ -87,7 +99,7 @@ class PgWire:
 
     async def _read(self) -> bytes:
         try:
-            return await self._reader.read(READ_BYTES)
+            return await self._reader.read(self._read_bytes)
         except OSError as error:
             raise ConnectionBroken(f"{self.peer}: {error}") from None
 

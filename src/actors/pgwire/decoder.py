@@ -42,8 +42,8 @@ from actors.pgwire.messages import (
 
 STARTUP_BYTES_MAX: Final = 10_000
 CANCEL_KEY_BYTES_MAX: Final = 256
-PASSWORD_BYTES_MAX: Final = 65_535
-"""Most bytes of a message before a client is let in: PostgreSQL's limit of a token."""
+PASSWORD_BYTES_MAX: Final = 16_384
+"""Most bytes of a message before a client is let in: room for a long token."""
 
 _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
@@ -233,13 +233,17 @@ class _Phase(Enum):
 class FrontendDecoder:
     """Decodes the bytes of one connection, which `feed` takes in pieces of any size.
 
-    The decoder keeps one incomplete message, of at most `message_bytes_max` bytes, and what was fed
-    last. After an `EncryptionRequest` it decodes nothing until `decline_encryption` or
-    `begin_encryption`; after a `StartupPacket` only replies to authentication, until `admit`.
+    The decoder keeps one incomplete message, of at most `message_bytes_max` bytes
+    (`password_bytes_max` before `admit`), and what was fed last. After an `EncryptionRequest` it
+    decodes nothing until `decline_encryption` or `begin_encryption`; after a `StartupPacket` only
+    replies to authentication, until `admit`.
     """
 
-    def __init__(self, message_bytes_max: int) -> None:
+    def __init__(
+        self, message_bytes_max: int, password_bytes_max: int = PASSWORD_BYTES_MAX
+    ) -> None:
         self._message_bytes_max = message_bytes_max
+        self._password_bytes_max = password_bytes_max
         self._buffer = bytearray()
         self._at = 0
         """Place in the buffer of the next message."""
@@ -367,7 +371,7 @@ class FrontendDecoder:
             if kind not in (_PASSWORD, _TERMINATE):
                 raise MalformedFrame(f"a message of type {shown!r} before the client was let in")
             # A client that nobody knows must not make the server keep much.
-            limit = min(limit, PASSWORD_BYTES_MAX)
+            limit = min(limit, self._password_bytes_max)
         if size < 0:
             raise MalformedFrame(f"a message of type {shown!r} announces {size + 4} bytes")
         if size > limit:

@@ -18,6 +18,7 @@ import re
 import stringprep
 import struct
 import unicodedata
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -169,12 +170,13 @@ def parse_sasl_initial(body: bytes) -> SaslInitial:
 class ScramExchange:
     """One client's proof: pass its first message to `first`, its second to `final`.
 
+    The proof must fit one of the verifiers, which have one salt and one number of iterations.
     `nonce` is the server's part: `NONCE_BYTES` of good randomness. Both methods raise
     `MalformedFrame` for what is no message of the mechanism, and `AuthenticationFailed`.
     """
 
-    def __init__(self, verifier: ScramVerifier, nonce: bytes) -> None:
-        self._verifier = verifier
+    def __init__(self, verifiers: Sequence[ScramVerifier], nonce: bytes) -> None:
+        self._verifiers = verifiers
         self._nonce = _base64(nonce)
         self._binding = ""
         self._signed = b""
@@ -205,7 +207,7 @@ class ScramExchange:
         if _PRINTABLE.fullmatch(nonce) is None:
             raise MalformedFrame("a SCRAM message whose nonce has other characters than it may")
         self._nonce = nonce + self._nonce
-        salt, iterations = _base64(self._verifier.salt), self._verifier.iterations
+        salt, iterations = _base64(self._verifiers[0].salt), self._verifiers[0].iterations
         challenge = f"r={self._nonce},s={salt},i={iterations}"
         self._signed = f"{bare},{challenge}".encode()
         return challenge.encode()
@@ -230,13 +232,18 @@ class ScramExchange:
         if len(proof) != _KEY_BYTES:
             raise MalformedFrame(f"a SCRAM message with a proof of {len(proof)} bytes")
         signed = self._signed + b"," + unproved.encode()
-        signature = _hmac(self._verifier.stored_key, signed)
-        client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
-        stored_key = hashlib.sha256(client_key).digest()
-        # Compared in constant time: the time taken must not tell how much was right.
-        if not hmac.compare_digest(stored_key, self._verifier.stored_key):
+        # All are tried, each in constant time: the time taken must not tell how much was right.
+        fitting = [each for each in self._verifiers if _fits(proof, signed, each.stored_key)]
+        if not fitting:
             raise AuthenticationFailed("password authentication failed")
-        return f"v={_base64(_hmac(self._verifier.server_key, signed))}".encode()
+        return f"v={_base64(_hmac(fitting[0].server_key, signed))}".encode()
+
+
+def _fits(proof: bytes, signed: bytes, stored_key: bytes) -> bool:
+    """Return whether a client's proof is of the password that has this key."""
+    signature = _hmac(stored_key, signed)
+    client_key = bytes(a ^ b for a, b in zip(proof, signature, strict=True))
+    return hmac.compare_digest(hashlib.sha256(client_key).digest(), stored_key)
 
 
 def check_password(password: str, verifier: ScramVerifier) -> bool:

@@ -139,10 +139,12 @@ def _formerly_traced(kind: Any) -> frozenset[type[Any]]:
 
 
 class FrameBuffer:
-    """The bytes of one stream, from the socket to whole frames."""
+    """The bytes of one stream, from the socket to whole frames. With `first_bytes_max` a frame has
+    at most so many bytes, and little is kept, until `widen` is called."""
 
-    def __init__(self, codec: FrameCodec[Any]) -> None:
+    def __init__(self, codec: FrameCodec[Any], first_bytes_max: int | None = None) -> None:
         self._codec = codec
+        self._first_bytes_max = first_bytes_max
         self._block = bytearray(BLOCK_BYTES_MIN)
         self._start = 0
         self._end = 0
@@ -150,6 +152,10 @@ class FrameBuffer:
         """Buffer of the frame that is too large for the block."""
         self._body_bytes = 0
         self._filled = 0
+
+    def widen(self) -> None:
+        """Take frames of any size that the codec allows: the peer has proved itself."""
+        self._first_bytes_max = None
 
     # -- bytes in --
 
@@ -176,7 +182,8 @@ class FrameBuffer:
         """Take note of `count` written bytes. Return True when `next` may find more than before."""
         if self._body is None:
             self._end += count
-            if self._end - self._start == len(self._block) < BLOCK_BYTES:
+            narrow = self._first_bytes_max is not None
+            if self._end - self._start == len(self._block) < BLOCK_BYTES and not narrow:
                 # Another block, not a longer one: the last body may still be a view of the old one.
                 block = bytearray(BLOCK_BYTES)
                 block[: self._end - self._start] = self._block[self._start : self._end]
@@ -213,6 +220,11 @@ class FrameBuffer:
         while self._end - self._start >= HEADER.size:
             begin = self._start + HEADER.size
             length = self._codec.check_length(self._block[self._start : begin])
+            if self._first_bytes_max is not None and length > self._first_bytes_max:
+                raise FrameTooLarge(
+                    f"a first frame of {length} bytes was announced; the limit is "
+                    f"{self._first_bytes_max} (unproven_bytes_max)"
+                )
             if length == 0:
                 self._start = begin
                 continue

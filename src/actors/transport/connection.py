@@ -38,6 +38,7 @@ from actors.settings import Settings
 from actors.telemetry import TracedMessage
 from actors.threshold_probes import FRAME_SLICE
 from actors.transport import sockets
+from actors.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.transport.address import NetworkAddress
 from actors.transport.security import TransportSecurity
 from actors.transport.stream import ByteStream
@@ -173,8 +174,6 @@ log = logging.getLogger("penstock.transport")
 
 READ_TURNS: Final = 2
 """Turns of the loop: one to poll the socket, one to read it."""
-ACCEPT_RETRY_S: Final = 0.1
-"""Delay after a failed accept, for example when there are no file descriptors left."""
 
 
 class FramedConnection(Generic[S, R]):
@@ -186,8 +185,12 @@ class FramedConnection(Generic[S, R]):
         send_codec: FrameCodec[S],
         receive_codec: FrameCodec[R],
         settings: Settings,
+        prove: Callable[[], None] | None = None,
     ) -> None:
+        """Take the stream. `prove` is called with the first message that is received, before it is
+        returned, and may refuse it by a `PenstockError`."""
         self._stream = stream
+        self._prove = prove
         self._send_codec = send_codec
         self._receive_codec = receive_codec
         self._close_s = settings.connect_timeout_ms / 1000
@@ -261,8 +264,7 @@ class FramedConnection(Generic[S, R]):
             try:
                 body = stream.frames.next()
                 if body is not None:
-                    stream.frame_taken()
-                    return self._receive_codec.decode(body)
+                    return self._taken(body)
                 await stream.more()
             except PenstockError as error:
                 self._error = self._closed_here() if self._closed else error
@@ -278,11 +280,21 @@ class FramedConnection(Generic[S, R]):
                 body = stream.frames.next()
                 if body is None:
                     break
-                stream.frame_taken()
-                found.append(self._receive_codec.decode(body))
+                found.append(self._taken(body))
             except PenstockError as error:
                 self._error = error
         return found
+
+    def _taken(self, body: memoryview) -> Any:
+        """Return the message in a frame that was taken."""
+        self._stream.frame_taken()
+        message = self._receive_codec.decode(body)
+        if self._prove is not None:
+            prove, self._prove = self._prove, None
+            prove()
+            # Only now: `body` may be a view of the buffer.
+            self._stream.frames.widen()
+        return message
 
     def _closed_here(self) -> ResourceClosed:
         return ResourceClosed(f"the connection to {self.peer} was closed by this side")
@@ -388,7 +400,9 @@ class TransportListener:
         opening: HandshakeOpening,
         security: TransportSecurity | None,
         frame_bytes_max: int | None,
+        first_bytes_max: int | None,
     ) -> None:
+        self._first_bytes_max = first_bytes_max or settings.unproven_bytes_max
         limit = frame_bytes_max or settings.frame_bytes_max
         self._send_codec: FrameCodec[Any] = FrameCodec(send_type, limit)
         self._receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
@@ -400,8 +414,9 @@ class TransportListener:
         self._group: anyio.abc.TaskGroup | None = None
         self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
         self._ended = anyio.Event()
-        self.connections = 0
-        """Open connections, with those still in their handshake."""
+        self._gate = ConnectionGate(
+            settings.unproven_connections_max, settings.connections_max, "connections_max"
+        )
         self.address = NetworkAddress()
 
     @classmethod
@@ -417,20 +432,29 @@ class TransportListener:
         identity: str = "",
         security: TransportSecurity | None = None,
         frame_bytes_max: int | None = None,
+        first_bytes_max: int | None = None,
     ) -> TransportListener:
         """Return a listener on that address (port 0: a free one, see `address`).
 
-        Connections wait until `serve`. `identity` is the service's name. Raises `AddressInUse`,
-        and `BadSettings` for certificates that do not fit.
+        Connections wait until `serve`. `identity` is the service's name. The first frame of a
+        connection has at most `first_bytes_max` bytes (default: `unproven_bytes_max`). Raises
+        `AddressInUse`, and `BadSettings` for certificates that do not fit.
         """
         address = NetworkAddress.parse(address) if isinstance(address, str) else address
         opening = HandshakeOpening(magic, version, identity)
         # Fails here for an identity that is too long, not at each connection.
         opening.encode()
-        self = cls(send_type, receive_type, settings, opening, security, frame_bytes_max)
+        self = cls(
+            send_type, receive_type, settings, opening, security, frame_bytes_max, first_bytes_max
+        )
         self._bound = await sockets.bind(address)
         self.address = self._bound.address
         return self
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections, with those still in their handshake."""
+        return self._gate.connections
 
     @property
     def port(self) -> int:
@@ -451,7 +475,7 @@ class TransportListener:
             async with anyio.create_task_group() as group:
                 self._group = group
                 for sock in self._bound.sockets:
-                    group.start_soon(self._accept, sock)
+                    group.start_soon(self._gate.accept, sock, group, self._converse)
                 await self._ended.wait()
                 group.cancel_scope.cancel()
         finally:
@@ -465,36 +489,18 @@ class TransportListener:
         if self._group is None and self._bound is not None:
             self._bound.close()
 
-    async def _accept(self, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        group = self._group
-        assert group is not None
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                log.warning("cannot accept connections on %s just now: %s", self.address, error)
-                await anyio.sleep(ACCEPT_RETRY_S)
-                continue
-            # As many again get the Busy opening; beyond that an answer is not worth the work.
-            if self.connections >= 2 * self._settings.connections_max:
-                sock.close()  # overload: not even Busy is sent
-                continue
-            self.connections += 1
-            group.start_soon(self._converse, sock)
-
-    async def _converse(self, sock: socket.socket) -> None:
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         """Run one connection from its TLS handshake to its end."""
         settings = self._settings
-        stream = ByteStream(FrameBuffer(self._receive_codec), settings, "a peer")
+        frames = FrameBuffer(self._receive_codec, self._first_bytes_max)
+        stream = ByteStream(frames, settings, "a peer")
         made = False
         connection: FramedConnection[Any, Any] | None = None
         try:
             async with asyncio.timeout(settings.connect_timeout_ms / 1000):
                 await sockets.attach_accepted(lambda: stream, sock, self._tls)
                 made = True
-                # Connections in their handshake count, too.
-                if self.connections > settings.connections_max:
+                if self._gate.is_full:
                     await self._say_busy(stream)
                     return
                 await exchange(stream, self._opening)
@@ -502,7 +508,12 @@ class TransportListener:
                 await check_token(
                     stream, self._security.knows if needed and self._security else None
                 )
-            connection = FramedConnection(stream, self._send_codec, self._receive_codec, settings)
+            # Proved by its first message, which every client sends at once: the token comes first
+            # where there are tokens, and where there are none the message is all there is.
+            connection = FramedConnection(
+                stream, self._send_codec, self._receive_codec, settings, accepted.prove
+            )
+            accepted.abort = connection.abort
             assert self._handler is not None
             await self._handler(connection)
         except TimeoutError:
@@ -510,17 +521,19 @@ class TransportListener:
         except (OSError, PenstockError) as error:
             log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
         finally:
-            self.connections -= 1
             # Shielded: a cancelled listener must still close its sockets.
             with anyio.CancelScope(shield=True), contextlib.suppress(OSError):
-                if connection is not None:
+                if accepted.dropped:
+                    if made:
+                        stream.abort()
+                elif connection is not None:
                     await connection.aclose()
                 elif made:
                     await stream.aclose(settings.connect_timeout_ms / 1000)
 
     async def _say_busy(self, stream: ByteStream) -> None:
         """Tell the peer that the listener is full."""
-        log.warning("refused a connection: %d are open", self.connections - 1)
+        log.warning("refused a connection: %s", self._gate.busy)
         with contextlib.suppress(PenstockError):
             # Read its opening, too: closing over unread bytes would reset the connection before it
             # reads this.

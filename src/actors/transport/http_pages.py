@@ -1,8 +1,9 @@
 """A few read-only pages over HTTP/1.1, for monitors: one request a connection.
 
 Nothing that a client does harms the service: the head of a request, the time of a connection and
-the number of connections are bounded. When all connections are taken, the one that has waited
-longest is ended for a new one: so clients that say nothing keep nobody out.
+the number of connections are bounded. Every connection stays unproven
+(`transport.unproven_connections`), since it ends with its one request: when all places are taken,
+the oldest one is dropped for a new one, so that clients that say nothing keep nobody out.
 
 Rules of access are those of the other listeners (`security.py`), but that no certificate of the
 client is asked for: probes and Prometheus have none. Where there are tokens a private page needs
@@ -22,12 +23,12 @@ from http import HTTPStatus
 from typing import Final
 
 import anyio
-import anyio.abc
 import msgspec
 
 from actors.errors import BadSettings
 from actors.settings import Settings
 from actors.transport import sockets
+from actors.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.transport.address import NetworkAddress
 from actors.transport.security import TransportSecurity, for_listener
 
@@ -35,7 +36,6 @@ log = logging.getLogger("penstock.http")
 
 TEXT: Final = "text/plain; charset=utf-8"
 _END: Final = b"\r\n\r\n"
-_ACCEPT_RETRY_S: Final = 0.1
 _LINGER_BYTES: Final = 65_536
 """Bytes that a client may still send behind its answer before the connection is reset."""
 
@@ -131,9 +131,7 @@ class HttpPages:
         self._settings = settings
         self._security: TransportSecurity | None = None
         self._tls: ssl.SSLContext | None = None
-        self._open: dict[int, anyio.CancelScope] = {}
-        """Connections by number, the oldest first."""
-        self._numbers = 0
+        self._gate = ConnectionGate(settings.http_connections_max, 0, "http_connections_max")
 
     @asynccontextmanager
     async def serve(self, text: str, name: str) -> AsyncIterator[str]:
@@ -152,49 +150,27 @@ class HttpPages:
             stack.callback(bound.close)
             group = await stack.enter_async_context(anyio.create_task_group())
             for sock in bound.sockets:
-                group.start_soon(self._accept, sock, group)
+                group.start_soon(self._gate.accept, sock, group, self._converse)
             yield f"{'http' if self._tls is None else 'https'}://{bound.address}"
             group.cancel_scope.cancel()
 
-    async def _accept(self, listening: socket.socket, group: anyio.abc.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                log.warning("cannot accept connections just now: %s", error)
-                await anyio.sleep(_ACCEPT_RETRY_S)
-                continue
-            if len(self._open) >= self._settings.http_connections_max:
-                # A probe asks at once, so the oldest connection is the one that holds others up.
-                self._open.pop(next(iter(self._open))).cancel()
-            self._numbers += 1
-            scope = self._open[self._numbers] = anyio.CancelScope()
-            group.start_soon(self._converse, sock, self._numbers, scope)
-
-    async def _converse(self, sock: socket.socket, number: int, scope: anyio.CancelScope) -> None:
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
         """Answer one request, and close the connection."""
-        made: list[asyncio.StreamWriter] = []
-        reader = asyncio.StreamReader(limit=self._settings.http_request_bytes_max)
-
-        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            made.append(writer)
-
-        def protocol() -> asyncio.StreamReaderProtocol:
-            return asyncio.StreamReaderProtocol(reader, connected)
-
+        settings = self._settings
+        writer: asyncio.StreamWriter | None = None
         try:
-            with scope:
-                async with asyncio.timeout(self._settings.http_request_timeout_ms / 1000):
-                    await sockets.attach_accepted(protocol, sock, self._tls)
-                    await self._answer(reader, made[0])
+            async with asyncio.timeout(settings.http_request_timeout_ms / 1000):
+                reader, writer = await sockets.attach_streams(
+                    sock, self._tls, settings.http_request_bytes_max
+                )
+                accepted.abort = writer.transport.abort
+                await self._answer(reader, writer)
         # A client that hangs up, stalls or speaks no TLS is no error of the service.
         except (OSError, TimeoutError):
             pass
         finally:
-            self._open.pop(number, None)
             sock.close()
-            for writer in made:
+            if writer is not None:
                 # Not `close`, which would wait for the client to take what is left.
                 writer.transport.abort()
 

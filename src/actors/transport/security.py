@@ -40,6 +40,8 @@ class TransportSecurity:
         self._files = (certificate, key, authority)
         # A listener accepts every token of its file, so that tokens can be rotated.
         self._digests = tuple(_digest(token.encode()) for token in tokens)
+        self.tokens = tokens
+        """Tokens that a listener takes."""
         self.token = tokens[0].encode() if tokens else b""
         """Token that a dialler sends."""
 

@@ -158,3 +158,42 @@ async def attach_accepted(
     except BaseException:
         sock.close()
         raise
+
+
+async def attach_streams(
+    sock: socket.socket, context: ssl.SSLContext | None, limit_bytes: int
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Give an accepted socket a reader and a writer, as `attach_accepted` does. While more than
+    twice `limit_bytes` wait to be read, the socket is not read."""
+    reader = asyncio.StreamReader(limit=limit_bytes)
+    return reader, await _writer(sock, context, reader)
+
+
+async def attach_growing_streams(
+    sock: socket.socket, limit_bytes: int
+) -> tuple[GrowingReader, asyncio.StreamWriter]:
+    """Do as `attach_streams` without TLS, with a reader whose limit can be raised."""
+    reader = GrowingReader(limit=limit_bytes)
+    return reader, await _writer(sock, None, reader)
+
+
+async def _writer(
+    sock: socket.socket, context: ssl.SSLContext | None, reader: asyncio.StreamReader
+) -> asyncio.StreamWriter:
+    made: list[asyncio.StreamWriter] = []
+
+    def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        made.append(writer)
+
+    await attach_accepted(lambda: asyncio.StreamReaderProtocol(reader, connected), sock, context)
+    return made[0]
+
+
+class GrowingReader(asyncio.StreamReader):
+    """A reader that takes more ahead once its peer has proved itself."""
+
+    _limit: int
+
+    def widen(self, limit_bytes: int) -> None:
+        """Let more than twice so many bytes wait before the socket is not read."""
+        self._limit = limit_bytes

@@ -6,8 +6,9 @@ queries, until it pushes a log (a `WalReceiver` below a system of actors) or rea
 ours. Two ends have no message: a timeline that is absent and may not be created, and a connection
 that is cut.
 
-At most ``connections_max`` are open at a time; others are closed. When the listener stops, it cuts
-its connections, and proposers send again what was not taken yet.
+At most ``connections_max`` that were let in are open at a time; one more is told so and closed.
+Those not let in yet have places of their own (`transport.accepting`). When the listener stops, it
+cuts its connections, and proposers send again what was not taken yet.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from actors.errors import (
     ConnectionBroken,
     PeerRejected,
     PenstockError,
+    ResourceBusy,
     WalRefused,
     WalRemoved,
 )
@@ -34,6 +36,8 @@ from actors.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.pgwire.decoder import parse_text
 from actors.pgwire.messages import COPY_DONE
 from actors.settings import Settings
+from actors.transport import sockets
+from actors.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.wal import codec_v2, codec_v3
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting
@@ -55,6 +59,7 @@ from actors.wal.startup import (
     REJECTED,
     REMOVED,
     SYNTAX_ERROR,
+    TOO_MANY,
     AskPeerStatus,
     AskReceivers,
     Command,
@@ -177,7 +182,6 @@ class WalSender:
 
 log = logging.getLogger("penstock.wal")
 
-ACCEPT_RETRY_S: Final = 0.1
 SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
 """Parameters that PostgreSQL's own receivers ask for before they begin."""
 
@@ -203,47 +207,35 @@ class WalListener:
         self._tls = tls
         self._knows = knows
         self._check = check
-        self._number = 0
-        self.connections = 0
+        self._gate = ConnectionGate(
+            settings.unproven_connections_max, settings.connections_max, "connections_max"
+        )
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections, with those that were not let in yet."""
+        return self._gate.connections
 
     async def serve(self, sockets: Sequence[socket.socket]) -> None:
         """Accept and serve connections, until cancelled."""
         async with anyio.create_task_group() as group:
             for sock in sockets:
-                group.start_soon(self._accept, sock, group)
+                group.start_soon(self._gate.accept, sock, group, self._converse)
 
-    async def _accept(self, listening: socket.socket, group: anyio.abc.TaskGroup) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(listening)
-            except OSError as error:
-                # Out of file descriptors, for example: open connections are still served.
-                log.warning("cannot accept connections just now: %s", error)
-                await anyio.sleep(ACCEPT_RETRY_S)
-                continue
-            if self.connections >= self._settings.connections_max:
-                log.warning("refused a connection: %d are open", self.connections)
-                sock.close()
-                continue
-            if sock.family != socket.AF_UNIX:
-                # Small messages await replies: Nagle's algorithm would delay them.
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self.connections += 1
-            self._number += 1
-            group.start_soon(self._converse, sock, self._number)
-
-    async def _converse(self, sock: socket.socket, number: int) -> None:
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
+        if sock.family != socket.AF_UNIX:
+            # Small messages await replies: Nagle's algorithm would delay them.
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         stream = PgStream(self._settings)
         last = b""
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: stream, sock)
+            # TLS begins later, when the peer has asked for it.
+            await sockets.attach_accepted(lambda: stream, sock, None)
         except OSError:
-            sock.close()
-            self.connections -= 1
             return
+        accepted.abort = stream.abort
         try:
-            last = await self._talk(stream, number)
+            last = await self._talk(stream, accepted)
         except AuthenticationFailed as error:
             last = error_response(str(error), NO_PASSWORD)
             log.info("%s was not let in: %s", stream.peer, error)
@@ -258,19 +250,18 @@ class WalListener:
         except BaseException:
             stream.abort()
             raise
-        finally:
-            self.connections -= 1
         await stream.aclose(self._settings.connect_timeout_ms / 1000, last)
 
-    async def _talk(self, stream: PgStream, number: int) -> bytes:
+    async def _talk(self, stream: PgStream, accepted: AcceptedConnection) -> bytes:
         """Hold the whole conversation; return the last bytes to send."""
         try:
             async with asyncio.timeout(self._settings.connect_timeout_ms / 1000):
-                target = await self._let_in(stream)
+                target = await self._let_in(stream, accepted)
         except TimeoutError:
             raise ConnectionBroken(
                 "it did not introduce itself in time (connect_timeout_ms)"
             ) from None
+        stream.widen()
         while target is not None:
             found = await stream.message()
             if found is None or found[0] == b"X":
@@ -286,13 +277,15 @@ class WalListener:
             if answer is not None:
                 await stream.send(answer)
             elif isinstance(command, StartWalPush):
-                return await self._push(stream, command, target, number)
+                return await self._push(stream, command, target, accepted.number)
             elif isinstance(command, StartReplication):
-                await self._replicate(stream, command, target, number)
+                await self._replicate(stream, command, target, accepted.number)
                 return COPY_DONE
         return b""
 
-    async def _let_in(self, stream: PgStream) -> ConnectionTarget | None:
+    async def _let_in(
+        self, stream: PgStream, accepted: AcceptedConnection
+    ) -> ConnectionTarget | None:
         has_tls = self._tls is not None
         handshake = StartupHandshake(has_tls=has_tls, knows=self._knows, check=self._check)
         while handshake.target is None:
@@ -308,6 +301,9 @@ class WalListener:
                 if packet is None:
                     return None
                 answer = handshake.packet(packet)
+            if handshake.target is not None:
+                # Before the peer is told: it may find that all places are taken.
+                accepted.prove()
             if answer.data:
                 await stream.send(answer.data)
             if answer.begin_tls:
@@ -424,6 +420,8 @@ def sqlstate_of(error: PenstockError) -> str:
     """Return the SQLSTATE that tells a peer whether to reconnect."""
     if isinstance(error, WalRemoved):
         return REMOVED
+    if isinstance(error, ResourceBusy):
+        return TOO_MANY
     return REJECTED if isinstance(error, PeerRejected) else INTERNAL_ERROR
 
 

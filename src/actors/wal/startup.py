@@ -71,9 +71,9 @@ _HEX: Final = frozenset("0123456789abcdef")
 # -- what peers send: sizes ------------------------------------------------------------------------
 
 
-def body_bytes(header: bytes) -> tuple[bytes, int]:
+def body_bytes(header: bytes, bytes_max: int = COPY_BYTES_MAX) -> tuple[bytes, int]:
     """Return (type, bytes that follow) of a message's first 5 bytes. Raises `MalformedFrame` for a
-    type that has no place here, `FrameTooLarge`."""
+    type that has no place here, `FrameTooLarge`, also above `bytes_max`."""
     kind = header[:1]
     (length,) = _U32.unpack_from(header, 1)
     limit = _LIMITS.get(kind)
@@ -84,6 +84,7 @@ def body_bytes(header: bytes) -> tuple[bytes, int]:
         )
     if length < 4:
         raise MalformedFrame(f"a message of type {kind!r} announces {length} bytes: at least 4")
+    limit = min(limit, bytes_max)
     if length - 4 > limit:
         raise FrameTooLarge(
             f"a message of type {kind!r} announces {length - 4} bytes (limit {limit})"
@@ -385,6 +386,8 @@ SYNTAX_ERROR: Final = "42601"
 COPY_FAILED: Final = "00000"
 REJECTED: Final = "08004"
 """SQLSTATE with which PostgreSQL refuses a connection."""
+TOO_MANY: Final = "53300"
+"""SQLSTATE with which PostgreSQL reports that all places of clients are taken."""
 REMOVED: Final = "58P01"
 """SQLSTATE with which PostgreSQL reports that a segment was removed already."""
 

@@ -1,6 +1,7 @@
 """One socket of PostgreSQL's protocol on the acceptor's side: messages in, bytes out, TLS between.
 
-While `BUFFER_BYTES_MAX` wait to be taken the socket is not read (backpressure). A peer that sends
+While `BUFFER_BYTES_MAX` wait to be taken the socket is not read (backpressure). Until `widen` is
+called, the limit of the buffer and of a message is ``unproven_bytes_max``. A peer that sends
 nothing for ``wal_idle_timeout_ms`` while a task waits for it, or takes nothing for
 ``write_timeout_ms``, is disconnected. One task receives, one sends.
 """
@@ -29,6 +30,7 @@ class PgStream(asyncio.Protocol):
         self._idle_s = settings.wal_idle_timeout_ms / 1000
         self._write_s = settings.write_timeout_ms / 1000
         self._buffer = bytearray()
+        self._buffer_max = self._message_max = settings.unproven_bytes_max
         self._transport: Any = None
         self._wanted: asyncio.Future[None] | None = None
         """Future of the task that waits for bytes."""
@@ -55,7 +57,7 @@ class PgStream(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Buffer the bytes, and pause reading when the buffer is full."""
         self._buffer += data
-        if len(self._buffer) >= BUFFER_BYTES_MAX and not self._held:
+        if len(self._buffer) >= self._buffer_max and not self._held:
             self._held = True
             self._transport.pause_reading()
         self._wake()
@@ -83,6 +85,10 @@ class PgStream(asyncio.Protocol):
     def resume_writing(self) -> None:
         """Let senders go on."""
         self._room.set()
+
+    def widen(self) -> None:
+        """Take messages of any size that the protocol allows: the peer was let in."""
+        self._buffer_max, self._message_max = BUFFER_BYTES_MAX, COPY_BYTES_MAX
 
     # -- receiving --
 
@@ -149,7 +155,7 @@ class PgStream(asyncio.Protocol):
         """Read the next message as (type, body); None at the end. Raises as `packet`."""
         if len(self._buffer) < 5 and not await self._filled(5):
             return None
-        kind, size = body_bytes(bytes(self._buffer[:5]))
+        kind, size = body_bytes(bytes(self._buffer[:5]), self._message_max)
         if len(self._buffer) < 5 + size:
             await self._filled(5 + size)
         # One copy: slicing a bytearray would make another.

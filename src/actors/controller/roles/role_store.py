@@ -85,20 +85,21 @@ class RoleStore:
         self._current: tuple[_QueuedChange, RoleRegistry] | None = None
         self._founders: dict[str, str] = {}
         """Roles of sessions that created the first one that may log in, by the session's path."""
-        self.on_rules: Callable[[AccessRules], object] = state.sessions.apply
-        """Told of changed rules before the client that has changed them."""
+        self.on_rules: Callable[[AccessRules, str], object] = state.sessions.apply
+        """Told of changed rules before the client that has changed them, whose session's path is
+        given, too."""
         self._owned: list[tuple[str, tuple[ObjectId, ...]]] = []
         """Owners of new objects that are not stored yet."""
         self._publish()
 
-    def _publish(self) -> None:
+    def _publish(self, asker: str = "") -> None:
         """Let requests be checked against the durable registry, and the owners that are not stored
         yet."""
         required = self._state.settings.roles_required
         rules = AccessRules(self._with_owners(), required)
         if rules != self._state.access:
             self._state.access = rules
-            self.on_rules(rules)
+            self.on_rules(rules, asker)
 
     def _with_owners(self) -> RoleRegistry:
         """Return the durable registry, and in it the owners that are not stored yet."""
@@ -309,7 +310,7 @@ class RoleStore:
             path = queued.session.path
             self._state.sessions.note_founder(path, self._founders[path])
         # Before the answer: whoever is told that a right is gone may rely on it.
-        self._publish()
+        self._publish("" if queued.session is None else queued.session.path)
         if queued.session is not None:
             queued.session.reply(RequestDone(queued.request, queued.text))
 

@@ -164,6 +164,8 @@ class ClientSession(Actor[_SessionMessage]):
         self._expecting = False
         """True while a request may be read and has not come."""
         self._ending = False
+        self._last_error: SessionEnded | None = None
+        """Error that ends the session when its open requests are answered."""
 
     async def on_start(self) -> None:
         self._opened.path = self.ctx.path
@@ -196,6 +198,8 @@ class ClientSession(Actor[_SessionMessage]):
                 self._writing = False
                 self._out_bytes -= _size(answer)
                 await self._write_failed(answer, error)
+            case _EndNow(error) if self._opened.answer_first and self._open:
+                self._last_error = error
             case _EndNow(error):
                 self._drop_rows()
                 # A client that takes nothing must not delay it.
@@ -240,6 +244,8 @@ class ClientSession(Actor[_SessionMessage]):
     def _read_failed(self, error: PenstockError) -> None:
         if isinstance(error, ProtocolError):
             log.warning("%s broke the protocol: %s", self._connection.peer, error)
+            self._end(error)
+        elif isinstance(error, ResourceBusy):
             self._end(error)
         else:
             self.ctx.stop()
@@ -346,6 +352,8 @@ class ClientSession(Actor[_SessionMessage]):
                 )
                 self._end_span(answer.request, failure)
         self._push(answer, traceparent)
+        if self._last_error is not None and not self._open:
+            self._end(self._last_error)
 
     def _sign(self, changes: SubscribeChanges) -> str | None:
         """Return the trace context of this session's span for the changes."""

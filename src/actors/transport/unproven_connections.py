@@ -1,0 +1,57 @@
+"""Which connections may wait to prove themselves, and which one gives way. Pure.
+
+A connection is unproven from its first packet until its peer has shown what the listener asks for.
+Unproven connections have places of their own, apart from those of proven ones, so that peers that
+say nothing keep nobody out: when all places are taken, the oldest unproven connection is dropped
+for a new one. But none is dropped before it had `SPARED_MS` to prove itself: during a flood new
+connections wait that long in the kernel's queue, so that the flood cannot push out a login that is
+under way.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+SPARED_MS: Final = 25.0
+"""Time that each unproven connection has before it can be dropped for a newer one."""
+
+
+class UnprovenConnections:
+    """The unproven connections of one listener, by number, the oldest first."""
+
+    def __init__(self, count_max: int) -> None:
+        self._count_max = count_max
+        self._admitted_ms: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        """Return the number of unproven connections."""
+        return len(self._admitted_ms)
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether this connection is unproven."""
+        return number in self._admitted_ms
+
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long the listener must wait before it accepts another connection; 0: it may
+        accept now."""
+        if len(self._admitted_ms) < self._count_max:
+            return 0.0
+        oldest_ms = next(iter(self._admitted_ms.values()))
+        return max(0.0, oldest_ms + SPARED_MS - now_ms)
+
+    def admit(self, number: int, now_ms: float) -> list[int]:
+        """Add a new connection. Return the connections to drop for it, which are removed."""
+        dropped = []
+        while len(self._admitted_ms) >= self._count_max:
+            dropped.append(self.oldest())
+            self.remove(dropped[-1])
+        self._admitted_ms[number] = now_ms
+        return dropped
+
+    def oldest(self) -> int:
+        """Return the connection that has been unproven for longest. There must be one."""
+        return next(iter(self._admitted_ms))
+
+    def remove(self, number: int) -> None:
+        """Remove a connection that has proved itself or ended. Does nothing if it is not here."""
+        self._admitted_ms.pop(number, None)
