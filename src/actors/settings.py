@@ -35,6 +35,10 @@ BUCKET_URL: Final = re.compile(
 
 BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
 """Settings that are lists of such URLs."""
+LIST_SETTINGS: Final = (*BUCKET_SETTINGS, "engine_environment")
+"""Settings that are lists; in text: separated by commas."""
+ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
+"""Name of a variable of the environment; with a star: all that begin so."""
 MAPPINGS: Final = ("spark_conf", "kernel_limits")
 """Settings with names of their own: from a TOML file alone, not from the environment."""
 
@@ -317,6 +321,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernel_limits: dict[str, int] = {}
     """Limits by which pure functions choose between two ways to one result, for the whole process
     and its engine: names and greatest values are in `actors.threshold_probes`. For tests."""
+    engine_environment: tuple[str, ...] = ()
+    """Further variables of the service's environment that Spark and users' functions have, beside
+    those that Spark, Java, Python and the store of parts need. A name that ends in `*` stands for
+    all that begin so. In text: separated by commas."""
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 16
     engine_queue_max: int = 1024
@@ -671,6 +679,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             )
             for folder in self.source_dirs.split(os.pathsep)
         ]
+        relations += [
+            (
+                ENVIRONMENT_NAME.fullmatch(name) is not None,
+                f"engine_environment: {name!r} must be the name of a variable, as MY_OPTION or MY_*",
+            )
+            for name in self.engine_environment
+        ]
         for holds, text in relations:
             if not holds:
                 raise BadSettings(text)
@@ -697,7 +712,7 @@ def load(
         if name.startswith("PENSTOCK_") and key in fields and key not in MAPPINGS:
             values[key] = _from_text(fields[key], text)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
-    for name in BUCKET_SETTINGS:
+    for name in LIST_SETTINGS:
         if isinstance(values.get(name), str):
             values[name] = [each for each in values[name].split(",") if each]
     try:

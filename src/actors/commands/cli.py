@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -404,8 +405,8 @@ def java(
     minute, once for each release of Java and of PySpark.
     """
     from actors.spark.class_archive import find_archive, make_archive
+    from actors.spark.environment import engine_environment
     from actors.spark.java import find_java
-    from actors.spark.launch import engine_environment
 
     with tempfile.TemporaryDirectory(prefix="penstock-java-") as cache:
         found = find_java(Path(cache))
@@ -413,7 +414,9 @@ def java(
             raise found
         path = find_archive(found)
         if path is None and archive:
-            path = make_archive(found, Path(cache), engine_environment(found))
+            path = make_archive(
+                found, Path(cache), engine_environment(os.environ, Settings(), found)
+            )
     print(f"Java {found.version}, from {found.origin}")
     print(f"class archive: {path or 'none; `penstock java --archive` makes one'}")
 
