@@ -260,6 +260,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user who makes a source chooses where the password is sent."""
     secret_dir: str = ""
     """Files with passwords and keys of sources lie below this folder; empty: there are none."""
+    source_weak_passwords: bool = False
+    """True if a source may show its password to a PostgreSQL server that asks for it in the clear,
+    or by MD5, without TLS that is verified; else it is proved by SCRAM alone there."""
     source_buckets: tuple[str, ...] = ()
     """Sources and copies may read at or below these URLs (s3://bucket/prefix, gs://…,
     az://container/…), in no other bucket; empty: in none. In text: separated by commas."""
@@ -595,6 +598,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ]
 
+    def _list_relations(self) -> list[tuple[bool, str]]:
+        relations = [
+            (
+                BUCKET_URL.fullmatch(url) is not None,
+                f"{name}: {without_user(url)!r} must be s3://bucket/prefix, "
+                "gs://bucket/prefix or az://container/prefix; credentials come from the "
+                "environment",
+            )
+            for name in BUCKET_SETTINGS
+            for url in getattr(self, name)
+        ]
+        relations += [
+            (
+                not folder or Path(folder).is_absolute(),
+                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
+                f"{os.pathsep!r}",
+            )
+            for folder in self.source_dirs.split(os.pathsep)
+        ]
+        relations += [
+            (
+                ENVIRONMENT_NAME.fullmatch(name) is not None,
+                f"engine_environment: {name!r} must be the name of a variable, or MY_*",
+            )
+            for name in self.engine_environment
+        ]
+        return relations
+
     def _check_kernel_limits(self) -> None:
         for name, value in self.kernel_limits.items():
             known = KERNEL_LIMITS.get(name)
@@ -661,31 +692,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "replicas = 1",
             ),
         ]
-        relations += [
-            (
-                BUCKET_URL.fullmatch(url) is not None,
-                f"{name}: {without_user(url)!r} must be s3://bucket/prefix, "
-                "gs://bucket/prefix or az://container/prefix; credentials come from the "
-                "environment",
-            )
-            for name in BUCKET_SETTINGS
-            for url in getattr(self, name)
-        ]
-        relations += [
-            (
-                not folder or Path(folder).is_absolute(),
-                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
-                f"{os.pathsep!r}",
-            )
-            for folder in self.source_dirs.split(os.pathsep)
-        ]
-        relations += [
-            (
-                ENVIRONMENT_NAME.fullmatch(name) is not None,
-                f"engine_environment: {name!r} must be the name of a variable, as MY_OPTION or MY_*",
-            )
-            for name in self.engine_environment
-        ]
+        relations += self._list_relations()
         for holds, text in relations:
             if not holds:
                 raise BadSettings(text)

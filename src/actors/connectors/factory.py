@@ -56,14 +56,19 @@ class ConnectorFactory:
         around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, id)
         return source_kinds.make_source(config, around)
 
-    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
-        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`."""
+    def new_source(
+        self, kind: str, config: bytes, *, privileged: bool = True
+    ) -> ConnectorConfiguration:
+        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`, and
+        `AccessDenied` for a secret that its creator may not send there unless `privileged`."""
         if kind not in source_kinds.KINDS:
             known = ", ".join(source_kinds.KINDS)
             raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
         found = source_kinds.decode(config)
         if source_kinds.kind_of(found) != kind:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
+        if not privileged:
+            source_kinds.check_new(found, self._settings)
         # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
         return ConnectorConfiguration(kind, source_kinds.encode(found.with_token(token)))
