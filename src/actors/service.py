@@ -52,6 +52,7 @@ from actors.controller.replicas.replica import ReplicaClient
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
+from actors.file_modes import PRIVATE_FOLDER
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
 from actors.persist import PersistClient
@@ -467,7 +468,7 @@ def _directory_of(settings: Settings) -> Path:
 
 def _empty(scratch: Path) -> None:
     """Remove what an earlier process left in scratch."""
-    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     for place in scratch.iterdir():
         # persist uses that folder already, and empties it itself.
         if place.name != "persist":

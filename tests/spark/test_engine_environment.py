@@ -29,7 +29,7 @@ SECRETS = {
     "HTTPS_PROXY": "canary",
     REMOTE_TOKEN: "canary",
 }
-PLAIN = {"PATH": "/bin", "LC_ALL": "C", "HOME": "/home/of", "PYTHONHASHSEED": "7", "TZ": "UTC"}
+PLAIN = {"PATH": "/bin", "LC_ALL": "C", "HOME": "/of/it", "PYTHONHASHSEED": "7", "TZ": "UTC"}
 
 
 def secrets_in(settings: Settings) -> set[str]:

@@ -53,6 +53,7 @@ from actors.commands.inspect import (
 )
 from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
+from actors.file_modes import private_umask
 from actors.memory_ledger import RELEASE_MS, keep_less, release
 from actors.settings import Settings, load
 from actors.wal import commands as timelines
@@ -440,7 +441,8 @@ def cause_of(error: BaseException) -> BaseException:
 def main() -> None:
     """Run the command line; errors of ours become one line on stderr and exit status 2."""
     try:
-        app()
+        with private_umask():
+            app()
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
         sys.exit(STATUS_INTERRUPTED)

@@ -27,6 +27,7 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import BadSettings, InvalidUsage, StorageError, storage_error
+from actors.file_modes import PRIVATE_FOLDER
 from actors.kernel import ActorClock
 from actors.object_store.bucket_paths import BUCKETS, bucket_path
 from actors.object_store.bucket_store import BucketStore
@@ -110,7 +111,7 @@ async def open_consensus(
 async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> ConsensusStore:
     def make_folder() -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(f"make the folder of {path}", error) from error
 

@@ -221,8 +221,6 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             env=engine_environment(
                 os.environ, settings, java, here=on_loopback(settings.spark_master)
             ),
-            # What Spark writes for us holds rows: it is nobody else's, whatever our own umask.
-            umask=0o077,
             # A process group of its own: to kill it ends the JVM, too, even when neither reads its
             # pipe.
             start_new_session=True,

@@ -14,6 +14,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
 from actors.errors import BadSettings
+from actors.file_modes import private_opener
 
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
@@ -23,7 +24,7 @@ class FileExporter(SpanExporter):
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=private_opener)  # noqa: SIM115
         except OSError as error:
             raise BadSettings(f"traces cannot be written to {path}: {error.strerror}") from None
 
