@@ -14,7 +14,6 @@ from pathlib import Path
 import anyio
 import pyarrow as pa
 import pytest
-from service_house import running_service
 
 from actors.commands import cli
 from actors.file_modes import make_shared_folder, private_umask, warn_if_open
@@ -24,6 +23,7 @@ from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
+from service_house import running_service
 
 
 @pytest.fixture(autouse=True)

@@ -269,6 +269,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
     """Size of the objects of a bucket that one source or copy has on local disk at a time; none
     that is larger can be read."""
+    file_decoded_bytes_max: int = 1024 * 1024 * 1024
+    """Decoded size of one file of a source or copy, or a hundred times the size of the file if that
+    is more; and of what is decoded of it at a time. A larger one stops its source."""
+    file_record_bytes_max: int = 32 * 1024 * 1024
+    """Length of one line of CSV or JSON, or of a file of JSON that is read as one record."""
     source_tick_ms: int = 1_000
     """Interval at which the shards of an idle source are sealed up to now."""
     statistics_ms: int = 1_000
