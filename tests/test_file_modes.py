@@ -23,7 +23,7 @@ from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
-from service_house import running_service
+from service_house import running_service  # type: ignore[import-not-found]
 
 
 @pytest.fixture(autouse=True)

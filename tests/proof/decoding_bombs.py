@@ -278,7 +278,7 @@ KINDS: Final[dict[str, list[Callable[[Draw], Bomb]]]] = {
 
 def found(path: str) -> FoundFile:
     """Return a file as a listing has it."""
-    return FoundFile(0, "", "x", path, Path(path).stat().st_size, 0)
+    return FoundFile(0, b"", "x", path, Path(path).stat().st_size, 0)
 
 
 async def read(bomb: Bomb, bound: int) -> tuple[str, int]:

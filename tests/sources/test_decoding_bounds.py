@@ -10,6 +10,7 @@ import gzip
 import random
 import struct
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from actors.connectors.sources import parquet_bounds
+from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
+from actors.connectors.sources.kinds import decode
 from actors.connectors.sources.parquet_bounds import (
     DecodesTooLarge,
     DecodingBound,
     bounded_batches,
     check_parquet,
 )
+from actors.connectors.sources.source import CONFIGURATION_BYTES_MAX
 from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
+from actors.errors import InvalidUsage
+from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from service_house import running_service  # type: ignore[import-not-found]
 
@@ -255,7 +261,7 @@ def hadoop(codec: str, data: bytes) -> bytes:
     return made
 
 
-PACKED = {
+PACKED: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": lambda data: bytes(pa.Codec("zstd").compress(data, asbytes=True)),
@@ -349,6 +355,46 @@ def test_a_value_of_many_lines_is_bounded_by_the_parser(tmp_path: Path) -> None:
     assert own_options("json", multi, [str(large)], RECORD) == ()
     given = (*multi, ("maxcharspercolumn", "5"))
     assert own_options("csv", given, [str(large)], RECORD) == ()
+
+
+# -- Rows of JSON, and configurations --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("array<array<int>>", b"[" + b"[]," * 3_000_000 + b"[]]"),
+        ("array<struct<a:int,b:int,c:int,d:int>>", b"[" + b"{}," * 3_000_000 + b"{}]"),
+        ("array<int>", b"[" + b"1," * 8_000_000 + b"1]"),
+        ("array<map<string,int>>", b"[" + b"{}," * 3_000_000 + b"{}]"),
+    ],
+)
+def test_a_row_of_many_small_objects_is_refused(kind: str, body: bytes) -> None:
+    schema = TableSchema((TableColumn("s", kind),))
+    rows = RowsOfTable(schema, schema, skips=False)
+    with pytest.raises(RowMisfit, match="may decode to"):
+        rows.add(b'{"s": ' + body + b"}", 1)
+    few = body[: len(body) // 1_000 // 6 * 6]
+    rows.add(b'{"s": ' + few[: few.rindex(b",")] + b"]}", 1)
+    assert len(rows) == 1
+
+
+@pytest.mark.parametrize("depth", [1_000, 1_000_000])
+def test_a_row_that_is_nested_deep_is_refused(depth: int) -> None:
+    schema = TableSchema((TableColumn("s", "string"),))
+    for skips in (False, True):
+        rows = RowsOfTable(schema, schema, skips=skips)
+        with pytest.raises(RowMisfit):
+            rows.add(b'{"t": ' + b"[" * depth + b"]" * (depth - 1) + b"}", 1)
+
+
+def test_a_long_configuration_is_not_decoded() -> None:
+    with pytest.raises(InvalidUsage, match="a configuration of 4194305 bytes"):
+        decode(b"[" * (CONFIGURATION_BYTES_MAX + 1))
+    with pytest.raises(InvalidUsage, match="not the configuration of a source"):
+        decode(b"[" * CONFIGURATION_BYTES_MAX)
+    with pytest.raises(InvalidUsage, match="not the configuration of a source"):
+        decode(b'{"type": "files", "more": ' + b"[" * 1_000_000)
 
 
 # -- In the service --------------------------------------------------------------------------------

@@ -106,7 +106,8 @@ def test_a_secret_goes_to_the_hosts_beside_it(name: str, tmp_path: Path) -> None
         (tmp_path / "production.hosts").write_text(text)
 
     def check(host: str, *, listed_only: bool, value: str = value) -> None:
-        found = PostgresConfig(host=host, **{name: value})
+        options: dict[str, Any] = {name: value}
+        found = PostgresConfig(host=host, **options)
         check_secrets(found, settings, environment, listed_only=listed_only)
 
     # Without a list an administrator alone may name it.

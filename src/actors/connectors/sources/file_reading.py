@@ -371,8 +371,8 @@ def _from_parquet(
                     yield pa.concat_tables(waiting)
                     waiting, size = [], 0
         except DecodesTooLarge as error:
-            behind = f"behind row {count}: {error}" if count else error
-            raise _Unreadable(named if engine else path, behind) from None
+            where = f"behind row {count}: {error}" if count else str(error)
+            raise _Unreadable(named if engine else path, where) from None
         except (OSError, pa.ArrowException) as error:
             behind = f"behind row {count}: {error}" if count else error
             raise _Unreadable(path, behind) from None

@@ -17,7 +17,12 @@ from actors.connectors.sources.files import FilesConfig, FilesSource
 from actors.connectors.sources.generators import GeneratorSource
 from actors.connectors.sources.nexmark import NexmarkConfig, NexmarkSeries
 from actors.connectors.sources.postgres_config import PostgresConfig
-from actors.connectors.sources.source import ConnectorContext, SourceConfig, SourceConnector
+from actors.connectors.sources.source import (
+    ConnectorContext,
+    SourceConfig,
+    SourceConnector,
+    check_configuration,
+)
 from actors.connectors.sources.source_secrets import SecretUser, check_secrets
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
 from actors.connectors.sources.wal import WalSource
@@ -103,9 +108,10 @@ def encode(config: SourceConfig) -> bytes:
 def decode(data: bytes | str) -> SourceConfig:
     """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
     that does not fit."""
+    check_configuration(data)
     try:
         found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
     return found
 
@@ -114,7 +120,7 @@ def _choice(data: bytes | str) -> str:
     """Return a hint with the known options or kinds; "" if the names are right."""
     try:
         given = msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     for kind in _MAKERS:
         if given.get("type") == kind.__struct_config__.tag:
