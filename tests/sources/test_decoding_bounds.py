@@ -20,7 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from actors.connectors.sources import parquet_bounds
+from actors.connectors.sources import copied_files, parquet_bounds, parquet_pages
+from actors.connectors.sources.file_listing import FoundFile
+from actors.connectors.sources.file_reading import FileReader
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
 from actors.connectors.sources.kinds import decode
 from actors.connectors.sources.parquet_bounds import (
@@ -29,9 +31,14 @@ from actors.connectors.sources.parquet_bounds import (
     bounded_batches,
     check_parquet,
 )
-from actors.connectors.sources.source import CONFIGURATION_BYTES_MAX
+from actors.connectors.sources.source import (
+    CONFIGURATION_BYTES_MAX,
+    ConnectorContext,
+    SourceUnreachable,
+)
 from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
-from actors.errors import InvalidUsage
+from actors.errors import EngineLost, InvalidUsage
+from actors.kernel.clock import SystemClock
 from actors.plan.schema import TableColumn, TableSchema
 from actors.settings import Settings
 from service_house import running_service  # type: ignore[import-not-found]
@@ -112,10 +119,15 @@ def test_batches_are_as_small_as_they_must_be(
     assert read(path)["s"].to_pylist() == column.to_pylist()
 
 
+POOLS: list[pa.MemoryPool] = []
+"""Kept: memory of a pool may be freed after its last use here."""
+
+
 def allocated_by(path: str, bound: DecodingBound, match: str) -> int:
     """Read a file that must be refused; return the peak of Arrow's memory, beyond what was."""
     before = pa.default_memory_pool()
     pool = pa.proxy_memory_pool(before)
+    POOLS.append(pool)
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(DecodesTooLarge, match=match):
@@ -216,6 +228,36 @@ def test_a_page_that_announces_more_lengths_than_values_is_refused(
     altered(path, block + varint(20_000), block + varint(2_000_000))
     with pytest.raises(DecodesTooLarge, match=r"announces 2000000 lengths|within its lengths"):
         read(path, DecodingBound(8 * MIB))
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY"])
+def test_lengths_that_would_fit_are_counted_too(tmp_path: Path, encoding: str) -> None:
+    path = put(tmp_path, WORDS, use_dictionary=False, column_encoding=encoding, compression="none")
+    block = varint(128) + varint(4)
+    # The last block has room for them.
+    altered(path, block + varint(20_000), block + varint(20_050))
+    with pytest.raises(DecodesTooLarge, match="a page of 20000 values announces 20050 lengths"):
+        read(path, DecodingBound(8 * MIB))
+
+
+def test_a_column_of_too_many_pages_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, WORDS, use_dictionary=False, data_page_size=1_000)
+    monkeypatch.setattr(parquet_pages, "PAGES_MAX", 5)
+    with pytest.raises(DecodesTooLarge, match="more than 5 pages"):
+        read(path, DecodingBound(8 * MIB))
+
+
+def test_columns_that_share_their_bytes_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(tmp_path, WORDS)
+    with pq.ParquetFile(path) as parquet:
+        # As a footer may say of many columns: the same place for each.
+        columns = [0] * 3
+        with open(path, "rb") as file, pytest.raises(DecodesTooLarge, match="longer than its file"):
+            parquet_bounds._group_shape(parquet, file, 0, columns, DecodingBound(8 * MIB))
 
 
 def test_a_dictionary_that_announces_more_than_it_has_is_refused(tmp_path: Path) -> None:
@@ -355,6 +397,70 @@ def test_a_value_of_many_lines_is_bounded_by_the_parser(tmp_path: Path) -> None:
     assert own_options("json", multi, [str(large)], RECORD) == ()
     given = (*multi, ("maxcharspercolumn", "5"))
     assert own_options("csv", given, [str(large)], RECORD) == ()
+
+
+# -- What is read before Spark is asked ------------------------------------------------------------
+
+JOBS: list[Any] = []
+
+
+def refusal(path: Path, kind: str, options: dict[str, str], *, copied: bool = False) -> str:
+    """Have a reader read a file that it refuses; return its error. Spark is asked for none."""
+
+    async def run_job(job: Any) -> Any:
+        JOBS.append(job)
+        raise EngineLost("no Spark")
+
+    settings = Settings(file_decoded_bytes_max=MIB, file_record_bytes_max=RECORD)
+    around = ConnectorContext(SystemClock(), settings, path.parent, run_job)
+    schema = TableSchema((TableColumn("s", "string"),))
+    size = path.stat().st_size
+    reader: Any = FileReader(kind, options, schema, schema, around, copied=copied)  # type: ignore[arg-type]
+
+    async def main() -> None:
+        async for _ in reader.pieces([FoundFile(0, b"", path.name, str(path), size, 0)]):
+            pass
+
+    JOBS.clear()
+    with pytest.raises(SourceUnreachable) as caught:
+        anyio.run(main)
+    return str(caught.value)
+
+
+def test_files_for_spark_are_judged_before_it_is_asked(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv.gz"
+    path.write_bytes(gzip.compress(b"1,x\n" * 1_000_000))
+    assert f"{path}: it decodes to more than" in refusal(path, "csv", {})
+    assert not JOBS
+    nested = pa.ListArray.from_arrays(pa.array([0, 2_000], pa.int32()), repeated(100_000, 2_000))
+    bomb = Path(put(tmp_path, nested, compression="zstd"))
+    assert f"{bomb}: row group 0 decodes to more than" in refusal(bomb, "parquet", {})
+    assert not JOBS
+    large = tmp_path / "large.csv"
+    large.write_text("x\n" * RECORD)
+    assert "no Spark" in refusal(large, "csv", {"multiLine": "true"})
+    assert ("maxCharsPerColumn", str(RECORD)) in JOBS[0].options
+
+
+@pytest.mark.parametrize("kind", ["csv", "json"])
+def test_a_line_of_a_copy_is_bounded(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    body = "x" * (RECORD + 1)
+    path.write_text(f'{{"s":"{body}"}}\n' if kind == "json" else f"s\n{body}\n")
+    assert "a line has more than 10000 bytes" in refusal(path, kind, {}, copied=True)
+
+
+def test_rows_of_a_copy_gather_up_to_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copied_files, "BYTES_AT_ONCE", 50_000)
+    path = tmp_path / "a.json"
+    path.write_text('{"s":"' + "x" * 1_000 + '"}\n' + '{"s":"y"}\n')
+    path.write_text(path.read_text() * 200)
+    schema = TableSchema((TableColumn("s", "string"),))
+    pieces = list(copied_files.read_copied(str(path), "json", schema))
+    assert sum(piece.num_rows for piece in pieces) == 400
+    assert max(piece.nbytes for piece in pieces) < 60_000
 
 
 # -- Rows of JSON, and configurations --------------------------------------------------------------
