@@ -16,8 +16,8 @@ import pyarrow as pa
 import pytest
 
 from actors.commands import cli
-from actors.file_modes import make_shared_folder, private_umask, warn_if_open
 from actors.kernel.clock import SystemClock
+from actors.object_store.file_modes import make_shared_folder, private_umask, warn_if_open
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_sqlite import SqliteConsensus
 from actors.persist.directory import StateDirectory

@@ -28,7 +28,7 @@ BANNED = (
 )
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("threshold_probes",),
-    ("telemetry", "spans", "settings", "progress", "errors", "memory_ledger", "file_modes"),
+    ("telemetry", "spans", "settings", "progress", "errors", "memory_ledger"),
     ("tracing",),
     ("kernel",),
     ("plan",),

@@ -52,9 +52,9 @@ from actors.controller.replicas.replica import ReplicaClient
 from actors.controller.sessions.memory_link import MemoryConnection
 from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
-from actors.file_modes import PRIVATE_FOLDER
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
+from actors.object_store.file_modes import PRIVATE_FOLDER
 from actors.persist import PersistClient
 from actors.persist.registrations import (
     describe_replica,

@@ -79,7 +79,9 @@ def test_a_small_bomb_is_refused_by_the_decoder() -> None:
 
 
 def test_depth_is_counted_and_not_length() -> None:
-    deep = array(1, b"\x91" * (DEPTH_MAX - 4) + b"\x01")
-    wide = frame({"data": b"x" * 100_000, "extra": [[1]] * 1_000})
-    for body in (deep + b"", wide):
-        check_frame(body, 16 * LIMIT)
+    codec: FrameCodec[_Message] = FrameCodec(_Message, LIMIT)
+    wide = frame({"data": b"x" * 100_000, "extra": [[[1]]] * 1_000})
+    assert codec.decode(wide) == _Message(data=b"x" * 100_000)
+    deep = b"\x91" * (DEPTH_MAX + 1) + b"\xc6" + struct.pack(">I", 100_000) + b"x" * 100_000
+    with pytest.raises(MalformedFrame, match="nested deeper"):
+        check_frame(deep, 16 * LIMIT)

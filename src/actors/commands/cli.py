@@ -53,8 +53,8 @@ from actors.commands.inspect import (
 )
 from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
-from actors.file_modes import private_umask
 from actors.memory_ledger import RELEASE_MS, keep_less, release
+from actors.object_store.file_modes import private_umask
 from actors.settings import Settings, load
 from actors.wal import commands as timelines
 from actors.wal.push_command import push

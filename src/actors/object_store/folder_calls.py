@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from actors.file_modes import PRIVATE_FILE, share_file
+from actors.object_store.file_modes import PRIVATE_FILE, share_file
 
 
 def sync_folder(folder: Path) -> None:

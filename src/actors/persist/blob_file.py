@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from actors.errors import StorageError, storage_error
-from actors.file_modes import PRIVATE_FILE, PRIVATE_FOLDER, private_opener
 from actors.kernel import ActorClock
 from actors.kernel.clock import CallOverdue
+from actors.object_store.file_modes import PRIVATE_FILE, PRIVATE_FOLDER, private_opener
 from actors.object_store.folder_calls import sync_folder, write_file
 from actors.persist.location import STASH_FOLDER, BlobInfo, check_blob_key
 

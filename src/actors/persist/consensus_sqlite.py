@@ -22,8 +22,8 @@ import anyio
 import apsw
 
 from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull, storage_error
-from actors.file_modes import PRIVATE_FILE
 from actors.kernel import ActorClock
+from actors.object_store.file_modes import PRIVATE_FILE
 from actors.object_store.folder_calls import sync_folder
 from actors.persist.blob_file import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
 from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail

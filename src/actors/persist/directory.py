@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import StateDirectoryError
-from actors.file_modes import PRIVATE_FILE, PRIVATE_FOLDER, private_opener, warn_if_open
+from actors.object_store.file_modes import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    private_opener,
+    warn_if_open,
+)
 from actors.object_store.folder_calls import sync_folder, write_file
 
 FORMAT: Final = 1

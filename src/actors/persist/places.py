@@ -27,10 +27,10 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.errors import BadSettings, InvalidUsage, StorageError, storage_error
-from actors.file_modes import PRIVATE_FOLDER
 from actors.kernel import ActorClock
 from actors.object_store.bucket_paths import BUCKETS, bucket_path
 from actors.object_store.bucket_store import BucketStore
+from actors.object_store.file_modes import PRIVATE_FOLDER
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_bucket import BucketConsensus

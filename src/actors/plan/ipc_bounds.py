@@ -1,4 +1,4 @@
-"""What an Arrow IPC stream of somebody else decodes to, before it is decoded. Pure.
+"""Bounds of what an Arrow IPC stream of somebody else decodes to. Pure.
 
 A stream's bytes are used where they lie, so a frame's limit bounds them, but for three things: a
 compressed buffer announces its length, which is allocated; rows of some types take no bytes; and
@@ -20,7 +20,7 @@ from actors.errors import MalformedFrame
 from actors.plan import arrow_compute as pc
 
 DECODED_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What a stream may decode to where it is more than its own bytes."""
+"""Most bytes that a stream decodes to where these are more than its own."""
 ROWS_FREE: Final = 16 * 1024 * 1024
 """Rows that need no bytes; of more each has a bit at least."""
 _U16, _U32 = struct.Struct("<H"), struct.Struct("<I")
@@ -86,6 +86,7 @@ def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
     for number in range(_U32.unpack_from(metadata, vector)[0]):
         place = vector + 4 + 16 * number
         offset, length = (_I64.unpack_from(metadata, place + step)[0] for step in (0, 8))
+        # Shorter ones are empty.
         if length < 8:
             continue
         announced = _I64.unpack_from(body, offset)[0]
@@ -98,6 +99,7 @@ def _announced(metadata: memoryview, batch: int, body: memoryview) -> int:
 def _field(data: memoryview, table: int, number: int) -> int:
     """Return where a field of a table stands; 0: it is not there."""
     vtable = table - _I32.unpack_from(data, table)[0]
+    # A negative place would be read from the end.
     if vtable < 0:
         raise IndexError
     entry = 4 + 2 * number
@@ -151,6 +153,7 @@ def check_values(table: pa.Table) -> pa.Table:
 def _bytes_apart(values: pa.Array) -> int:
     """Return at least what values take when each stands for itself."""
     kind, types = values.type, pa.types
+    # Who casts an extension gets its storage.
     if isinstance(kind, pa.BaseExtensionType):
         return _bytes_apart(values.storage)
     if types.is_dictionary(kind):

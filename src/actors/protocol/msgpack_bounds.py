@@ -1,4 +1,4 @@
-"""What a msgpack frame decodes to, estimated before it is decoded. Pure.
+"""Estimates what a msgpack frame decodes to, before it is decoded. Pure.
 
 A byte of msgpack may become an object: an empty map of one byte a message of all its defaults. So
 the values of a large frame are counted first. Bytes and texts, of which large frames are made, are
@@ -53,6 +53,7 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
             at += 1
             values = 0
             left -= _OBJECT_BYTES
+            # In the order of how often each kind comes.
             if head < 0x80 or head >= 0xE0:
                 pass
             elif head < 0x90:
@@ -76,8 +77,10 @@ def check_frame(body: bytes | bytearray | memoryview, decoded_bytes_max: int) ->
                 raise MalformedFrame(
                     f"a frame of {end} bytes decodes to more than {decoded_bytes_max}"
                 )
+            # Each takes a byte at least.
             if values > end - at:
                 raise MalformedFrame("a msgpack message announces more values than it has bytes")
+            # Not by recursion, whose depth others would choose.
             if values:
                 waiting.append(values)
                 if len(waiting) > DEPTH_MAX:

@@ -70,6 +70,7 @@ def engine_environment(
 
     `here`: all of Spark is on this machine, and its Python ours.
     """
+    # What is not named is left out: nobody knows what it is.
     patterns = [*PASSED, *_store_variables(settings), *settings.engine_environment]
     if is_remote(settings.spark_master):
         patterns.append(REMOTE_TOKEN)

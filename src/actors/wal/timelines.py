@@ -28,8 +28,8 @@ from actors.errors import (
     WalRefused,
     storage_error,
 )
-from actors.file_modes import PRIVATE_FOLDER, private_opener, warn_if_open
 from actors.kernel import ActorClock
+from actors.object_store.file_modes import PRIVATE_FOLDER, private_opener, warn_if_open
 from actors.settings import Settings
 from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline

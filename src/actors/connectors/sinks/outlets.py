@@ -40,7 +40,6 @@ from actors.errors import (
     WriterFenced,
     storage_error,
 )
-from actors.file_modes import make_shared_folder
 from actors.kernel import ActorClock
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_paths import (
@@ -51,6 +50,7 @@ from actors.object_store.bucket_paths import (
     reason,
 )
 from actors.object_store.bucket_store import PAGE_KEYS, FetchedObject, ObjectVersion, allows_http
+from actors.object_store.file_modes import make_shared_folder
 from actors.object_store.folder_calls import sync_file, sync_folder, write_file
 from actors.settings import Settings, without_user
 

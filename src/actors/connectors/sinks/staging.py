@@ -18,9 +18,9 @@ from typing import IO, Any, Final, Protocol
 
 from actors.connectors.sinks.formats import FilePlace
 from actors.errors import storage_error
-from actors.file_modes import PRIVATE_FOLDER, share_file
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_store import UploadStopped
+from actors.object_store.file_modes import PRIVATE_FOLDER, share_file
 from actors.object_store.folder_calls import sync_folder
 from actors.progress import Frontier
 

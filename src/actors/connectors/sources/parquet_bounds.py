@@ -42,7 +42,7 @@ class DecodesTooLarge(Exception):
 
 
 class DecodingBound(NamedTuple):
-    """What files may decode to."""
+    """Bounds of what files decode to."""
 
     bytes_max: int
     """The setting `file_decoded_bytes_max`; also what is in memory at a time."""
@@ -120,6 +120,7 @@ def bounded_batches(
             shape = _group_shape(parquet, file, group, columns, bound)
             left = bound.allowed(size) - decoded
             bound.check(f"row group {group}", decoded + shape.dictionary_bytes(path, left), size)
+            # Chosen anew for each group: its dictionaries differ.
             rows = shape.batch_rows(bound)
             resident = shape.resident + shape.window_bytes(rows)
             bound.check_at_once(f"row group {group}", resident)
@@ -182,6 +183,7 @@ class _ColumnShape(NamedTuple):
         plain = np.zeros(len(values) + 1, np.int64)
         by_dictionary = [page.encoding in DICTIONARY_ENCODINGS for page in pages.pages]
         if kind.is_text:
+            # An offset, whatever the text.
             row_bytes = 8
             sizes = [
                 0 if by else page.bytes for page, by in zip(pages.pages, by_dictionary, strict=True)
@@ -199,6 +201,7 @@ class _ColumnShape(NamedTuple):
             resident += int(values.sum()) * row_bytes + int(plain[-1])
             row_bytes, plain = 0, np.zeros(len(values) + 1, np.int64)
         starts = np.concatenate([[0], np.cumsum(values)])
+        # Of other columns the rows are counted as they come.
         only = kind.is_text and bool(by_dictionary) and all(by_dictionary)
         count = int(values.sum())
         counted = count if only else 0
@@ -217,7 +220,7 @@ class _ColumnShape(NamedTuple):
 
 
 class GroupShape(NamedTuple):
-    """What decoding some columns of a row group takes."""
+    """Bytes that decoding some columns of a row group takes."""
 
     number: int
     rows: int
@@ -265,6 +268,7 @@ def _count_texts(path: str, group: int, name: str, bytes_max: int) -> int:
             for texts in map(_texts_within, batch.columns):
                 lengths = pc.cast(pc.binary_length(texts.dictionary), pa.int64())
                 found += (pc.sum(lengths.take(texts.indices)).as_py() or 0) + 4 * len(texts)
+            # Rows of a few bits each would be counted for hours.
             if found > bytes_max:
                 break
     return found

@@ -77,7 +77,7 @@ class _Header(NamedTuple):
 
 
 class ColumnKind(NamedTuple):
-    """What the footer's schema says of a column."""
+    """Properties of a column that the footer's schema tells."""
 
     width: int
     """Bytes of a value in a dictionary; of a text: of its length."""
@@ -114,11 +114,13 @@ def read_pages(file: BinaryIO, column: Any, kind: ColumnKind, page_bytes_max: in
     while seen < wanted and at < end:
         count += 1
         if count > PAGES_MAX:
+            # Headers of a few bytes each would be read for hours.
             raise BrokenPages(f"it has more than {PAGES_MAX} pages")
         header = _read_header(file, at)
         at += header.length
         if not (0 <= header.compressed <= end - at and header.bytes >= 0):
             raise BrokenPages("a page is longer than its column")
+        # The reader makes room for these before it decompresses.
         if header.bytes > page_bytes_max:
             raise BrokenPages(f"a page of {header.bytes} bytes when it is decompressed")
         values = header.details.get(1, 0)
@@ -128,6 +130,7 @@ def read_pages(file: BinaryIO, column: Any, kind: ColumnKind, page_bytes_max: in
             dictionary_bytes, longest = _dictionary(file, at, header, column, kind)
         elif header.kind in (_DATA, _DATA_V2):
             encoding = header.details.get(2 if header.kind == _DATA else 4, PLAIN)
+            # These have a count of their own, for which the reader makes room.
             if encoding in (_DELTA_LENGTHS, DELTA_TEXTS):
                 _check_delta(file, at, header, column, kind)
             pages.append(DataPage(values, header.bytes, encoding))
@@ -156,6 +159,7 @@ def _read_header(file: BinaryIO, at: int) -> _Header:
         raise BrokenPages("a page's header without its size")
     if not isinstance(compressed, int):
         raise BrokenPages("a page's header without its size")
+    # As the reader does it: the kind decides, whatever other details are there.
     details = fields.get(_DETAILS.get(kind, 0))
     return _Header(
         kind, uncompressed, compressed, details if isinstance(details, dict) else {}, length
@@ -190,6 +194,7 @@ def _value(data: bytes, at: int, kind: int, depth: int, *, inside: bool) -> tupl
     which a truth value takes a byte."""
     match kind:
         case 1 | 2:
+            # Of a field the value is the kind itself.
             return (None if inside else kind == 1), at + inside
         case 3:
             return None, at + 1
@@ -229,6 +234,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
     value, at = _varint(data, at)
+    # As the reader does it: the rest of a longer number is dropped.
     value &= 0xFFFF_FFFF
     return (value >> 1) ^ -(value & 1), at
 
@@ -258,6 +264,7 @@ def _dictionary(
     values = header.details.get(1, 0)
     if values > header.bytes // kind.width:
         raise BrokenPages(f"a dictionary of {header.bytes} bytes announces {values} values")
+    # Entries of fixed width are copied once.
     if not kind.is_text:
         return header.bytes * 2, 0
     file.seek(at)
@@ -293,6 +300,7 @@ def _check_delta(file: BinaryIO, at: int, header: _Header, column: Any, kind: Co
     if not 0 <= levels <= len(data):
         raise BrokenPages("a page is shorter than its levels")
     body: bytes | None = data[levels:]
+    # A page of the second version may be left as it is, also in a compressed column.
     if not (v2 and details.get(7) is False):
         body = _decompressed(data[levels:], header.bytes - levels, column)
     if body is None:
@@ -300,6 +308,7 @@ def _check_delta(file: BinaryIO, at: int, header: _Header, column: Any, kind: Co
     values = details.get(1, 0)
     try:
         place = 0 if v2 else _after_levels(body, kind.levels)
+        # A page of NULLs alone has no lengths.
         if place >= len(body):
             return
         for _ in range(2 if encoding == DELTA_TEXTS else 1):

@@ -135,6 +135,7 @@ def _secret_lists(
         variable = getattr(config, name, "")
         if variable:
             named = f"{variable}_HOSTS"
+            # An empty list is a list: of no hosts.
             text = environment.get(named)
             yield f"{name} {variable!r}", named, None if text is None else parse_hosts(text, named)
     for name in SECRET_FILES:
@@ -154,6 +155,7 @@ def _check_hosts(
 ) -> None:
     if hosts is None and not listed_only:
         return
+    # All of them: a driver tries one after another.
     for target in config.secret_targets():
         if hosts is None or not hosts.allows(target):
             who = "a role that is no administrator may send it" if hosts is None else "it may go"
@@ -171,6 +173,7 @@ def _read_hosts(path: Path) -> SecretHosts | None:
             raise InvalidUsage(f"{path} is too large: a list of hosts has at most 64 KiB")
         return parse_hosts(data.decode(), str(path))
     except FileNotFoundError:
+        # Any other error is no list, and not the absence of one.
         return None
     except (OSError, UnicodeDecodeError) as error:
         # Not known is not allowed: the list may leave the host out.

@@ -38,6 +38,7 @@ def check_text(
     size = os.stat(path).st_size
     suffix = PurePath(path).suffix.lower()
     packed = _is_packed(path)
+    # Nothing in it can be longer than the whole.
     if not packed and size <= record_bytes_max:
         return
     given = {name.lower(): value for name, value in options.items()}
@@ -90,6 +91,7 @@ class _LineMeter:
 
     def see(self, chunk: bytes) -> None:
         """Count a further piece. Raises `DecodesTooLarge`."""
+        # Then no line lies within a piece that is too long.
         for start in range(0, len(chunk), self._bytes_max):
             self._see(chunk[start : start + self._bytes_max])
 
@@ -127,6 +129,7 @@ def _inflated(path: str) -> Iterator[bytes]:
     with open(path, "rb") as file:
         while data := file.read(CHUNK_BYTES):
             inflater = zlib.decompressobj()
+            # In pieces: what one piece of the file decompresses to is not bounded.
             while not inflater.eof:
                 yield inflater.decompress(data, CHUNK_BYTES)
                 data = inflater.unconsumed_tail or file.read(CHUNK_BYTES)
@@ -179,6 +182,7 @@ def _is_whole(kind: str, given: Mapping[str, str]) -> bool:
     try:
         return codecs.lookup(encoding).name not in _PLAIN_ENCODINGS
     except LookupError:
+        # Java may know it.
         return True
 
 
