@@ -91,7 +91,12 @@ def one_dictionary(draw: Draw) -> Bomb:
 
 
 def many_groups(draw: Draw) -> Bomb:
-    return put(draw, repeated(draw, 50_000), row_group_size=draw.random.randint(50, 500))
+    return put(
+        draw,
+        repeated(draw, 50_000),
+        compression="zstd",
+        row_group_size=draw.random.randint(50, 500),
+    )
 
 
 def deltas(draw: Draw) -> Bomb:

@@ -106,7 +106,8 @@ def bounded_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file, in batches of bounded size. Raises `DecodesTooLarge`, OSError and
     Arrow's errors."""
-    with open_bounded(path, bound, pre_buffer=True) as parquet, open(path, "rb") as file:
+    # Bytes that were read ahead would stay in memory to the end of the file.
+    with open_bounded(path, bound, pre_buffer=False) as parquet, open(path, "rb") as file:
         size = file.seek(0, os.SEEK_END)
         wanted = set(names)
         schema = parquet.schema
