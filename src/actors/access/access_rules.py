@@ -99,10 +99,7 @@ class AccessRules(msgspec.Struct, frozen=True):
         if right == CONNECT:
             return f"role {role} may not use Spark Connect: ask an administrator for {grant}"
         if right == EXECUTE_CODE:
-            return (
-                f"role {role} may not run code with the service's own rights: ask an administrator "
-                f"for {grant}"
-            )
+            return code_refusal(role, "code of its own")
         if right == ADMIN and name:
             return (
                 f"role {role} neither owns nor administers {name}: ask its owner or an "
@@ -131,3 +128,11 @@ class AccessRules(msgspec.Struct, frozen=True):
             return TokenLogin(False, runs_code=self.may(UNPROVEN, EXECUTE_CODE))
         role = self.registry.role_of_token(digest)
         return TokenLogin(True, role, role is not None and self.may(role, EXECUTE_CODE))
+
+
+def code_refusal(role: str, what: str) -> str:
+    """Return why a role may not use something of Spark without the right to run code."""
+    return (
+        f"role {role} may not use {what}: it may run code, or reach files and addresses, as the "
+        f"service itself; ask an administrator for GRANT {EXECUTE_CODE.upper()} TO {role}"
+    )

@@ -15,12 +15,18 @@ from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from actors.connect_gateway.change_streams import registration
 from actors.connect_gateway.gateway_sessions import GatewaySession, SessionKey
 from actors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
+from actors.connect_gateway.session_settings import POOL_SETTING
 from actors.connect_gateway.spark_upstream import SparkUpstream
 from actors.errors import PenstockError
 
-POOL_SETTING: Final = "spark.scheduler.pool"
 POOL: Final = "clients"
 """Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
+FIRST_SETTINGS: Final = {
+    POOL_SETTING: POOL,
+    # Spark would replace `${…}` in a text before it parses it, by variables of the service too.
+    "spark.sql.variable.substitute": "false",
+}
+"""Settings of each session from its begin."""
 FILE_SETTINGS: Final = {
     # A footer's bounds know neither NaN nor that -0.0 is 0.0: a filter on them loses rows of ours.
     "spark.sql.parquet.filterPushdown": "false",
@@ -39,7 +45,7 @@ class SparkCalls:
         """Open the session that a request names, if it is not open. Return Spark's id of it. Raises
         as `SparkUpstream.call` does."""
         key = SessionKey(request.user_context.user_id, request.session_id)
-        answer = await self._configure(key, {POOL_SETTING: POOL})
+        answer = await self._configure(key, FIRST_SETTINGS)
         return str(answer.server_side_session_id)
 
     async def prepare_files(self, session: GatewaySession) -> None:
