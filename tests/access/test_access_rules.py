@@ -43,7 +43,7 @@ def test_refusals_name_the_object_the_right_and_the_grant() -> None:
         (CREATE, None, "", "may not create objects: .*GRANT CREATE TO reader"),
         (ADMIN, None, "", "is no administrator, .*GRANT ADMIN TO reader"),
         (CONNECT, None, "", "may not use Spark Connect: .*GRANT CONNECT TO reader"),
-        (EXECUTE_CODE, None, "", "may not run code .*GRANT EXECUTE CODE TO reader"),
+        (EXECUTE_CODE, None, "", "may not use code of its own: .*GRANT EXECUTE CODE TO reader"),
     ):
         with pytest.raises(AccessDenied, match=text):
             rules.check("reader", right, id_, name)

@@ -7,19 +7,21 @@ from typing import Any, get_args
 
 import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
+from msgspec.structs import replace
 
 from actors.access.access_rules import UNPROVEN, AccessRules, RoleLogin, TokenLogin
-from actors.access.role_registry import ADMIN, READ, RoleRegistry
+from actors.access.role_registry import ADMIN, CREATE, READ, RoleRegistry
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CatalogSnapshot
 from actors.controller.messages import FindLogin, FindToken, SubmitRequest
 from actors.controller.roles.request_rights import check_request, needed_rights
-from actors.errors import AccessDenied, SqlSyntaxError, StorageError
+from actors.errors import AccessDenied, InvalidUsage, StorageError
 from actors.pgwire.scram import make_verifier
 from actors.protocol import api
 from actors.protocol.api import (
     CreateIndex,
     CreateTable,
+    CreateView,
     DropObject,
     ReadStatus,
     RequestDone,
@@ -302,23 +304,26 @@ def test_an_index_is_read_by_the_right_on_what_it_is_on() -> None:
     assert [right for right, _ in made] == ["create", READ]
 
 
-def test_code_of_the_engines_process_is_for_administrators() -> None:
+def test_only_the_view_of_a_subscribe_needs_no_right_to_create() -> None:
     registry = RoleRegistry().create("boss", login=True).create("app", login=True)
-    access = AccessRules(registry.grant(["app"], [READ], None))
-    for call in (
-        "reflect('a', 'b')",
-        "`Java_Method`('a', 'b')",
-        "builtin.try_reflect ('a')",
-        "identifier/**/('ref' || 'lect')('a', 'b')",
-    ):
-        request = api.RunQuery(1, f"SELECT {call}")
-        with pytest.raises(AccessDenied, match="only administrators"):
-            check_request(access, _catalog(), "app", request)
-        check_request(access, _catalog(), "boss", request)
-    for text in ("SELECT reflected, identifier FROM t", "SELECT 'reflect(1)' -- reflect(1)"):
-        check_request(access, _catalog(), "app", api.RunQuery(1, text))
-    with pytest.raises(SqlSyntaxError):
-        check_request(access, _catalog(), "app", api.RunQuery(1, "SELECT 'open"))
+    access = AccessRules(registry)
+    name = "__subscribe_1f"
+    followed = CreateView(1, name, "SELECT 1 AS a", as_of=5, for_subscribe=True)
+    check_request(access, _catalog(), "app", followed)
+    assert list(needed_rights(_catalog(), CreateView(1, name, "SELECT 1"))) == [(CREATE, None)]
+    more: tuple[dict[str, Any], ...] = (
+        {"name": "v"},
+        {"name": "__subscribe_"},
+        {"plain": True},
+        {"replace": True},
+        {"conf": {"spark.sql.ansi.enabled": "false"}},
+        {"retain_history_ms": 1},
+        {"target_lag_ms": 1},
+        {"comment": "mine"},
+    )
+    for each in more:
+        with pytest.raises(InvalidUsage, match="of a subscribe"):
+            check_request(access, _catalog(), "app", replace(followed, **each))
 
 
 def _catalog() -> CatalogSnapshot:

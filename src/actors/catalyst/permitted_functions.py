@@ -199,10 +199,7 @@ variant.VariantArrayAppendExpressionBuilder=variant_array_append
 variant.VariantDelete=variant_delete variant.VariantGetExpressionBuilder=variant_get
 variant.VariantInsertExpressionBuilder=variant_insert
 variant.VariantSetExpressionBuilder=variant_set
-variant.VariantStripNullsExpressionBuilder=variant_strip_nulls xml.XPathBoolean=xpath_boolean
-xml.XPathDouble=xpath_double,xpath_number xml.XPathFloat=xpath_float xml.XPathInt=xpath_int
-xml.XPathList=xpath xml.XPathLong=xpath_long xml.XPathShort=xpath_short
-xml.XPathString=xpath_string
+variant.VariantStripNullsExpressionBuilder=variant_strip_nulls
 """
 """Class of the registry below `_EXPRESSIONS`, with the names that it has or had."""
 _TABLE_FUNCTIONS: Final = """
@@ -220,9 +217,12 @@ _REFUSED: Final = """
 CallMethodViaReflection=java_method,reflect FromAvro=from_avro FromProtobuf=from_protobuf
 InputFileBlockLength=input_file_block_length InputFileBlockStart=input_file_block_start
 InputFileName=input_file_name SchemaOfAvro=schema_of_avro ToAvro=to_avro ToProtobuf=to_protobuf
-TryReflect=try_reflect
+TryReflect=try_reflect xml.XPathBoolean=xpath_boolean xml.XPathDouble=xpath_double,xpath_number
+xml.XPathFloat=xpath_float xml.XPathInt=xpath_int xml.XPathList=xpath xml.XPathLong=xpath_long
+xml.XPathShort=xpath_short xml.XPathString=xpath_string
 """
-"""Functions that call code, tell of files, or open those that they are given."""
+"""Functions that call code, tell of files, or open what they are given: XPath fetches the DTD that
+a document names."""
 _REFUSED_TABLE_FUNCTIONS: Final = """
 plans.logical.PythonWorkerLogs=python_worker_logs
 """
@@ -308,6 +308,7 @@ REFUSED_FUNCTIONS: Final = _classes(_REFUSED, _EXPRESSIONS)
 REFUSED_TABLE_FUNCTIONS: Final = _classes(_REFUSED_TABLE_FUNCTIONS, _CATALYST)
 FUNCTION_NAMES: Final = _names(FUNCTIONS)
 TABLE_FUNCTION_NAMES: Final = _names(TABLE_FUNCTIONS)
+REFUSED_NAMES: Final = _names(REFUSED_FUNCTIONS) | _names(REFUSED_TABLE_FUNCTIONS)
 _PACKAGES: Final = {"L": "plans.logical.", "A": "analysis.", "E": "expressions."}
 NODES: Final = frozenset(
     {

@@ -38,7 +38,12 @@ from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.plan_rights import check_form
-from actors.connect_gateway.session_settings import POOL_SETTING, check_settings, seen_settings
+from actors.connect_gateway.session_settings import (
+    POOL_SETTING,
+    check_settings,
+    seen_settings,
+    settings_without_code,
+)
 from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
@@ -203,7 +208,8 @@ class GatewayCalls:
                 found = self._found(key)
                 if found is None:
                     self._sessions.check_room()
-                    opened = await self._calls.open_session(request)
+                    first = {} if who.runs_code else settings_without_code(self._settings)
+                    opened = await self._calls.open_session(request, first)
                     found = GatewaySession(key, opened, who)
                     found.server = self._upstream.server
                     self._sessions.add(found)
@@ -508,7 +514,8 @@ class GatewayCalls:
     async def _config(self, data: bytes, context: Any) -> bytes:
         request, who = self._decode(base_pb2.ConfigRequest, data), caller()
         if not who.runs_code:
-            check_settings(request, who.role)
+            limit = self._settings.engine_shuffle_partitions_max
+            check_settings(request, who.role, limit)
         session = await self._session(request)
         if request.operation.HasField("set"):
             pairs = request.operation.set.pairs

@@ -6,23 +6,30 @@ to Spark's parser, which has read it by then.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from actors.access.access_rules import code_refusal
+from actors.catalyst import permitted_settings
+from actors.catalyst.permitted_settings import NAMES
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import AccessDenied
+from actors.settings import Settings
 
 POOL_SETTING: Final = "spark.scheduler.pool"
 """Left out wherever a client sets it."""
-_SET: Final = """
-spark.sql.adaptive.autoBroadcastJoinThreshold
-spark.sql.adaptive.coalescePartitions.enabled
-spark.sql.adaptive.enabled
-spark.sql.adaptive.skewJoin.enabled
+_PARSED: Final = frozenset(
+    {
+        "spark.sql.allowNamedFunctionArguments",
+        "spark.sql.caseSensitive",
+        "spark.sql.operatorPipeSyntaxEnabled",
+        "spark.sql.tvf.allowMultipleTableArguments.enabled",
+    }
+)
+"""Settings by which a text names something else, of those that a view may have."""
+_CLIENT: Final = """
 spark.sql.ansi.enabled
-spark.sql.autoBroadcastJoinThreshold
 spark.sql.broadcastTimeout
-spark.sql.crossJoin.enabled
 spark.sql.execution.arrow.maxRecordsPerBatch
 spark.sql.execution.arrow.pyspark.enabled
 spark.sql.execution.arrow.pyspark.fallback.enabled
@@ -33,8 +40,6 @@ spark.sql.execution.pandas.inferPandasDictAsMap
 spark.sql.execution.pandas.structHandlingMode
 spark.sql.execution.pyspark.binaryAsBytes
 spark.sql.legacy.timeParserPolicy
-spark.sql.mapKeyDedupPolicy
-spark.sql.optimizer.dynamicPartitionPruning.enabled
 spark.sql.pyspark.inferNestedDictAsStruct.enabled
 spark.sql.pyspark.jvmStacktrace.enabled
 spark.sql.pyspark.legacy.inferArrayTypeFromFirstElement.enabled
@@ -42,11 +47,8 @@ spark.sql.pyspark.legacy.inferMapTypeFromFirstPair.enabled
 spark.sql.repl.eagerEval.enabled
 spark.sql.repl.eagerEval.maxNumRows
 spark.sql.repl.eagerEval.truncate
-spark.sql.session.timeZone
-spark.sql.shuffle.partitions
-spark.sql.storeAssignmentPolicy
-spark.sql.timestampType
 """
+"""Settings of sessions alone, and those of families that change what a text names."""
 _SEEN: Final = """
 spark.api.mode
 spark.connect.session.planCompression.defaultAlgorithm
@@ -63,15 +65,26 @@ spark.sql.session.localRelationChunkSizeRows
 spark.sql.session.localRelationSizeLimit
 spark.sql.variable.substitute
 """
-SET_WITHOUT_CODE: Final = frozenset(_SET.split())
+SET_WITHOUT_CODE: Final = NAMES - _PARSED | frozenset(_CLIENT.split())
 """Settings that a client may change."""
 SEEN_WITHOUT_CODE: Final = SET_WITHOUT_CODE | frozenset(_SEEN.split())
 """Settings that a client may see: clients ask for many of these by themselves."""
 
 
-def check_settings(request: ProtoMessage, role: str) -> None:
+def settings_without_code(settings: Settings) -> Mapping[str, str]:
+    """Return the settings of a session that may not run code, from its begin."""
+    return {
+        # What Spark's parser was asked about a text must be what it finds in it here.
+        "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+        "spark.sql.caseSensitive": "false",
+        # Clients upload larger rows as artifacts, which are refused: they stay in the plan.
+        "spark.sql.session.localRelationCacheThreshold": str(settings.connect_message_bytes_max),
+    }
+
+
+def check_settings(request: ProtoMessage, role: str, partitions_max: int) -> None:
     """Raise `AccessDenied` if a `ConfigRequest` of a role changes or asks for a setting that it may
-    not."""
+    not, and `InvalidUsage` for a value that a view's setting may not have."""
     operation = request.operation
     kind = operation.WhichOneof("op_type")
     if kind in (None, "get_all", "is_modifiable"):
@@ -83,6 +96,11 @@ def check_settings(request: ProtoMessage, role: str) -> None:
     for name in names:
         if not (may_set(name) if changed else name in SEEN_WITHOUT_CODE):
             raise AccessDenied(code_refusal(role, f"setting {name}"))
+    for pair in asked.pairs if kind == "set" else ():
+        if "${" in pair.value:
+            raise AccessDenied(code_refusal(role, f"setting {pair.key} with ${{…}} in its value"))
+        if pair.key in NAMES:
+            permitted_settings.check_settings({pair.key: pair.value}, partitions_max)
 
 
 def may_set(name: str) -> bool:

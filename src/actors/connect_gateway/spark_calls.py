@@ -41,11 +41,11 @@ class SparkCalls:
     def __init__(self, upstream: SparkUpstream) -> None:
         self._upstream = upstream
 
-    async def open_session(self, request: ProtoMessage) -> str:
-        """Open the session that a request names, if it is not open. Return Spark's id of it. Raises
-        as `SparkUpstream.call` does."""
+    async def open_session(self, request: ProtoMessage, settings: Mapping[str, str]) -> str:
+        """Open the session that a request names, if it is not open, with these settings too. Return
+        Spark's id of it. Raises as `SparkUpstream.call` does."""
         key = SessionKey(request.user_context.user_id, request.session_id)
-        answer = await self._configure(key, FIRST_SETTINGS)
+        answer = await self._configure(key, {**FIRST_SETTINGS, **settings})
         return str(answer.server_side_session_id)
 
     async def prepare_files(self, session: GatewaySession) -> None:
