@@ -222,7 +222,10 @@ def names_class(schema: str) -> bool:
     def look(pairs: list[tuple[str, Any]]) -> None:
         # In pairs: of two equal keys Spark may see the other one.
         nonlocal found
-        found = found or any(key in ("class", "pyClass") or value == "udt" for key, value in pairs)
+        found = found or any(
+            key in ("class", "pyClass") or (key == "type" and value == "udt")
+            for key, value in pairs
+        )
 
     try:
         # What follows the first value is skipped, as Spark does.
