@@ -29,8 +29,10 @@ from actors.plan.jobs import (
     Answer,
     CancelChildJob,
     CancelJob,
+    EngineCondition,
     EngineReady,
     ForgetPlan,
+    InspectEngine,
     InspectJobs,
     Job,
     JobFailed,
@@ -157,6 +159,25 @@ async def test_answers_go_to_their_callers(stage: ActorIsolation, tmp_path: Path
     assert await stage.answer(a) == QueryAnalyzed("a")
     with pytest.raises(DefiniteError, match="division"):
         await stage.answer(b)
+
+
+async def test_an_engine_may_wait_for_its_first_job(stage: ActorIsolation, tmp_path: Path) -> None:
+    shop = Workshop(stage)
+    executor = stage.start(
+        lambda: SparkExecutor(settings(), tmp_path, shop.launch, at_first_job=True), "engine"
+    )
+    await stage.idle()
+    asked: ReplySlot[Any] = await executor.request(InspectEngine)
+    assert await stage.answer(asked) == EngineCondition("idle")
+    assert not shop.children
+    reply: ReplySlot[Any] = await executor.request(lambda slot: SubmitJob(analyze("a"), slot))
+    await shop.sent(0, "a")
+    shop.children[0].answer(QueryAnalyzed("a"))
+    assert await stage.answer(reply) == QueryAnalyzed("a")
+    # From then on it is started again like any other.
+    shop.children[0].die()
+    await stage.advance(RETRY_MS)
+    assert len(shop.children) == 2
 
 
 async def test_progress_is_told_to_who_watches_and_is_no_answer(

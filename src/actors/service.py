@@ -67,6 +67,12 @@ from actors.plan.jobs import ExecutorMessage
 from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage
 from actors.settings import Settings, without_user
 from actors.spark.cores import cores, format_cores, pin_threads
+from actors.spark.engine_memory import machine_memory_bytes
+from actors.spark.query_engine import (
+    has_query_engine,
+    query_settings,
+    view_settings,
+)
 from actors.spark_executor import SparkExecutor
 from actors.storage.half import StorageConnectors
 from actors.threshold_probes import use_kernel_limits
@@ -86,6 +92,17 @@ def start_spark(
 ) -> ActorAddress[ExecutorMessage]:
     """Start the executor that holds Spark; it does not wait for Spark."""
     address: ActorAddress[Any] = system.spawn(lambda: SparkExecutor(settings, scratch), "spark")
+    return address
+
+
+def start_query_spark(
+    system: ActorSystem, settings: Settings, scratch: Path
+) -> ActorAddress[ExecutorMessage]:
+    """Start the executor of the queries' own Spark, which is started at the first query."""
+    own = query_settings(settings)
+    address: ActorAddress[Any] = system.spawn(
+        lambda: SparkExecutor(own, scratch, at_first_job=True), "queries"
+    )
     return address
 
 
@@ -194,6 +211,9 @@ class Service:
             stack.push_async_callback(self._pg_listener.aclose)
         self._bind_gateway(stack)
         system, executor = await self._run_engine(stack, persist, scratch)
+        queries = executor
+        if self._separates_queries():
+            queries = start_query_spark(system, settings, scratch / "query-engine")
         found = await drop_left_views(found, persist, CatalogStore(persist, executor, settings))
         # Before the controller: it creates the dataflows of the upgraded plans.
         found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
@@ -211,6 +231,7 @@ class Service:
                 maintenance,
                 self._connectors,
                 self._points,
+                queries,
             ),
             "controller",
         )
@@ -220,7 +241,7 @@ class Service:
             pg = (self._pg_listener, settings, self._client_as, role_finder(controller))
             system.spawn(lambda: PgServer(*pg, self._points), "pg")
         if settings.connect_listen:
-            self._start_gateway(system, controller, executor, persist, scratch)
+            self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
         active = count_replicas(controller, settings)
         self._readiness = ReadinessCheck(persist, active, executor, clock, settings)
@@ -239,7 +260,13 @@ class Service:
         # Other processes may write to the stores, and another service may take them over.
         if not persist.exclusive:
             system.spawn(lambda: FollowTask(persist.follow, self._halt), "following")
-        return system, self._engine(system, settings, scratch / "engine")
+        own = view_settings(settings) if self._separates_queries() else settings
+        return system, self._engine(system, own, scratch / "engine")
+
+    def _separates_queries(self) -> bool:
+        """Return whether queries have a Spark of their own; an engine of a test serves both."""
+        own = has_query_engine(self.settings, machine_memory_bytes())
+        return own and self._engine is start_spark and self.settings.role != "replica"
 
     def _bind_gateway(self, stack: AsyncExitStack) -> None:
         """Bind the Spark Connect gateway's address, if it is wanted."""

@@ -56,7 +56,7 @@ def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
     return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
 
 
-MAY_BE_ZERO: Final = frozenset({"group_commit_ms"})
+MAY_BE_ZERO: Final = frozenset({"group_commit_ms", "engine_disk_bytes_max", "engine_niceness"})
 """Settings whose 0 means: not at all."""
 
 
@@ -137,6 +137,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Queries that Spark runs for clients at a time; further ones wait."""
     queries_waiting_max: int = 256
     """Queries that wait for those that run; more are refused with `ResourceBusy`."""
+    query_engine: str = "auto"
+    """Whether queries and clients of Spark Connect have a Spark of their own: `own`, `shared` (they
+    run beside the views, and can end the views' Spark), or `auto`: their own where the machine has
+    twice the memory of both heaps. It is started at the first query."""
+    query_engine_memory: str = ""
+    """Heap of that Spark; empty: as `spark_driver_memory`."""
+    query_disk_bytes_max: int = 16 * 1024 * 1024 * 1024
+    """Disk that its answers, spilled rows and exchanges take; beyond it the running queries fail
+    with `JobTooLarge`."""
     group_commit_ms: int = 0
     """Wait of the first write of a group for others. While a group is committed the next one
     gathers, so that many writers share a group without any."""
@@ -321,6 +330,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_jobs_in_flight_max: int = 16
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `ResourceBusy`."""
+    engine_disk_bytes_max: int = 0
+    """Disk that an engine's answers, spilled rows and exchanges take; beyond it the queries that
+    run there fail with `JobTooLarge`. 0: no limit."""
+    engine_niceness: int = 0
+    """Niceness of an engine's processes; see nice(1)."""
     engine_cancel_timeout_ms: int = 30_000
     """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024

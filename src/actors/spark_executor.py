@@ -225,8 +225,17 @@ class SparkExecutor(Actor[_Message]):
     `EngineUnavailable`, `ResourceBusy` and `InvalidUsage`.
     """
 
-    def __init__(self, settings: Settings, directory: Path, launch_engine: Launch = launch) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        launch_engine: Launch = launch,
+        *,
+        at_first_job: bool = False,
+    ) -> None:
+        """Take the environment. `at_first_job`: the engine is not started before it has a job."""
         self._settings = settings
+        self._at_first_job = at_first_job
         self._launch = launch_engine
         self._directory = directory
         self._number = 0
@@ -253,7 +262,8 @@ class SparkExecutor(Actor[_Message]):
     async def on_start(self) -> None:
         """Clean the folder and start the first child."""
         await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
-        self._start()
+        if not self._at_first_job:
+            self._start()
 
     async def on_stop(self) -> None:
         """Fail the remaining jobs; the child is dead by now."""
@@ -267,6 +277,7 @@ class SparkExecutor(Actor[_Message]):
         """Handle one message."""
         match message:
             case SubmitJob():
+                self._start_first()
                 self._run(message)
             case CancelJob():
                 self._cancel(message.job_id)
@@ -275,6 +286,7 @@ class SparkExecutor(Actor[_Message]):
             case InspectEngine():
                 message.reply.set(self._condition())
             case LocateConnect():
+                self._start_first()
                 self._locate(message)
             case _Answered() if message.number == self._number:
                 self._answered(message.answer)
@@ -299,7 +311,7 @@ class SparkExecutor(Actor[_Message]):
             return EngineCondition("up")
         if self._unavailable is not None:
             return EngineCondition("unavailable", str(self._unavailable).partition("\n")[0])
-        return EngineCondition("starting")
+        return EngineCondition("starting" if self._number else "idle")
 
     def describe(self) -> str:
         """Return the engine's state and its jobs, as text for people."""
@@ -310,8 +322,10 @@ class SparkExecutor(Actor[_Message]):
             state = f"Spark {ready.spark_version} {where}, child {ready.pid}{jvm}"
         elif self._unavailable is not None:
             state = f"unavailable: {str(self._unavailable).splitlines()[0]}"
-        else:
+        elif self._number:
             state = f"starting child number {self._number}"
+        else:
+            state = "not started: there was no job yet"
         names = ", ".join(
             f"{kind_of(entry.job)} {entry.job.job_id}{' (canceled)' * entry.canceled}"
             for entry in self._flying.values()
@@ -470,6 +484,11 @@ class SparkExecutor(Actor[_Message]):
         return [*self._flying.values(), *self._waiting]
 
     # -- the child ------------------------------------------------------------------------------
+
+    def _start_first(self) -> None:
+        """Start the first child, if none was started."""
+        if self._number == 0:
+            self._start()
 
     def _start(self) -> None:
         self._number += 1

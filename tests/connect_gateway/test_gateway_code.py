@@ -21,7 +21,7 @@ from pyspark.sql.types import LongType, StructType
 from actors.access.role_registry import token_digest
 from actors.connect_gateway.plan_rights import check_form
 from actors.connect_gateway.session_settings import SET_WITHOUT_CODE
-from actors.plan.jobs import ParseStatement, StatementParsed
+from actors.plan.jobs import ParseText, StatementParsed
 
 TOKEN = "a" * 64
 
@@ -141,7 +141,7 @@ async def test_code_files_and_names_of_others_are_refused_before_spark_sees_them
             ("function reflect", lambda: one.selectExpr("reflect('a', 'b')").collect()),
             ("function REFLECT", lambda: one.filter("REFLECT('a', 'b') = ''").collect()),
             ("function try_reflect", lambda: app.sql("SELECT try_reflect('a', 'b')").collect()),
-            ("SET in a text", lambda: app.sql("SET spark.sql.variable.substitute = true")),
+            ("statement set", lambda: app.sql("SET spark.sql.variable.substitute = true")),
         ]
         for wanted, call in calls:
             said = await house.refused(call)
@@ -275,7 +275,7 @@ async def test_with_the_right_all_is_as_it_was(tmp_path: Path) -> None:
         await house.run(lambda: house.app.read.text("/etc/passwd").toArrow())
         await house.run(lambda: house.app.sql("SET a = b"))
         await house.run(lambda: house.app.conf.set("spark.sql.runSQLOnFiles", "true"))
-        assert house.world.controls.counts[ParseStatement.__struct_config__.tag] == 0
+        assert house.world.controls.counts[ParseText.__struct_config__.tag] == 0
 
 
 async def test_a_session_ends_with_the_right_that_it_ran_under(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ async def test_what_the_names_in_a_text_are_is_sparks_parsers_to_say(
 ) -> None:
     answers: dict[str, StatementParsed] = {}
 
-    def parsed(job: ParseStatement) -> StatementParsed:
+    def parsed(job: ParseText) -> StatementParsed:
         found = answers.get(job.sql, StatementParsed(""))
         return msgspec.structs.replace(found, job_id=job.job_id)
 
@@ -344,6 +344,6 @@ async def test_what_the_names_in_a_text_are_is_sparks_parsers_to_say(
             assert wanted in await house.refused(run)
         ask += " "
         await house.run(run)
-        jobs = house.world.controls.counts[ParseStatement.__struct_config__.tag]
+        jobs = house.world.controls.counts[ParseText.__struct_config__.tag]
         await house.run(run)
-        assert house.world.controls.counts[ParseStatement.__struct_config__.tag] == jobs
+        assert house.world.controls.counts[ParseText.__struct_config__.tag] == jobs

@@ -65,7 +65,7 @@ class MutantCampaign:
     tests: dict[str, list[str]] = field(default_factory=dict)
     """The test files of each module."""
     outcomes: dict[str, RunOutcome] = field(default_factory=dict)
-    """How each file ended without any mutation."""
+    """How each file ended without any mutation; those that are here already are not run."""
 
     def choose(self, named: Sequence[str], second: bool) -> None:
         """Choose the test files of each module: those that are named, if some are."""
@@ -80,7 +80,8 @@ class MutantCampaign:
 
     def measure(self) -> None:
         """Run the files without any mutation, and keep those that pass and take little time."""
-        files = sorted({name for names in self.tests.values() for name in names})
+        wanted = {name for names in self.tests.values() for name in names}
+        files = sorted(wanted - self.outcomes.keys())
         for done, (name, outcome) in enumerate(self._each(files, _passes), 1):
             self.outcomes[name] = outcome
             if outcome.verdict not in ("passed", "empty"):

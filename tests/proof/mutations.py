@@ -22,6 +22,8 @@ older suite and survives in the newer one is printed as LOST. The older suite is
 that are run, in place of the module's own. ``--second`` runs the second lane of the tests, if the
 suite has one, in place of the default one: what survives both is what no lane notices.
 
+A run that was interrupted goes on with ``--resume``: what its JSON file has is not run again.
+
 Exit status: with ``--mutants`` 1 if one is lost, else 1 if one survived that is not known.
 """
 
@@ -41,7 +43,7 @@ from typing import Any, Final
 
 from module_tests import TESTS
 from mutant_campaign import DIED, MutantCampaign, MutantRecord, lost
-from mutant_runs import ROOT, MutantCheckout
+from mutant_runs import ROOT, MutantCheckout, RunOutcome
 from mutants import MODULES_APART, ROOMS_APART, Mutation, by_room, draw, mutations
 
 ACTORS: Final = ROOT / "src" / "actors"
@@ -74,13 +76,14 @@ def main() -> int:
         campaign = MutantCampaign(mutants, copies, _print, given.seconds or seconds_max)
         campaign.check()
         campaign.choose(given.tests, given.second)
+        done = _resumed(campaign, given, suite)
         campaign.measure()
         total = sum(campaign.seconds(each.module) for each in mutants) / given.jobs
         _print(f"{len(mutants)} mutants of {len(modules)} modules: {total / 60:.0f} min at most")
         if given.estimate:
             _write([], campaign, given, suite)
             return 0
-        records = _run(campaign, given, suite)
+        records = _run(campaign, given, suite, done)
     return _conclude(records, earlier, bool(given.against))
 
 
@@ -100,6 +103,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="the most that a module's tests may take")
     parser.add_argument("--estimate", action="store_true", help="only run tests without mutations")
     parser.add_argument("--json", type=Path, help="write what became of them")
+    parser.add_argument("--resume", action="store_true", help="go on with that file's run")
     parser.add_argument("modules", nargs="*", metavar="MODULE", help="wal/quorum, for example")
     given = parser.parse_args()
     if (given.rooms > 0) + (given.mutants is not None) + bool(given.modules) > 1:
@@ -149,13 +153,41 @@ def _earlier(given: argparse.Namespace) -> dict[Mutation, MutantRecord]:
     return found
 
 
-def _run(campaign: MutantCampaign, given: argparse.Namespace, suite: Path) -> list[MutantRecord]:
-    """Run all mutants; print and write what became of each as soon as it has ended."""
-    records: list[MutantRecord] = []
+def _resumed(
+    campaign: MutantCampaign, given: argparse.Namespace, suite: Path
+) -> list[MutantRecord]:
+    """Return the records of an interrupted run, and leave its mutants out of the campaign."""
+    if not given.resume:
+        return []
+    if given.json is None:
+        raise SystemExit("--resume goes on with the run of --json FILE: name that file")
+    before = json.loads(given.json.read_text())
+    wanted = {"suite": str(suite), "rooms": given.rooms, "seed": given.seed}
+    differing = [name for name, value in wanted.items() if before[name] != value]
+    if differing:
+        raise SystemExit(f"{given.json} is of another run: it differs in {', '.join(differing)}")
+    campaign.outcomes = {name: RunOutcome(*each) for name, each in before["files"].items()}
+    records = [MutantRecord(**each) for each in before["mutants"]]
+    done = {record.name for record in records}
+    left = [each for each in campaign.mutants if str(each) not in done]
+    campaign.mutants = left
+    _print(f"{len(records)} mutants have run before, {len(left)} are left")
+    return records
+
+
+def _run(
+    campaign: MutantCampaign,
+    given: argparse.Namespace,
+    suite: Path,
+    records: list[MutantRecord],
+) -> list[MutantRecord]:
+    """Run all mutants; print and write what became of each as soon as it has ended. `records` are
+    those of an interrupted run."""
+    count = len(records) + len(campaign.mutants)
     for record in campaign.run():
         records.append(record)
         _print(
-            f"{len(records)}/{len(campaign.mutants)} {record.verdict.upper()} {record.name}"
+            f"{len(records)}/{count} {record.verdict.upper()} {record.name}"
             f" ({record.seconds:.0f} s{', ' if record.noticed_by else ''}{record.noticed_by})"
         )
         _write(records, campaign, given, suite)
@@ -175,7 +207,7 @@ def _write(
         "suite": str(suite),
         "rooms": given.rooms,
         "seed": given.seed,
-        "files": {name: each.seconds for name, each in campaign.outcomes.items()},
+        "files": campaign.outcomes,
         "mutants": [asdict(each) for each in sorted(records, key=_place)],
     }
     given.json.write_text(json.dumps(written, indent=1) + "\n")

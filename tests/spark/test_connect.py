@@ -39,6 +39,7 @@ from actors.plan.jobs import (
     ComputeDifference,
     JobFailed,
     JobRows,
+    ParseText,
     PlanPrepared,
     PreparePlan,
     QueryAnalyzed,
@@ -59,7 +60,7 @@ from actors.spark.jobs import JobTicket
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote import open_remote
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.second]
 
 LONG = TableSchema((TableColumn("x", "bigint"),))
 ODD = TableSchema((TableColumn("x", "int", False),))
@@ -156,7 +157,6 @@ def test_a_plan_is_read_by_our_own_spark(engine: ChildProcess, blind: ChildProce
         ]
 
 
-@pytest.mark.second
 def test_what_only_the_server_knows_is_not_read(
     engine: ChildProcess, blind: ChildProcess, server: ConnectServer
 ) -> None:
@@ -222,6 +222,35 @@ def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
     answer = analyze(engine, text)
     assert isinstance(answer, QueryAnalyzed), answer
     assert answer.volatility is not None
+
+
+def test_a_restricted_query_is_checked_by_our_own_spark(
+    engine: ChildProcess, blind: ChildProcess, server: ConnectServer
+) -> None:
+    """And refused without it: a server shows no plans."""
+
+    def asked(each: ChildProcess, text: str) -> Any:
+        return each.ask(AnalyzeStatement(job_id(), TABLES, text, restricted=True))
+
+    assert asked(engine, "SELECT max(k) AS k FROM l").inputs == ("l",)
+    assert asked(engine, "SELECT * FROM csv.`/etc/hostname`").missing == "`csv`.`/etc/hostname`"
+    session = SparkSession(server.url)
+    session.sql("CREATE FUNCTION IF NOT EXISTS theirs(x INT) RETURNS INT RETURN x").collect()
+    session.sql("CREATE TABLE own_of_theirs AS SELECT 1L AS k").collect()
+    try:
+        # The server is not asked, which would tell that it is there.
+        assert asked(engine, "SELECT * FROM own_of_theirs").missing == "`own_of_theirs`"
+        for text in ("SELECT reflect('a', 'b') AS v", "SELECT theirs(1) AS v"):
+            for each in (engine, blind):
+                assert asked(each, text).code == "AccessDenied", text
+    finally:
+        session.sql("DROP FUNCTION theirs").collect()
+        session.sql("DROP TABLE own_of_theirs").collect()
+        session.stop()
+    refused = asked(blind, "SELECT max(k) AS k FROM l")
+    assert refused.code == "AccessDenied"
+    assert "no plans are seen" in refused.text
+    assert engine.ask(ParseText(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +363,6 @@ def test_a_large_step_reads_parts_by_their_path(engine: ChildProcess, tmp_path: 
     assert check_large_step(engine, tmp_path) > 0
 
 
-@pytest.mark.second
 def test_a_difference_over_parts_and_over_inline_rows(engine: ChildProcess, tmp_path: Path) -> None:
     assert check_differences(engine, tmp_path) == [DIFFERENCE, DIFFERENCE]
 
@@ -355,7 +383,6 @@ def test_rows_of_a_large_part_and_of_a_message_are_one_input(
     assert found == wanted
 
 
-@pytest.mark.second
 def test_a_part_that_the_server_does_not_see(engine: ChildProcess) -> None:
     assert isinstance(engine.ask(PreparePlan(job_id(), "far", COPY)), PlanPrepared)
     rows = JobRows(LEFT, files=("s3://bucket/part.parquet", "hdfs://nowhere/part.parquet"))
@@ -372,7 +399,6 @@ COPY = DeltaPlan(
 )  # fmt: skip
 
 
-@pytest.mark.second
 def test_rows_too_many_for_each_call(engine: ChildProcess, tmp_path: Path) -> None:
     """Sent ahead of the call: inline, and from a file; and the answer comes as a file."""
     assert isinstance(engine.ask(PreparePlan(job_id(), "copy", COPY)), PlanPrepared)

@@ -244,9 +244,11 @@ class Controller(Actor[ControllerMessage]):
         maintenance: ActorAddress[Any] | None = None,
         connectors: ConnectorMakers | None = None,
         points: PointReads | None = None,
+        queries: ActorAddress[ExecutorMessage] | None = None,
     ) -> None:
         """Take the environment. `connectors` makes sources and sinks; None: there are none.
-        `points` reads rows of one key beside this actor."""
+        `points` reads rows of one key beside this actor. `queries` runs queries; None: `executor`
+        does."""
         self._boot = boot
         self._persist = persist
         self._store = CatalogStore(persist, executor, settings)
@@ -256,6 +258,7 @@ class Controller(Actor[ControllerMessage]):
         self._maintenance = maintenance
         self._sessions: dict[str, ConnectedClient] = {}
         self._executor = executor
+        self._query_executor = queries or executor
         self._connectors = connectors or NoConnectors()
         self._points = points or PointReads()
 
@@ -275,7 +278,7 @@ class Controller(Actor[ControllerMessage]):
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
-        self._queries = RunningQueries(state, self._executor, self._scratch / "queries")
+        self._queries = RunningQueries(state, self._query_executor, self._scratch / "queries")
         self._copies = RunningCopies(state)
         self._parts = (
             self._subscribes,
@@ -296,7 +299,7 @@ class Controller(Actor[ControllerMessage]):
             self._queries,
             self._copies,
             self._sessions,
-            self._executor,
+            tuple(dict.fromkeys((self._executor, self._query_executor))),
             self._sources,
         )
         self._ticks = TableTicks(state)
@@ -501,6 +504,7 @@ class Controller(Actor[ControllerMessage]):
         check_request(self._state.access, self._state.catalog, role, request)
         if not isinstance(request, CreateView | ExplainQuery):
             return True
+        # Of administrators, too: what a setting opens, a view would open at each start.
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
         if self._state.access.is_free(role):
             return True

@@ -43,12 +43,15 @@ from actors.plan.jobs import (
     JobSpan,
     JobTrace,
     PreparePlan,
+    QueryFiles,
     RehearseSteps,
     RowsDone,
     RunStep,
+    SelectContents,
 )
 from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
+from actors.spark.disk_watch import WATCH_SECONDS, disk_refusal, running_bytes
 from actors.spark.failures import SparkGone
 from actors.spark.jobs import JobTicket, SparkEngine
 from actors.spark.plans import PreparedPlan
@@ -271,6 +274,8 @@ class EngineChild:
         self._watcher.start()
         threading.Thread(target=self._cancel, name="cancel", daemon=True).start()
         threading.Thread(target=self._tell, name="progress", daemon=True).start()
+        if self._engine.settings.engine_disk_bytes_max:
+            threading.Thread(target=self._watch_disk, name="disk", daemon=True).start()
         for number in range(self._engine.settings.engine_jobs_in_flight_max):
             pool = f"worker-{number}"
             threading.Thread(target=self._work, args=(pool,), name=pool, daemon=True).start()
@@ -395,6 +400,21 @@ class EngineChild:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except Exception as error:  # noqa: BLE001 - no job depends on it
             print(f"progress is told no more: {error}", file=sys.stderr, flush=True)
+
+    def _watch_disk(self) -> None:
+        """End the running queries when they take too much disk."""
+        limit = self._engine.settings.engine_disk_bytes_max
+        while True:
+            threading.Event().wait(WATCH_SECONDS)
+            refusal = disk_refusal(running_bytes(self._engine.scratch), limit)
+            if not refusal:
+                continue
+            with self._lock:
+                for ticket in self._tickets.values():
+                    if isinstance(ticket.job, SelectContents | QueryFiles):
+                        ticket.refuse(refusal)
+                self._wake.set()
+            self._engine.interrupt_clients()
 
     def _cancel(self) -> None:
         while True:

@@ -51,6 +51,7 @@ from actors.plan.delta import (
 from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import FileDone
 from actors.plan.schema import TIME
+from actors.spark.disk_watch import PARTS_SUFFIX
 
 _TOO_LARGE: Final = "spark.driver.maxResultSize"
 
@@ -145,7 +146,7 @@ def write_files(found: DataFrame, time: int | None, out: Path) -> tuple[FileDone
     The files lie in `out`, and are removed by their reader; they hold no metadata of Spark's.
     """
     name = uuid.uuid4().hex
-    folder = out / f"{name}.parts"
+    folder = out / f"{name}{PARTS_SUFFIX}"
     try:
         timed = time is not None
         rows = found.withColumn(TIME, lit(time).cast("bigint")) if timed else found

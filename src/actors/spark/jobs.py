@@ -22,7 +22,13 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession, functions
 from pyspark.sql.types import StructType
 
-from actors.errors import DefiniteError, InvalidUsage, OperationCanceled, UnknownObject
+from actors.errors import (
+    DefiniteError,
+    InvalidUsage,
+    JobTooLarge,
+    OperationCanceled,
+    UnknownObject,
+)
 from actors.plan.jobs import (
     AnalyzeStatement,
     Answer,
@@ -32,7 +38,7 @@ from actors.plan.jobs import (
     Job,
     JobFailed,
     LendContents,
-    ParseStatement,
+    ParseText,
     PreparePlan,
     QueryAnalyzed,
     QueryFiles,
@@ -62,6 +68,7 @@ from actors.spark.fragments import spark_struct
 from actors.spark.java import java_object
 from actors.spark.plans import PreparedPlan, prepare
 from actors.spark.prepared import PreparedSteps
+from actors.spark.query_engine import OWN
 from actors.spark.remote_address import on_loopback
 from actors.spark.rows import done
 from actors.spark.session import ThreadSessions, far_partitions_max, name_call_site
@@ -292,7 +299,7 @@ def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: f
 class JobTicket:
     """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
-    __slots__ = ("bytes", "canceled", "group", "job", "prepared", "traced")
+    __slots__ = ("bytes", "canceled", "group", "job", "prepared", "refusal", "traced")
 
     def __init__(
         self,
@@ -310,6 +317,20 @@ class JobTicket:
         self.group = group
         self.prepared = prepared
         self.canceled = threading.Event()
+        self.refusal = ""
+        """Reason why this process itself has canceled the job."""
+
+    def refuse(self, why: str) -> None:
+        """Cancel the job, which fails with `JobTooLarge` for this reason."""
+        self.refusal = why
+        self.canceled.set()
+
+    def canceled_answer(self) -> JobFailed:
+        """Return the answer to the job once it is canceled."""
+        code, text = OperationCanceled.__name__, "canceled on request"
+        if self.refusal:
+            code, text = JobTooLarge.__name__, self.refusal
+        return JobFailed(self.job.job_id, code, text)
 
 
 class SparkEngine:
@@ -334,6 +355,7 @@ class SparkEngine:
         self.session = session
         self.settings = settings
         self._connect_token = connect_token
+        self.scratch = scratch
         self.out = scratch / OUT_FOLDER
         self.out.mkdir(parents=True, exist_ok=True)
         self._temporary = scratch / CHILD_FOLDER
@@ -383,7 +405,7 @@ class SparkEngine:
         job_id = ticket.job.job_id
         if ticket.canceled.is_set():
             ticket.prepared = None
-            return _canceled(job_id)
+            return ticket.canceled_answer()
         slot.canceled, slot.group = ticket.canceled, ticket.group
         try:
             answer = self._carry_out_here(slot, ticket, pool)
@@ -391,7 +413,7 @@ class SparkEngine:
             raise
         except Exception as error:
             if ticket.canceled.is_set():
-                return _canceled(job_id)
+                return ticket.canceled_answer()
             answer = make_job_failed(job_id, error, self.settings.error_text_bytes_max)
             if answer.code == "EngineLost" and self.lost():
                 raise SparkGone(answer.text) from error
@@ -402,7 +424,7 @@ class SparkEngine:
             # The parent does not learn these paths, and could not remove the files.
             for path in answer.paths() if isinstance(answer, RowsDone) else ():
                 Path(path).unlink(missing_ok=True)
-            return _canceled(job_id)
+            return ticket.canceled_answer()
         return answer
 
     def _carry_out_here(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
@@ -426,6 +448,11 @@ class SparkEngine:
         context = self.session.sparkContext
         java_object(context._gateway, "DriverExecution").cancel(group)
         context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+    def interrupt_clients(self) -> None:
+        """Cancel what runs for clients of Spark Connect, where no step of a view runs beside it."""
+        if self._connect_token and self.settings.query_engine == OWN:
+            self.session.sparkContext.cancelAllJobs()
 
     def progress(self, group: str) -> tuple[int, int, int | None] | None:
         """Return (tasks done, tasks, executors) of a group's Spark jobs; None when it has none; no
@@ -498,7 +525,7 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
     match job:
         case AnalyzeStatement():
             return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
-        case ParseStatement():
+        case ParseText():
             return slot.sessions.get(job.conf, small=True).parsed(job)
         case PreparePlan() if ticket.prepared is not None:
             bridge = slot.sessions.get(job.plan.conf, small=True)
@@ -525,7 +552,3 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
             return infer_files(slot, job)
         case _:
             raise InvalidUsage(f"{type(job).__name__} is not a job that runs")
-
-
-def _canceled(job_id: str) -> JobFailed:
-    return JobFailed(job_id, OperationCanceled.__name__, "canceled on request")

@@ -256,7 +256,10 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
         theirs.close()
         os.close(log)
     try:
-        if settings.pin_cores:  # before it has threads: they and the JVM inherit it
+        # Before it has threads: they and the JVM inherit both.
+        if settings.engine_niceness:
+            os.setpriority(os.PRIO_PROCESS, process.pid, settings.engine_niceness)
+        if settings.pin_cores:
             os.sched_setaffinity(process.pid, cores().engine)
         streams = await asyncio.open_unix_connection(sock=ours, limit=READ_BYTES_MAX)
         made = EngineProcess(process, streams, settings, directory, clock, archive, log_start)

@@ -9,7 +9,6 @@ one job at a time.
 from __future__ import annotations
 
 import os
-import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from enum import Enum, auto
@@ -20,7 +19,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from actors.errors import BadSettings, QueryRejected
+from actors.errors import QueryRejected
 from actors.settings import Settings
 from actors.spark.bridge import (
     ALWAYS_LOCAL_BYTES,
@@ -30,6 +29,7 @@ from actors.spark.bridge import (
     SessionBridge,
 )
 from actors.spark.class_archive import archive_options
+from actors.spark.engine_memory import heap_bytes
 from actors.spark.failures import is_gone
 from actors.spark.remote_address import on_loopback
 from actors.spark.start import CHILD_FOLDER
@@ -45,7 +45,6 @@ COMPILE_LATE: Final = (
 # A row may hold a document that names a DTD of any address, which `xpath` would fetch.
 _CLOSED_XML: Final = "-Djavax.xml.accessExternalDTD= -Djavax.xml.accessExternalSchema="
 """Options with which no XML opens an address or a file."""
-_MEMORY: Final = re.compile(r"(\d+)([kmgt]?)b?")
 RESULT_SHARE: Final = 2
 """Divisor of the driver's heap: a collected answer may take one such part."""
 SESSIONS_PER_THREAD_MAX: Final = 8
@@ -261,13 +260,8 @@ def connect_conf(settings: Settings) -> dict[str, str]:
 
 
 def result_bytes_max(memory: str) -> int:
-    """Return how large an answer may be with so much memory for the driver, which is written as for
-    a JVM: ``512m``, ``1g``; MiB without a unit. Raises `BadSettings` for any other text."""
-    found = _MEMORY.fullmatch(memory.strip().lower())
-    if found is None:
-        raise BadSettings(f"spark_driver_memory = {memory!r}: write it as 512m or 1g")
-    units = {"": 20, "k": 10, "m": 20, "g": 30, "t": 40}
-    return (int(found[1]) << units[found[2]]) // RESULT_SHARE
+    """Return how large an answer may be with so much memory for the driver; see `heap_bytes`."""
+    return heap_bytes(memory) // RESULT_SHARE
 
 
 def name_call_site(context: Any) -> None:

@@ -21,6 +21,7 @@ import msgspec
 
 from actors.errors import BadSettings
 from actors.settings import Settings
+from actors.testing.patience import PATIENCE_MS
 from actors.threshold_probes import KERNEL_LIMITS, use_kernel_limits
 
 SEED_VARIABLE: Final = "DRAWN_SETTINGS_SEED"
@@ -94,6 +95,10 @@ COSTLY_SETTINGS: Final = frozenset(
 """Settings whose small values cost a file or a step for every few rows, or a scan for each step:
 thousands of rows take minutes."""
 
+AS_GIVEN: Final = Settings()
+DEADLINES: Final = ("peek_deadline_ms", "replace_deadline_ms", "disk_timeout_ms")
+"""Settings that bound, in real time, how long something may take that must come."""
+
 ENGINE_SETTINGS: Final = frozenset(
     name for name in SMALL_VALUES if name.startswith(("engine_", "prepared_"))
 )
@@ -141,11 +146,19 @@ def draw_for_test(
 ) -> Settings:
     """Return settings drawn as `draw_settings` does, seeded by the running test's name and the
     environment's `SEED_VARIABLE` (0 without). `many_rows`: without the `COSTLY_SETTINGS`, and
-    without kernel limits. Prints the draw to stderr, which pytest shows of a failure."""
+    without kernel limits. Prints the draw to stderr, which pytest shows of a failure.
+
+    Deadlines that `base` leaves as they are become as long as a test waits: a disk or a machine may
+    stand still for longer than a user would wait.
+    """
     seed = os.environ.get(SEED_VARIABLE, "0")
     test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" ")[0]
     if many_rows:
         kept = COSTLY_SETTINGS.union(kept)
+    waits = {
+        name: PATIENCE_MS for name in DEADLINES if getattr(base, name) == getattr(AS_GIVEN, name)
+    }
+    base = msgspec.structs.replace(base, **waits)
     made = draw_settings(f"{seed} {test}", base, kept, limits=not many_rows)
     print(f"{SEED_VARIABLE}={seed} {test}: {drawn_text(base, made)}", file=sys.stderr)
     return made

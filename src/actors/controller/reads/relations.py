@@ -12,7 +12,7 @@ by name, with the remedy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, TypeAlias
 
@@ -88,7 +88,7 @@ class SystemRelations:
         queries: RunningQueries,
         copies: RunningCopies,
         sessions: dict[str, ConnectedClient],
-        executor: ActorAddress[ExecutorMessage],
+        executors: Sequence[ActorAddress[ExecutorMessage]],
         sources: ConnectorObjects,
     ) -> None:
         self._state = state
@@ -97,7 +97,7 @@ class SystemRelations:
         self._subscribes = subscribes
         self._queries = queries
         self._sessions = sessions
-        self._executor = executor
+        self._executors = executors
         self._wrong: dict[ObjectId, int] = {}
         """Times since which objects are in a state of `WRONG`."""
         self._make: dict[str, _Make] = {
@@ -204,7 +204,8 @@ class SystemRelations:
 
     async def _jobs(self, deadline_ms: int) -> RelationInputs:
         try:
-            return RelationInputs(jobs=await self._executor.ask(InspectJobs, deadline_ms))
+            found = [await each.ask(InspectJobs, deadline_ms) for each in self._executors]
+            return RelationInputs(jobs=tuple(chain.from_iterable(found)))
         except DeadlineExceeded:
             raise DeadlineExceeded(
                 f"the engine has not told its jobs within {deadline_ms} ms"
