@@ -239,11 +239,9 @@ async def test_settings_are_those_of_a_list(tmp_path: Path) -> None:
             "spark.jars",
             "spark.sql.SESSION.timezone",
         ):
-            for call in (
-                lambda name=name: conf.set(name, "true"),
-                lambda name=name: conf.unset(name),
-            ):
-                assert f"setting {name}" in await house.refused(call)
+            for change in (conf.unset, lambda each: conf.set(each, "true")):
+                said = await house.refused(lambda name=name, change=change: change(name))
+                assert f"setting {name}" in said
         assert "in its value" in await house.refused(
             lambda: conf.set("spark.sql.session.timeZone", "${env:HOME}")
         )
