@@ -143,6 +143,17 @@ async def test_code_files_and_names_of_others_are_refused_before_spark_sees_them
             ("function try_reflect", lambda: app.sql("SELECT try_reflect('a', 'b')").collect()),
             ("statement set", lambda: app.sql("SET spark.sql.variable.substitute = true")),
         ]
+        reflected = one.selectExpr("reflect('a', 'b')")
+        calls += [
+            ("function reflect", lambda: reflected.schema),
+            ("function reflect", lambda: reflected.explain()),
+            ("function reflect", lambda: reflected.createOrReplaceTempView("v")),
+            ("function reflect", lambda: reflected.write.insertInto("other")),
+            ("relation a.b", lambda: app.table("a.b").schema),
+            ("relation a.b", lambda: one.writeTo("a.b").append()),
+            ("relation a.b", lambda: one.write.mode("append").saveAsTable("a.b")),
+            ("relation a.b", lambda: app.readStream.table("a.b").schema),
+        ]
         for wanted, call in calls:
             said = await house.refused(call)
             assert "GRANT EXECUTE CODE TO app" in said, wanted
@@ -196,6 +207,10 @@ async def test_objects_frames_and_views_over_them_are_there(tmp_path: Path) -> N
         await house.run(lambda: app.sql("SELECT * FROM mine JOIN orders USING (id)").toArrow())
         await house.run(lambda: app.table("mine").toArrow())
         await house.run(lambda: app.sql("SELECT * FROM {small}", small=small).toArrow())
+        # Spark makes the rows of an INSERT from a view of the session.
+        assert "function reflect" in await house.refused(
+            lambda: app.sql("INSERT INTO other SELECT id, reflect('a', 'b') FROM mine")
+        )
         await house.run(lambda: app.sql("DROP VIEW mine"))
         await house.refused(lambda: app.table("mine").toArrow(), state="42P01")
         # A view by a text is never given to Spark as a statement.

@@ -137,7 +137,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return the role whose token has this digest; None if there is none that may log in."""
         # Digests need no comparison in constant time: nobody can choose one byte after the other.
         for entry in self.roles.values():
-            if entry.login and digest in entry.tokens and entry.allows(CONNECT, None):
+            if entry.login and digest in entry.tokens:
                 return entry.name
         return None
 
@@ -286,7 +286,8 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return made
 
     def _with(self, entry: RoleEntry) -> RoleRegistry:
-        # A token does not outlive the right to use it: granted again, the right revives none.
+        # A token does not outlive the right to use it: granted again, the right revives none. So
+        # who has tokens has the right, and logins need not look at it.
         if entry.tokens and not entry.allows(CONNECT, None):
             entry = replace(entry, tokens=())
         return replace(self, roles={**self.roles, fold(entry.name): entry})

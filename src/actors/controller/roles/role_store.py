@@ -346,7 +346,7 @@ def _alteration(request: AlterRole, settings: Settings, *, by_itself: bool) -> C
         if request.drop_tokens:
             registry = registry.drop_tokens(request.name)
         if request.add_token:
-            # Looked at again: a REVOKE may have come before it in the queue.
+            # Here, and not when it came: a REVOKE may stand before it in the queue.
             if by_itself and not registry.allows(request.name, CONNECT):
                 raise AccessDenied(AccessRules(registry).refusal(request.name, CONNECT))
             registry = registry.add_token(request.name, request.add_token, settings.role_tokens_max)
