@@ -143,8 +143,17 @@ async def test_code_files_and_names_of_others_are_refused_before_spark_sees_them
             ("function try_reflect", lambda: app.sql("SELECT try_reflect('a', 'b')").collect()),
             ("statement set", lambda: app.sql("SET spark.sql.variable.substitute = true")),
         ]
+        for wanted, call in calls:
+            said = await house.refused(call)
+            assert "GRANT EXECUTE CODE TO app" in said, wanted
+            assert wanted in said
+
+
+async def test_frames_are_looked_at_wherever_spark_is_given_them(tmp_path: Path) -> None:
+    async with guarded(tmp_path) as house:
+        app, one = house.app, house.app.range(1)
         reflected = one.selectExpr("reflect('a', 'b')")
-        calls += [
+        calls = [
             ("function reflect", lambda: reflected.schema),
             ("function reflect", lambda: reflected.explain()),
             ("function reflect", lambda: reflected.createOrReplaceTempView("v")),

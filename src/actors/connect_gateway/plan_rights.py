@@ -70,6 +70,7 @@ class PlanUses(msgspec.Struct, frozen=True):
 
 def check_form(request: ProtoMessage, role: str) -> None:
     """Raise `AccessDenied` if a request of a role has more than those may use who run no code."""
+    # Each message by itself, wherever it stands: no place is deep enough to hide one.
     for message in walk_messages(request):
         what = _refused_field(message) or _refused_value(message)
         if what:
@@ -164,6 +165,7 @@ def _refused_value(message: ProtoMessage) -> str:
             return f"format {message.format}"
         case "Parse":
             return _refused_options(message.options)
+        # Spark keeps a local one with the rows that it caches.
         case "CheckpointCommand" if not message.local:
             return "a checkpoint in files"
         case "WriteStreamOperationStart" if message.format not in _STREAM_SINKS:
@@ -182,6 +184,7 @@ def _refused_call(call: ProtoMessage) -> str:
             literal = each.WhichOneof("expr_type") == "literal"
             if literal and names_class(each.literal.string):
                 return "a schema that names a class"
+    # Options of these may name a file, which is opened when the plan is analysed.
     if folded.endswith("_xml"):
         return next(filter(None, map(_refused_xml_argument, others)), "")
     return ""
