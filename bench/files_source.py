@@ -226,7 +226,7 @@ async def one(report: Report, bench: Bench, kind: str, count: int, folder: Path)
         if kind == "parquet":
             once = await bench.copied(count)
             copied += [once] if turn else []
-            file_reading.reads_like_spark = lambda path, shape: False
+            file_reading.reads_like_spark = lambda *_: False
             try:
                 slow = await bench.ours(kind, count)
             finally:

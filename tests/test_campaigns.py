@@ -25,6 +25,12 @@ PROOF = Path(__file__).parent / "proof"
             marks=pytest.mark.second,
         ),
         pytest.param(
+            "decoding_bombs --bombs 10",
+            ("parquet: 10 bombs, 0 wrong", "csv: 10 bombs, 0 wrong", "json: 10 bombs, 0 wrong"),
+            id="files that decode to very much are refused within the bound",
+            marks=pytest.mark.second,
+        ),
+        pytest.param(
             "sink_campaign --kills 10",
             ("10 kills",),
             id="killed sinks skip nothing and repeat nothing",

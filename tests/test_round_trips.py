@@ -20,8 +20,8 @@ from actors.client.answers import CopyFormat
 from actors.commands import cli
 from actors.commands import ddl as statements
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, JsonLines, OutputFiles, check_format
-from actors.connectors.sources.copied_files import has_types, read_copied
-from actors.connectors.sources.file_reading import _from_parquet
+from actors.connectors.sources.copied_files import read_copied
+from actors.connectors.sources.file_reading import _from_parquet, has_types
 from actors.controller.tables.rows import fit
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema, arrow_type, inner_types, text_limit

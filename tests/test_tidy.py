@@ -98,6 +98,7 @@ SPARK_CHILD_MAY = (
     "threshold_probes",
     "progress",
     "protocol.frames",
+    "protocol.msgpack_bounds",
     "telemetry",
 )
 """The engine's child is a program of its own; of the protocol it needs the framing alone."""

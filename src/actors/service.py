@@ -55,6 +55,7 @@ from actors.controller.sessions.server import ApiServer, ConnectInProcess
 from actors.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
 from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
+from actors.object_store.file_modes import PRIVATE_FOLDER
 from actors.persist import PersistClient
 from actors.persist.registrations import (
     describe_replica,
@@ -528,7 +529,7 @@ def _directory_of(settings: Settings) -> Path:
 
 def _empty(scratch: Path) -> None:
     """Remove what an earlier process left in scratch."""
-    scratch.mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     for place in scratch.iterdir():
         # persist uses that folder already, and empties it itself.
         if place.name != "persist":

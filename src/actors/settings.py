@@ -37,6 +37,10 @@ BUCKET_URL: Final = re.compile(
 
 BUCKET_SETTINGS: Final = ("copy_buckets", "source_buckets", "sink_buckets")
 """Settings that are lists of such URLs."""
+LIST_SETTINGS: Final = (*BUCKET_SETTINGS, "engine_environment")
+"""Settings that are lists; in text: separated by commas."""
+ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
+"""Name of a variable of the environment; with a star: all that begin so."""
 MAPPINGS: Final = ("spark_conf", "kernel_limits")
 """Settings with names of their own: from a TOML file alone, not from the environment."""
 
@@ -274,12 +278,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     user who makes a source chooses where the password is sent."""
     secret_dir: str = ""
     """Files with passwords and keys of sources lie below this folder; empty: there are none."""
+    source_weak_passwords: bool = False
+    """True if a source may show its password to a PostgreSQL server that asks for it in the clear,
+    or by MD5, without TLS that is verified; else it is proved by SCRAM alone there."""
     source_buckets: tuple[str, ...] = ()
     """Sources and copies may read at or below these URLs (s3://bucket/prefix, gs://…,
     az://container/…), in no other bucket; empty: in none. In text: separated by commas."""
     source_spool_bytes_max: int = 4 * 1024 * 1024 * 1024
     """Size of the objects of a bucket that one source or copy has on local disk at a time; none
     that is larger can be read."""
+    file_decoded_bytes_max: int = 1024 * 1024 * 1024
+    """Decoded size of one file of a source or copy, or a hundred times the size of the file if that
+    is more; and of what is decoded of it at a time. A larger one stops its source."""
+    file_record_bytes_max: int = 32 * 1024 * 1024
+    """Length of one line of CSV or JSON, or of a file of JSON that is read as one record."""
     source_tick_ms: int = 1_000
     """Interval at which the shards of an idle source are sealed up to now."""
     statistics_ms: int = 1_000
@@ -335,6 +347,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     kernel_limits: dict[str, int] = {}
     """Limits by which pure functions choose between two ways to one result, for the whole process
     and its engine: names and greatest values are in `actors.threshold_probes`. For tests."""
+    engine_environment: tuple[str, ...] = ()
+    """Further variables of the service's environment that Spark and users' functions have, beside
+    those that Spark, Java, Python and the store of parts need. A name that ends in `*` stands for
+    all that begin so. In text: separated by commas."""
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 16
     engine_queue_max: int = 1024
@@ -632,6 +648,34 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
         ]
 
+    def _list_relations(self) -> list[tuple[bool, str]]:
+        relations = [
+            (
+                BUCKET_URL.fullmatch(url) is not None,
+                f"{name}: {without_user(url)!r} must be s3://bucket/prefix, "
+                "gs://bucket/prefix or az://container/prefix; credentials come from the "
+                "environment",
+            )
+            for name in BUCKET_SETTINGS
+            for url in getattr(self, name)
+        ]
+        relations += [
+            (
+                not folder or Path(folder).is_absolute(),
+                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
+                f"{os.pathsep!r}",
+            )
+            for folder in self.source_dirs.split(os.pathsep)
+        ]
+        relations += [
+            (
+                ENVIRONMENT_NAME.fullmatch(name) is not None,
+                f"engine_environment: {name!r} must be the name of a variable, or MY_*",
+            )
+            for name in self.engine_environment
+        ]
+        return relations
+
     def _check_kernel_limits(self) -> None:
         for name, value in self.kernel_limits.items():
             known = KERNEL_LIMITS.get(name)
@@ -706,32 +750,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 "replicas = 1",
             ),
         ]
-        relations += [
-            (
-                BUCKET_URL.fullmatch(url) is not None,
-                f"{name}: {without_user(url)!r} must be s3://bucket/prefix, "
-                "gs://bucket/prefix or az://container/prefix; credentials come from the "
-                "environment",
-            )
-            for name in BUCKET_SETTINGS
-            for url in getattr(self, name)
-        ]
-        relations += [
-            (
-                not folder or Path(folder).is_absolute(),
-                f"source_dirs: {folder!r} must be an absolute path; between several stands a "
-                f"{os.pathsep!r}",
-            )
-            for folder in self.source_dirs.split(os.pathsep)
-        ]
+        relations += self._list_relations()
         for holds, text in relations:
             if not holds:
                 raise BadSettings(text)
 
 
-_FLAGS: Final = {
-    "true": True, "on": True, "1": True, "false": False, "off": False, "0": False
-}  # fmt: skip
+_FLAGS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 """Spellings of a setting that is on or off, in any case."""
 
 
@@ -759,26 +784,15 @@ def load(
     for name in values:
         if name not in fields:
             raise BadSettings(f"there is no setting {name!r}{nearest_hint(name, fields)}")
-    values = {key: _fitted(fields[key], value) for key, value in values.items()}
-    for name in BUCKET_SETTINGS:
+        if fields[name].type is bool:
+            values[name] = _FLAGS.get(str(values[name]).lower(), values[name])
+    for name in LIST_SETTINGS:
         if isinstance(values.get(name), str):
             values[name] = [each for each in values[name].split(",") if each]
     try:
-        settings = msgspec.convert(values, Settings)
+        # Not strict: most places have texts.
+        settings = msgspec.convert(values, Settings, strict=False)
     except msgspec.ValidationError as error:
         raise BadSettings(f"settings: {error}") from None
     settings.check()
     return settings
-
-
-def _fitted(field: msgspec.structs.FieldInfo, value: Any) -> Any:
-    """Return a setting's value of the type that it has, where it was given as text; one that fits
-    none stays as it is, to be refused under its name."""
-    if field.type is bool and str(value).lower() in _FLAGS:
-        return _FLAGS[str(value).lower()]
-    if not isinstance(value, str):
-        return value
-    try:
-        return msgspec.convert(value, field.type, strict=False)
-    except msgspec.ValidationError:
-        return value

@@ -26,8 +26,8 @@ from far_processes import ROOT, ApartProcess, assert_apart
 from actors import Client
 from actors.errors import PenstockError
 from actors.spark.class_archive import archives_folder
+from actors.spark.environment import DROPPED_VARIABLES
 from actors.spark.java import JavaHome, find_java
-from actors.spark.launch import DROPPED_VARIABLES
 from actors.testing.postgres_server import reserve_port
 
 sys.path.insert(0, str(ROOT / "tests"))

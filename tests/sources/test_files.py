@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from source_lab import Contents, around, drive, on_virtual_time  # type: ignore[import-not-found]
 
 from actors import threshold_probes
-from actors.connectors.sources import file_reading
+from actors.connectors.sources import file_reading, parquet_bounds
 from actors.connectors.sources.file_reading import MalformedFile, reads_like_spark
 from actors.connectors.sources.files import EXPORT, FilesConfig, FilesSource
 from actors.connectors.sources.kinds import decode, encode, make_source
@@ -451,7 +451,7 @@ def test_a_malformed_file_behind_given_rows_does_not_hold_up_those_before_it(
     """The rows of the files before it become durable once, also when the first pieces of the batch,
     or even of the malformed file, were given already."""
     monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
-    monkeypatch.setattr(file_reading, "BATCH_ROWS", 1_000)
+    monkeypatch.setattr(parquet_bounds, "BATCH_ROWS", 1_000)
     strict = TableSchema((TableColumn("k", "bigint", nullable=False), COLUMNS[1]))
 
     def put(name: str, keys: list[int | None]) -> Path:
@@ -494,7 +494,7 @@ def test_pieces_are_bounded_and_small_files_share_one(
         await lab.drive(format="parquet")
         assert len(lab.contents.given) == 1
         monkeypatch.setattr(threshold_probes.FILE_PIECE, "limit", 100_000)
-        monkeypatch.setattr(file_reading, "BATCH_ROWS", 1_000)
+        monkeypatch.setattr(parquet_bounds, "BATCH_ROWS", 1_000)
         written(lab.folder / "large.parquet", {"k": list(range(50_000)), "v": ["x"] * 50_000})
         await lab.drive(format="parquet")
         sizes = [rows.updates.nbytes for rows in lab.contents.given[1:]]

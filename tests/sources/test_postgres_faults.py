@@ -430,13 +430,15 @@ def test_passwords_come_from_where_they_are_kept(tmp_path: Path, monkeypatch: An
     file = tmp_path / "password"
     file.write_text("it's \\ secret\n")
     config = PostgresConfig(host="h", password_file=str(file))
-    assert config.connection(replication=False)["password"] == "it's \\ secret"
+    assert (
+        config.connection(replication=False, libpq_version=180_000)["password"] == "it's \\ secret"
+    )
     monkeypatch.setenv("DB_PASSWORD", "other")
     config = PostgresConfig(host="h", password_env="DB_PASSWORD")
-    assert config.connection(replication=False)["password"] == "other"
+    assert config.connection(replication=False, libpq_version=180_000)["password"] == "other"
     assert "other" not in repr(config)
     monkeypatch.delenv("DB_PASSWORD")
     with pytest.raises(InvalidUsage, match="no environment variable DB_PASSWORD"):
-        config.connection(replication=False)
+        config.connection(replication=False, libpq_version=180_000)
     with pytest.raises(InvalidUsage, match="one of password_env"):
         PostgresConfig(host="h", password_env="A", passfile="b").check()

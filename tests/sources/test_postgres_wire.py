@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import struct
 import sys
 from pathlib import Path
 
@@ -22,9 +24,27 @@ from actors.testing.postgres_server import PostgresServer
 
 async def connect(postgres: PostgresServer, **more: str) -> PostgresConnection:
     parameters = {"host": str(postgres.folder), "port": str(postgres.port), "user": postgres.user}
-    return await PostgresConnection.connect(
-        parameters | {"dbname": "postgres"} | more, SystemClock()
-    )
+    return await PostgresConnection.connect(parameters | {"dbname": "postgres"} | more)
+
+
+async def test_other_work_goes_on_while_a_server_says_nothing() -> None:
+    """The server is on this event loop, too: it could not answer one that waits in a call."""
+    words = b"Mnobody gets in here\0\0"
+    closing = b"E" + struct.pack("!I", 4 + len(words)) + words
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1_000)
+        writer.write(closing)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server:
+        with pytest.raises(SourceUnreachable, match="nobody gets in"):
+            await PostgresConnection.connect(
+                {"host": "127.0.0.1", "port": str(port), "user": "u", "sslmode": "disable"}
+            )
 
 
 async def test_rows_nulls_and_refusals(postgres: PostgresServer) -> None:

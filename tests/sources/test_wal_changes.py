@@ -13,7 +13,7 @@ from source_lab import Contents, around  # type: ignore[import-not-found]
 
 from actors.client.connectors import _encoded
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
-from actors.connectors.sources.kinds import check_secrets, decode
+from actors.connectors.sources.kinds import decode
 from actors.connectors.sources.source import (
     ExportFailed,
     Given,
@@ -21,6 +21,7 @@ from actors.connectors.sources.source import (
     SourceExport,
     SourceRows,
 )
+from actors.connectors.sources.source_secrets import check_secrets
 from actors.connectors.sources.wal import WalChanges, WalPosition, WalSource, read_position
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage

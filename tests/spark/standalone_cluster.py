@@ -18,8 +18,8 @@ from urllib.parse import urlencode
 import pyspark
 
 from actors.spark.class_archive import archive_options, find_archive
+from actors.spark.environment import DROPPED_VARIABLES
 from actors.spark.java import JavaHome
-from actors.spark.launch import DROPPED_VARIABLES
 
 SECONDS_MAX: Final = 200
 WORKERS: Final = 2

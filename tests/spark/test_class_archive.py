@@ -29,8 +29,9 @@ from actors.spark.class_archive import (
     find_archive,
     make_archive,
 )
+from actors.spark.environment import engine_environment
 from actors.spark.java import JavaHome
-from actors.spark.launch import EngineProcess, engine_environment
+from actors.spark.launch import EngineProcess
 from actors.spark.session import JAVA_OPTIONS, spark_conf
 
 HOME = JavaHome(Path("/java"), 17, "PATH", build="17.0.1")
@@ -159,7 +160,7 @@ def test_an_engine_starts_from_an_archive_and_one_that_does_not_fit_is_ignored(
 ) -> None:
     made = find_archive(java)  # by `make setup`
     if made is None:
-        environment = engine_environment(java)
+        environment = engine_environment(os.environ, Settings(), java)
         made = make_archive(java, tmp_path / "training", environment, tmp_path / "made")
     log = tmp_path / "engine.log"
     options = {JAVA_OPTIONS: f"-Xlog:class+load:file={log}"}

@@ -10,7 +10,6 @@ import pytest
 import trustme
 from wal_nodes import TENANT, TIMELINE, Node, append  # type: ignore[import-not-found]
 
-from actors.connectors.sources.kinds import check_secrets
 from actors.connectors.sources.source import (
     ConnectorContext,
     Given,
@@ -18,6 +17,7 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
+from actors.connectors.sources.source_secrets import check_secrets
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage

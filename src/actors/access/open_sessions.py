@@ -104,8 +104,9 @@ class OpenSession:
 
     @property
     def is_listed(self) -> bool:
-        """Return whether it is shown among the sessions."""
-        return bool(self.door)
+        """Return whether it is shown among the sessions: not once it was ended, though what it has
+        may still be given back."""
+        return bool(self.door) and self.ended is None
 
     def loss(self, rules: AccessRules) -> str:
         """Return why the session must end under these rules; "" if it may go on."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -54,6 +55,7 @@ from actors.commands.inspect import (
 from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
 from actors.memory_ledger import RELEASE_MS, keep_less, release
+from actors.object_store.file_modes import private_umask
 from actors.settings import Settings, load
 from actors.wal import commands as timelines
 from actors.wal.push_command import push
@@ -417,8 +419,8 @@ def java(
     minute, once for each release of Java and of PySpark.
     """
     from actors.spark.class_archive import find_archive, make_archive
+    from actors.spark.environment import engine_environment
     from actors.spark.java import find_java
-    from actors.spark.launch import engine_environment
 
     with tempfile.TemporaryDirectory(prefix="penstock-java-") as cache:
         found = find_java(Path(cache))
@@ -426,7 +428,9 @@ def java(
             raise found
         path = find_archive(found)
         if path is None and archive:
-            path = make_archive(found, Path(cache), engine_environment(found))
+            path = make_archive(
+                found, Path(cache), engine_environment(os.environ, Settings(), found)
+            )
     print(f"Java {found.version}, from {found.origin}")
     print(f"class archive: {path or 'none; `penstock java --archive` makes one'}")
 
@@ -450,7 +454,8 @@ def cause_of(error: BaseException) -> BaseException:
 def main() -> None:
     """Run the command line; errors of ours become one line on stderr and exit status 2."""
     try:
-        app()
+        with private_umask():
+            app()
     except KeyboardInterrupt:
         print("penstock: interrupted", file=sys.stderr)
         sys.exit(STATUS_INTERRUPTED)

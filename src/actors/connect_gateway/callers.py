@@ -20,6 +20,8 @@ class CallerIdentity(NamedTuple):
     """See `access.access_rules`."""
     peer: str = ""
     """Address, for people."""
+    runs_code: bool = False
+    """True if it may run code of its own in Spark."""
     token: bytes = b""
     """Digest of the token that it has shown, if that is a role's."""
 

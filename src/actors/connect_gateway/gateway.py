@@ -23,9 +23,9 @@ from pyspark.sql.connect.proto import base_pb2
 
 from actors.access.access_rules import UNPROVEN
 from actors.access.open_sessions import OpenSessions
-from actors.access.role_registry import token_digest
+from actors.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
-from actors.connect_gateway.error_status import engine_ended, operation_canceled, status_of
+from actors.connect_gateway.error_status import engine_ended, status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
@@ -35,10 +35,19 @@ from actors.connect_gateway.gateway_sessions import (
     key_of_request,
 )
 from actors.connect_gateway.message_budget import MessageReader
+from actors.connect_gateway.object_catalog import ObjectDirectory
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
-from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
+from actors.connect_gateway.plan_rights import check_form
+from actors.connect_gateway.session_endings import SessionEndings
+from actors.connect_gateway.session_settings import (
+    POOL_SETTING,
+    check_settings,
+    seen_settings,
+    settings_without_code,
+)
+from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
 from actors.errors import (
@@ -47,7 +56,6 @@ from actors.errors import (
     InvalidUsage,
     PenstockError,
     ResourceBusy,
-    SessionEnded,
 )
 from actors.kernel import ActorClock
 from actors.settings import Settings
@@ -95,6 +103,7 @@ class GatewayCalls:
         upstream: SparkUpstream,
         calls: SparkCalls,
         router: PlanRouter,
+        directory: ObjectDirectory,
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
@@ -104,12 +113,12 @@ class GatewayCalls:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
         the role whose token has a digest, `prove` notes that gRPC's peer has shown what is asked
         for, and returns its address, `opened` are the sessions of all doors."""
-        self._opened = opened
         self._settings = settings
         self._clock = clock
         self._upstream = upstream
         self._calls = calls
         self._router = router
+        self._directory = directory
         self._run = run
         self._security = security
         self._find_token = find_token
@@ -121,6 +130,7 @@ class GatewayCalls:
         self._control = MessageReader(control_max, message_max, wait_ms)
         self._work = MessageReader(work_max, message_max, wait_ms)
         self._sessions = SessionTable(settings, run)
+        self._endings = SessionEndings(opened, self._sessions, run, self._release, self._give_up)
         self._opening = anyio.Lock()
 
     def handlers(self) -> Any:
@@ -214,13 +224,14 @@ class GatewayCalls:
                     "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
                     ";token=… to the address"
                 )
-            return CallerIdentity(login.role, self._prove(context.peer()), digest)
+            peer = self._prove(context.peer())
+            return CallerIdentity(login.role, peer, login.runs_code, digest)
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
                 "this service wants a token: add ;token=… to the address (token_file)"
             )
-        return CallerIdentity(UNPROVEN, self._prove(context.peer()))
+        return CallerIdentity(UNPROVEN, self._prove(context.peer()), login.runs_code)
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -229,7 +240,7 @@ class GatewayCalls:
         key = key_of_request(request)
         if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
             raise InvalidUsage("the names of a session are too long")
-        found = self._found(key)
+        found, who = self._found(key), caller()
         if found is not None and found.server != self._upstream.server:
             # Spark would open it again by itself, in another pool than that of clients.
             await self._forget(found)
@@ -240,65 +251,32 @@ class GatewayCalls:
                 found = self._found(key)
                 if found is None:
                     self._sessions.check_room()
-                    opened = await self._calls.open_session(request)
-                    found = self._add_session(key, opened, caller())
+                    first = {} if who.runs_code else settings_without_code(self._settings)
+                    opened = await self._calls.open_session(request, first)
+                    found = self._endings.add_session(key, opened, who, self._upstream.server)
+        found.ran_code = found.ran_code or who.runs_code
         found.used_ms = self._clock.monotonic_ms()
         if found.opened is not None:
             found.opened.requests += 1
         return found
 
-    def _add_session(
-        self, key: SessionKey, server_side_session_id: str, who: CallerIdentity
-    ) -> GatewaySession:
-        """Add a session that Spark has opened. Raises `SessionEnded` if the caller's role or token
-        is gone since, and `ResourceBusy`."""
-        # First, so that a role that is gone since its proof has no session here.
-        opened = self._opened.open("connect", who.role, who.peer, token=who.token, proven=True)
-        made = GatewaySession(key, server_side_session_id, who, opened)
-        made.server = self._upstream.server
-        try:
-            self._sessions.add(made)
-        except ResourceBusy:
-            opened.close()
-            raise
-        opened.on_end = lambda error: self._end_session(made, error)
-        opened.on_cancel = lambda: self._stop_operations(made, lambda _: operation_canceled())
-        opened.on_rules = lambda: self._end_revoked(made)
-        return made
-
-    def _end_session(self, session: GatewaySession, error: SessionEnded) -> None:
-        """End a session that somebody else than its client ends."""
-        self._stop_operations(session, lambda _: error)
-        self._run(lambda: self._release(session))
-
-    def _end_revoked(self, session: GatewaySession) -> None:
-        """End what reads objects that the session's role may not read any more."""
-        self._stop_operations(session, OpenOperation.denial)
-        try:
-            session.stream_rights.check()
-        except AccessDenied as denied:
-            # Spark runs streams by itself: they end with their session alone.
-            if session.starts_streams and session.opened is not None:
-                session.opened.end(SessionEnded(f"terminating session: {denied}"))
-
-    def _stop_operations(
-        self, session: GatewaySession, why: Callable[[OpenOperation], PenstockError | None]
-    ) -> None:
-        """Stop the operations of a session for which there is an error."""
-        for operation in list(session.operations.values()):
-            error = why(operation)
-            if error is not None:
-                operation.stop(error)
-                self._run(lambda each=operation: self._give_up(each))  # type: ignore[misc]
-
     def _found(self, key: SessionKey) -> GatewaySession | None:
         """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
-        one of another role."""
+        one of another role, and `AccessDenied` for one whose role has lost what it ran under."""
         found = self._sessions.get(key)
         # A client chooses the names of its sessions, so that a name alone proves nothing.
         if found is not None and found.caller.role != caller().role:
             raise AuthenticationFailed(
                 "the session is not of the role that the token proves: open another one"
+            )
+        # It is being given back at Spark.
+        if found is not None and found.opened is not None and found.opened.ended is not None:
+            raise found.opened.ended
+        # Functions and views of that time may be left in it.
+        if found is not None and found.ran_code and not caller().runs_code:
+            raise AccessDenied(
+                f"role {found.caller.role} may not run code any more, as it did in this session: "
+                "open another one"
             )
         return found
 
@@ -330,9 +308,14 @@ class GatewayCalls:
             raise
 
     async def sweep(self) -> None:
-        """Give up operations without a client, and release idle sessions."""
+        """Give up operations without a client, and release sessions that are idle or may not go
+        on."""
         now, settings = self._clock.monotonic_ms(), self._settings
+        await self._directory.names()
         for session in self._sessions:
+            if self._has_lost_rights(session):
+                await self._release(session)
+                continue
             for operation in list(session.operations.values()):
                 left = not operation.attached and operation.left_ms
                 if left and now - operation.left_ms > settings.connect_detached_ms:
@@ -342,14 +325,26 @@ class GatewayCalls:
             if idle and not session.operations and not await self._streams_of(session):
                 await self._release(session)
 
+    def _has_lost_rights(self, session: GatewaySession) -> bool:
+        """Return whether a session's role has lost what the session was opened or ran under."""
+        may, role = self._directory.may, session.caller.role
+        return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
+
     async def _release(self, session: GatewaySession) -> None:
-        """Forget a session, and release it at Spark."""
-        await self._forget(session)
+        """End a session that its client has not ended, at Spark too."""
+        for operation in list(session.operations.values()):
+            await self._give_up(operation)
         try:
             await self._calls.release(session.key)
-        # Spark releases it as well, when its own time is over.
-        except (grpc.aio.AioRpcError, PenstockError) as error:
+        except grpc.aio.AioRpcError as error:
+            if not is_forgotten(error):
+                log.info("a session was not released: %s", error)
+                return
+        except PenstockError as error:
             log.info("a session was not released: %s", error)
+            return
+        # Only now: opened anew under its name, it would have what is left in it at Spark.
+        await self._forget(session)
 
     async def _streams_of(self, session: GatewaySession) -> int:
         """Return how many streams of a session run; none if Spark has not the session any more."""
@@ -582,7 +577,10 @@ class GatewayCalls:
     # -- other calls ---------------------------------------------------------------------------
 
     async def _config(self, data: bytes, context: Any) -> bytes:
-        request = self._decode(base_pb2.ConfigRequest, data)
+        request, who = self._decode(base_pb2.ConfigRequest, data), caller()
+        if not who.runs_code:
+            limit = self._settings.engine_shuffle_partitions_max
+            check_settings(request, who.role, limit)
         session = await self._session(request)
         if request.operation.HasField("set"):
             pairs = request.operation.set.pairs
@@ -593,10 +591,15 @@ class GatewayCalls:
                 # In another pool a client's work could starve the steps of views.
                 del pairs[:]
                 pairs.extend(kept)
-                data = request.SerializeToString()
         for name in request.operation.unset.keys:
             session.note_setting(name)
-        return await self._known(session, self._pass_on("Config", data, context))
+        # As it was read here: not the bytes, which Spark might read in another way.
+        sent = request.SerializeToString()
+        told = await self._known(session, self._pass_on("Config", sent, context))
+        if who.runs_code or not request.operation.HasField("get_all"):
+            return told
+        seen = seen_settings(request, base_pb2.ConfigResponse.FromString(told))
+        return bytes(seen.SerializeToString())
 
     async def _interrupt(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.InterruptRequest, data)
@@ -646,7 +649,9 @@ class GatewayCalls:
 
     async def _release_session(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.ReleaseSessionRequest, data)
-        session = self._found(key_of_request(request))
+        session = self._sessions.get(key_of_request(request))
+        if session is not None and session.caller.role != caller().role:
+            session = self._found(session.key)
         # First what is held for it: Spark may take long to end what still runs.
         if session is not None:
             await self._forget(session)
@@ -659,7 +664,10 @@ class GatewayCalls:
         told = await self._known(session, self._pass_on("CloneSession", data, context))
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
-        made = self._add_session(key, answer.new_server_side_session_id, session.caller)
+        made = self._endings.add_session(
+            key, answer.new_server_side_session_id, session.caller, self._upstream.server
+        )
+        made.ran_code = session.ran_code
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
@@ -673,6 +681,7 @@ class GatewayCalls:
         async def forward(data: bytes, context: Any) -> bytes:
             request = self._decode(kind, data)
             if method.name == "FetchErrorDetails":
+                self._found(key_of_request(request))
                 return await self._pass_on(method.name, data, context)
             session = await self._session(request)
             return await self._known(session, self._pass_on(method.name, data, context))
@@ -700,6 +709,7 @@ class GatewayCalls:
             )
 
         async def forward_stream(data: bytes, context: Any) -> None:
+            self._decode(kind, data)
             stream = self._upstream.stream(
                 method.name,
                 data,
@@ -724,7 +734,13 @@ class GatewayCalls:
         )
 
     def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
-        return decode_request(kind, data, self._settings.connect_message_bytes_max)
+        """Return a request. Raises `AccessDenied` if it has more than its caller may ask for."""
+        request = decode_request(kind, data, self._settings.connect_message_bytes_max)
+        who = caller()
+        # Of every method: of one that a later release adds, no message is permitted.
+        if not who.runs_code:
+            check_form(request, who.role)
+        return request
 
 
 async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:

@@ -144,6 +144,8 @@ class GatewaySession:
         """Reads of the streams that were started."""
         self._refused: dict[str, PenstockError] = {}
         """Errors of operations that were stopped, by id: Spark may have responses of them still."""
+        self.ran_code = False
+        """True if code of the client may have run in it: functions of it may be left."""
         self.used_ms = 0.0
         self.server = 0
         """Number of the server that has the session (`SparkUpstream.server`)."""

@@ -168,6 +168,11 @@ class ObjectDirectory:
         found = map(self._names.entry, keys)
         return tuple((entry.id, entry.name) for entry in found if entry is not None)
 
+    def may(self, role: str, right: str) -> bool:
+        """Return whether a session with this role has a right on the whole service, by the roles
+        that `names` found last."""
+        return self._access.may(role, right)
+
     async def pin(self, keys: Iterable[str]) -> Time:
         """Return the time at which these objects are read together, which sees every acknowledged
         write. Waits for the first contents of sources. Raises `UnknownObject`, `ResourceBusy`."""

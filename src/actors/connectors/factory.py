@@ -19,7 +19,11 @@ from actors.connectors.sinks.messages import SinkWork
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sources import kinds as source_kinds
 from actors.connectors.sources.oneshot import CopyFromConfig, OneshotCopy
-from actors.connectors.sources.source import ConnectorContext, SourceConnector
+from actors.connectors.sources.source import (
+    ConnectorContext,
+    SourceConnector,
+    check_configuration,
+)
 from actors.errors import InvalidUsage
 from actors.kernel import Actor, ActorAddress, ActorClock
 from actors.persist import PersistClient
@@ -56,8 +60,11 @@ class ConnectorFactory:
         around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, id)
         return source_kinds.make_source(config, around)
 
-    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
-        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`."""
+    def new_source(
+        self, kind: str, config: bytes, *, privileged: bool = True
+    ) -> ConnectorConfiguration:
+        """Return the configuration of a new source from the user's JSON. Raises `InvalidUsage`, and
+        `AccessDenied` for a secret that its creator may not send there unless `privileged`."""
         if kind not in source_kinds.KINDS:
             known = ", ".join(source_kinds.KINDS)
             raise InvalidUsage(f"no source of kind {kind!r}: there are {known}")
@@ -65,6 +72,8 @@ class ConnectorFactory:
         found = source_kinds.decode(config)
         if source_kinds.kind_of(found) != kind:
             raise InvalidUsage(f"{kind!r} is not the kind of this configuration")
+        if not privileged:
+            source_kinds.check_new(found, self._settings)
         # Random: ids of sources are unique in this service only, but slots on their whole server.
         token = f"{self._random.getrandbits(48):012x}"
         return ConnectorConfiguration(kind, source_kinds.encode(found.with_token(token)))
@@ -75,9 +84,10 @@ class ConnectorFactory:
 
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
         """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""
+        check_configuration(oneshot.request.encoded)
         try:
             request = msgspec.json.decode(oneshot.request.encoded, type=CopyFromConfig)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidUsage(f"not a copy from files: {error}") from None
         scratch = self._scratch / f"copy-{oneshot.uuid}-{next(self._tasks)}"
         around = ConnectorContext(self._clock, self._settings, scratch, self._run_job, oneshot.uuid)
@@ -104,9 +114,10 @@ class ConnectorFactory:
 
     def new_sink(self, kind: str, options: bytes) -> ConnectorConfiguration:
         """Return the configuration of a new sink from the user's JSON. Raises `InvalidUsage`."""
+        check_configuration(options)
         try:
             given = msgspec.json.decode(options or b"{}", type=dict[str, Any])
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidUsage(f"not the options of a sink: {error}") from None
         # Tells this sink's commits from those of a dropped sink of the same id.
         creation = f"{self._random.getrandbits(128):032x}"

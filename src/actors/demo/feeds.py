@@ -26,7 +26,6 @@ from actors.demo.flights import TABLES, FlightDelta, FlightTransaction
 from actors.demo.play import ChangeLog, DemoView, pace, rows_of
 from actors.demo.script import DemoScript
 from actors.errors import InvalidUsage
-from actors.kernel import SystemClock
 from actors.plan.schema import TIME
 from actors.progress import Time
 from actors.testing.postgres_server import NoPostgres, PostgresServer
@@ -236,7 +235,7 @@ async def from_postgres() -> AsyncIterator[FromPostgres]:
         except NoPostgres as error:
             raise InvalidUsage(f"flights from PostgreSQL: {error}") from None
         parameters = {"host": str(server.folder), "port": str(server.port), "user": server.user}
-        wire = await PostgresConnection.connect(parameters | {"dbname": "postgres"}, SystemClock())
+        wire = await PostgresConnection.connect(parameters | {"dbname": "postgres"})
         try:
             yield FromPostgres(server, wire)
         finally:

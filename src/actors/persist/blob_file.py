@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from actors.errors import StorageError, storage_error
 from actors.kernel import ActorClock
 from actors.kernel.clock import CallOverdue
+from actors.object_store.file_modes import PRIVATE_FILE, PRIVATE_FOLDER, private_opener
 from actors.object_store.folder_calls import sync_folder, write_file
 from actors.persist.location import STASH_FOLDER, BlobInfo, check_blob_key
 
@@ -90,7 +91,8 @@ class FileBlob:
 
     def _prepare(self, exclusive: bool) -> None:
         try:
-            self._temporary.mkdir(parents=True, exist_ok=True)
+            self._root.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+            self._temporary.mkdir(PRIVATE_FOLDER, exist_ok=True)
             for entry in list(self._temporary.iterdir()):
                 # A single owner may remove all of them. Where others write, only files older than a
                 # day go.
@@ -140,7 +142,7 @@ class FileBlob:
                     # A rename cannot cross file systems.
                     if error.errno != errno.EXDEV:
                         raise
-                    shutil.copyfile(path, temporary)
+                    _copy(path, temporary)
                     path.unlink()
                 size, checksum = _sync_and_sum(temporary)
                 self._install(temporary, key)
@@ -166,7 +168,7 @@ class FileBlob:
                 if attempt == _INSTALLS_MAX - 1:
                     raise
                 self._synced.discard(folder.name)
-                folder.mkdir(exist_ok=True)
+                folder.mkdir(PRIVATE_FOLDER, exist_ok=True)
         if not durable:
             return
         try:
@@ -263,8 +265,15 @@ def _sync_and_sum(path: Path) -> tuple[int, int]:
         while chunk := file.read(_CHUNK_BYTES):
             size += len(chunk)
             checksum = zlib.crc32(chunk, checksum)
+        # A file that was moved in has the mode that Spark gave it.
+        os.fchmod(file.fileno(), PRIVATE_FILE)
         os.fsync(file.fileno())
     return size, checksum
+
+
+def _copy(path: Path, to: Path) -> None:
+    with path.open("rb") as source, open(to, "xb", opener=private_opener) as target:
+        shutil.copyfileobj(source, target, _CHUNK_BYTES)
 
 
 def _read(path: Path) -> bytes | None:

@@ -11,6 +11,7 @@ indeterminate. Until its thread is back each later call waits as long, and fails
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ import apsw
 
 from actors.errors import CorruptData, ResourceClosed, StorageError, StoreFull, storage_error
 from actors.kernel import ActorClock
+from actors.object_store.file_modes import PRIVATE_FILE
 from actors.object_store.folder_calls import sync_folder
 from actors.persist.blob_file import DISK_TIMEOUT_MS, run_with_timeout, timeout_error
 from actors.persist.group_commit import ConsensusGroupCommit, PendingSet, fail
@@ -108,6 +110,10 @@ class SqliteConsensus:
 
     def _open(self) -> None:
         try:
+            # SQLite gives its two companions the file's mode. One that exists is not opened here:
+            # closing it would free the locks that this process has on it.
+            with suppress(FileExistsError):
+                os.close(os.open(self._path, os.O_CREAT | os.O_EXCL, PRIVATE_FILE))
             connection = apsw.Connection(str(self._path))
             connection.set_busy_timeout(_BUSY_MS)
             mode = use_write_ahead_log(connection)

@@ -13,6 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import StateDirectoryError
+from actors.object_store.file_modes import (
+    PRIVATE_FILE,
+    PRIVATE_FOLDER,
+    private_opener,
+    warn_if_open,
+)
 from actors.object_store.folder_calls import sync_folder, write_file
 
 FORMAT: Final = 1
@@ -51,8 +57,9 @@ class StateDirectory:
         it is in use, of a newer format, damaged or not writable."""
         path = path.absolute()
         try:
-            path.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+            path.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+            warn_if_open(path)
+            descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, PRIVATE_FILE)
         except OSError as error:
             raise StateDirectoryError(
                 f"cannot use the state directory {path}: {error.strerror}; make it writable for"
@@ -65,7 +72,8 @@ class StateDirectory:
             # Before anything else in it is touched: a newer format is refused.
             directory._check_format()
             shutil.rmtree(directory.scratch, ignore_errors=True)
-            directory.scratch.mkdir(parents=True, exist_ok=True)
+            directory.scratch.parent.mkdir(PRIVATE_FOLDER, exist_ok=True)
+            directory.scratch.mkdir(PRIVATE_FOLDER, exist_ok=True)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, OSError):
@@ -116,7 +124,7 @@ class StateDirectory:
             # Written and synced before any other file: a directory with data but no format is
             # damaged.
             temporary = self.path / f"{_FORMAT}.new"
-            with temporary.open("w") as written:
+            with open(temporary, "w", opener=private_opener) as written:
                 written.write(f"{FORMAT}\n")
                 written.flush()
                 os.fsync(written.fileno())

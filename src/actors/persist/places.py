@@ -30,6 +30,7 @@ from actors.errors import BadSettings, InvalidUsage, StorageError, storage_error
 from actors.kernel import ActorClock
 from actors.object_store.bucket_paths import BUCKETS, bucket_path
 from actors.object_store.bucket_store import BucketStore
+from actors.object_store.file_modes import PRIVATE_FOLDER
 from actors.persist.blob_bucket import BucketBlob
 from actors.persist.blob_file import FileBlob
 from actors.persist.consensus_bucket import BucketConsensus
@@ -110,7 +111,7 @@ async def open_consensus(
 async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> ConsensusStore:
     def make_folder() -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         except OSError as error:
             raise storage_error(f"make the folder of {path}", error) from error
 

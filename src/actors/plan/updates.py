@@ -17,6 +17,13 @@ import pyarrow as pa
 
 from actors.errors import MalformedFrame
 from actors.plan import arrow_compute as pc
+from actors.plan.ipc_bounds import (
+    check_bounds,
+    check_stream,
+    check_values,
+    message_bounds,
+    repeats,
+)
 from actors.plan.schema import DIFF, ERROR, TIME, TableSchema, inner_types, text_limit
 from actors.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED_ROWS
 
@@ -129,13 +136,16 @@ _CONTINUES: Final = b"\xff\xff\xff\xff"
 
 
 def from_ipc(data: bytes) -> pa.Table:
-    """Return the table in an IPC stream. Raises `MalformedFrame`."""
+    """Return the table in an IPC stream. Raises `MalformedFrame`, also for one that decodes to much
+    more than its bytes."""
     known = isinstance(data, bytes) and not SHORT_STREAM.exceeded_by(len(data))
     # At a fraction of the cost of opening a stream.
     if known and (short := _short(data)) is not None:
         return short
     try:
-        return pa.ipc.open_stream(data).read_all()
+        check_stream(data)
+        table = pa.ipc.open_stream(data).read_all()
+        return check_values(table) if any(map(repeats, table.schema.types)) else table
     except (pa.ArrowException, EOFError, OSError, ValueError) as error:
         raise MalformedFrame(f"not an Arrow IPC stream: {error}") from None
 
@@ -156,6 +166,7 @@ def _short(data: bytes) -> pa.Table | None:
         end = 8 + int.from_bytes(data[opening + 4 : opening + 8], "little") + message.body.size
         if end + len(_END) != rest.size:
             return None
+        check_bounds(*message_bounds(message), len(data))
         return pa.Table.from_batches([pa.ipc.read_record_batch(message, schema)], schema)
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
@@ -170,13 +181,7 @@ def _schema_of(opening: bytes) -> pa.Schema | None:
     except (pa.ArrowException, EOFError, OSError, ValueError):
         return None
     # Dictionaries are messages of their own.
-    return None if any(_has_dictionary(kind) for kind in schema.types) else schema
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    if pa.types.is_dictionary(kind):
-        return True
-    return any(_has_dictionary(kind.field(n).type) for n in range(kind.num_fields))
+    return None if any(map(repeats, schema.types)) else schema
 
 
 def empty_updates(schema: TableSchema) -> pa.Table:

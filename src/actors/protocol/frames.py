@@ -17,6 +17,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from actors.errors import FrameTooLarge, LocalProtocolError, MalformedFrame, UnknownCommand
+from actors.protocol.msgpack_bounds import GROWTH_MAX, check_frame
 from actors.telemetry import TracedMessage, split_context
 
 M = TypeVar("M")
@@ -112,6 +113,7 @@ class FrameCodec(Generic[M]):
     def decode(self, body: bytes | bytearray | memoryview) -> M | TracedMessage[M]:
         """Return the message in a frame, in a `TracedMessage` if it has a context. Raises
         `UnknownCommand` or `MalformedFrame`."""
+        check_frame(body, GROWTH_MAX * self.frame_bytes_max)
         try:
             message = self._decoder.decode(body)
             # The header is skipped by the decoder above as any unknown field is.

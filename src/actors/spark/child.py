@@ -504,6 +504,8 @@ def main(arguments: list[str]) -> None:
     if not isinstance(first, EngineStart):
         exit_process(EXIT_PARENT_GONE, "no Start came", None)
         return
+    # What Spark writes for us holds rows: it is nobody else's, whatever the service's own umask.
+    os.umask(0o077)
     settings, scratch = first.settings, Path(first.scratch)
     use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True

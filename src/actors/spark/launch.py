@@ -25,6 +25,7 @@ from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.class_archive import exclude_archive, find_archive
 from actors.spark.cores import cores
+from actors.spark.environment import engine_environment
 from actors.spark.java import JavaHome, find_java
 from actors.spark.remote_address import is_remote, on_loopback, strip_parameters
 from actors.spark.spark_defaults import read_defaults
@@ -39,19 +40,6 @@ them."""
 RELEASE_SECONDS: Final = 4.0
 """Time for the child of a Spark Connect server to release its sessions there."""
 READ_BYTES_MAX: Final = 4 * 1024 * 1024
-DROPPED_VARIABLES: Final = (
-    "SPARK_HOME",
-    "SPARK_CONF_DIR",
-    "SPARK_REMOTE",
-    "SPARK_CONNECT_MODE_ENABLED",
-    "PYSPARK_SUBMIT_ARGS",
-    "PYSPARK_GATEWAY_PORT",
-    "PYSPARK_GATEWAY_SECRET",
-    "PYSPARK_PIN_THREAD",
-)
-"""Variables of other Spark installations; the child runs the Spark that it was installed with."""
-
-
 _WHY: Final = {
     0: "its parent let it go",
     3: "Spark is gone: its JVM has ended, its context has stopped, or its server is silent",
@@ -191,19 +179,6 @@ def make_clean_folder(directory: Path) -> None:
         shutil.rmtree(directory / name, ignore_errors=True)
 
 
-def engine_environment(java: JavaHome | None, *, here: bool = False) -> dict[str, str]:
-    """Return the environment of an engine's process: our Java, and nothing of other installations.
-    `here`: all of Spark is on this machine, and its Python ours."""
-    source = str(Path(__file__).parents[2])
-    path = os.pathsep.join([source, *filter(None, [os.environ.get("PYTHONPATH")])])
-    home = {} if java is None else {"JAVA_HOME": str(java.home)}
-    kept = {k: v for k, v in os.environ.items() if k not in DROPPED_VARIABLES}
-    # By default Spark takes whatever `python3` is on the path, for clients' functions and for our
-    # reads of buckets, which it may lack the packages of.
-    python = {"PYSPARK_PYTHON": sys.executable} if here else {}
-    return python | kept | home | {"PYTHONPATH": path}
-
-
 def _java_and_archive(directory: Path) -> tuple[JavaHome, Path | None]:
     java = find_java(directory / "java")
     if not isinstance(java, JavaHome):
@@ -243,7 +218,9 @@ async def launch(settings: Settings, directory: Path, clock: ActorClock) -> Engi
             stdin=asyncio.subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=engine_environment(java, here=on_loopback(settings.spark_master)),
+            env=engine_environment(
+                os.environ, settings, java, here=on_loopback(settings.spark_master)
+            ),
             # A process group of its own: to kill it ends the JVM, too, even when neither reads its
             # pipe.
             start_new_session=True,

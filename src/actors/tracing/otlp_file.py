@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -18,12 +19,17 @@ from actors.errors import BadSettings
 _IDS: Final = ("traceId", "spanId", "parentSpanId")
 
 
+def _private(path: str, flags: int) -> int:
+    # Spans name statements and objects: they are not for other users of the machine.
+    return os.open(path, flags, 0o600)
+
+
 class FileExporter(SpanExporter):
     """Appends traces to a file. Raises `BadSettings` when it cannot be opened."""
 
     def __init__(self, path: Path) -> None:
         try:
-            self._file = path.open("ab", buffering=0)
+            self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
         except OSError as error:
             raise BadSettings(f"traces cannot be written to {path}: {error.strerror}") from None
 

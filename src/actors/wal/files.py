@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from actors.object_store.file_modes import PRIVATE_FOLDER
 from actors.wal.messages import MembershipConfig, TermEntry
 
 # -- The disk of an acceptor, as protocols: a control file and a log -------------------------------
@@ -235,7 +236,7 @@ class OperatingSystemFiles:
 
     def make_folder(self, path: Path) -> None:
         """See `FileSystem`."""
-        path.mkdir(exist_ok=True)
+        path.mkdir(PRIVATE_FOLDER, exist_ok=True)
 
     def remove_folder(self, path: Path) -> None:
         """See `FileSystem`."""

@@ -126,7 +126,7 @@ class ReplicationServer:
     @classmethod
     async def connect(cls, dsn: str, clock: ActorClock) -> Self:
         """Connect; `dsn` as libpq takes it, a URI or ``key=value``. Raises `SourceUnreachable`."""
-        return cls(await PostgresConnection.open(replication_dsn(dsn), clock), clock)
+        return cls(await PostgresConnection.open(replication_dsn(dsn)), clock)
 
     async def identify(self) -> ServerIdentity:
         """Return the server's identity. Raises `InvalidUsage` for a log that acceptors cannot take,

@@ -29,6 +29,7 @@ from actors.errors import (
     storage_error,
 )
 from actors.kernel import ActorClock
+from actors.object_store.file_modes import PRIVATE_FOLDER, private_opener, warn_if_open
 from actors.settings import Settings
 from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline
@@ -119,8 +120,9 @@ class TimelineRegistry:
 
     def _take(self) -> None:
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            held = open(self.folder / "LOCK", "ab")  # noqa: SIM115
+            self.folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+            warn_if_open(self.folder)
+            held = open(self.folder / "LOCK", "ab", opener=private_opener)  # noqa: SIM115
             try:
                 fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
@@ -216,7 +218,7 @@ class TimelineRegistry:
     def _create(self, state: ControlState) -> None:
         above = self.folder / state.tenant
         try:
-            above.mkdir(exist_ok=True)
+            above.mkdir(PRIVATE_FOLDER, exist_ok=True)
             # The tenant's folder must be durable before a timeline in it is.
             opened = os.open(self.folder, os.O_RDONLY)
             try:

@@ -50,6 +50,7 @@ from actors.object_store.bucket_paths import (
     reason,
 )
 from actors.object_store.bucket_store import PAGE_KEYS, FetchedObject, ObjectVersion, allows_http
+from actors.object_store.file_modes import make_shared_folder
 from actors.object_store.folder_calls import sync_file, sync_folder, write_file
 from actors.settings import Settings, without_user
 
@@ -187,7 +188,7 @@ def _write_whole(
     its name. Return False when `put` finds a file of that name: it stays. `temporary` must lie in
     the same file system."""
     try:
-        write_file(temporary, data, os.O_TRUNC)
+        write_file(temporary, data, os.O_TRUNC, shared=True)
         try:
             put(temporary, path)
         except FileExistsError:
@@ -337,7 +338,7 @@ class FolderOutlet:
     def begin(self, folder: str) -> None:
         """See `SinkStorage`."""
         with as_storage_errors(f"make {self.folder / folder}"):
-            (self.folder / folder).mkdir(parents=True, exist_ok=True)
+            make_shared_folder(self.folder / folder)
             sync_folder(self.folder)
             # Else a power cut may lose the name of the new folder.
             sync_folder(self.folder.parent)
@@ -404,7 +405,7 @@ class FolderOutlet:
     def lock(self, name: str) -> bool:
         """See `SinkStorage`. Also make the folder."""
         with as_storage_errors(f"lock {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_shared_folder(self.folder)
             # The operating system releases the lock when the process dies.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._lock = os.open(self.folder / name, flags, 0o644)

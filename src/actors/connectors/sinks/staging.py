@@ -20,6 +20,7 @@ from actors.connectors.sinks.formats import FilePlace
 from actors.errors import storage_error
 from actors.object_store.bucket_calls import BucketCalls
 from actors.object_store.bucket_store import UploadStopped
+from actors.object_store.file_modes import PRIVATE_FOLDER, share_file
 from actors.object_store.folder_calls import sync_folder
 from actors.progress import Frontier
 
@@ -86,6 +87,9 @@ def _check_going(stopped: Event) -> None:
 class _FileStaging:
     """Names staged files, and remembers those that are open or not committed."""
 
+    _shared = False
+    """True if the files are what others read."""
+
     def __init__(self, token: str, stopped: Event | None) -> None:
         self._token = token
         self._stopped = stopped or Event()
@@ -110,6 +114,8 @@ class _FileStaging:
         path = self._path(name)
         with as_storage_errors(f"write {path}"):
             file: IO[bytes] = path.open("xb", buffering=0)
+            if self._shared:
+                share_file(file.fileno())
         self._open.append(file)
         return file
 
@@ -134,6 +140,8 @@ class _FileStaging:
 
 class FolderStaging(_FileStaging):
     """Staged files in the folder, or in folders in it. See `SinkStaging`."""
+
+    _shared = True
 
     def __init__(self, folder: Path, token: str, stopped: Event | None = None) -> None:
         super().__init__(token, stopped)
@@ -235,7 +243,7 @@ class BucketStaging(_FileStaging):
     def _path(self, name: str) -> Path:
         path = self._spool / name
         with as_storage_errors(f"make {path.parent}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
         return path
 
     def seal(self, file: IO[bytes]) -> None:

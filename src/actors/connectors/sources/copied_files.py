@@ -15,7 +15,6 @@ from typing import Final
 
 import pyarrow as pa
 import pyarrow.csv
-import pyarrow.parquet as pq
 
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
 from actors.errors import InvalidUsage
@@ -25,6 +24,7 @@ from actors.plan.schema import DIFF, TableSchema
 BLOCK_BYTES_MAX: Final = 64 << 20
 """Greatest length of one CSV row."""
 LINES_AT_ONCE: Final = 10_000
+BYTES_AT_ONCE: Final = 8 << 20
 _READING: Final = (pa.ArrowException, OSError, RowMisfit, UnicodeDecodeError)
 
 
@@ -45,36 +45,36 @@ def columns_of_copy(manifest: CopyManifest, target: TableSchema) -> TableSchema:
     return TableSchema(tuple(own[column.name.lower()] for column in manifest.schema))
 
 
-def has_types(path: str, wanted: TableSchema) -> bool:
-    """Return whether a Parquet file of a copy has just these types, nested ones too."""
+def read_copied(
+    path: str, kind: str, columns: TableSchema, record_bytes_max: int = BLOCK_BYTES_MAX
+) -> Iterator[pa.Table]:
+    """Yield the rows of a CSV or JSON file with these columns, in pieces. No row of CSV is longer
+    than `record_bytes_max`. Raises `UnreadableCopy`."""
     try:
-        return bool(pq.read_schema(path).types == wanted.arrow().types)
-    except (OSError, pa.ArrowException):
-        return False
-
-
-def read_copied(path: str, kind: str, columns: TableSchema) -> Iterator[pa.Table]:
-    """Yield the rows of a CSV or JSON file with these columns, in pieces. Raises
-    `UnreadableCopy`."""
-    try:
-        yield from _read_csv(path, columns) if kind == "csv" else _read_json(path, columns)
+        if kind == "csv":
+            yield from _read_csv(path, columns, record_bytes_max)
+        else:
+            yield from _read_json(path, columns)
     except _READING as error:
         raise UnreadableCopy(str(error)) from None
 
 
 def _read_json(path: str, columns: TableSchema) -> Iterator[pa.Table]:
     rows = RowsOfTable(columns, columns, skips=False, naive=True)
+    gathered = 0
     with open(path, "rb") as lines:
         for line in lines:
             rows.add(line, 1)
-            if len(rows) == LINES_AT_ONCE:
+            gathered += len(line)
+            if len(rows) == LINES_AT_ONCE or gathered > BYTES_AT_ONCE:
                 yield rows.updates().drop_columns([DIFF])
                 rows.clear()
+                gathered = 0
     if len(rows):
         yield rows.updates().drop_columns([DIFF])
 
 
-def _read_csv(path: str, columns: TableSchema) -> Iterator[pa.Table]:
+def _read_csv(path: str, columns: TableSchema, record_bytes_max: int) -> Iterator[pa.Table]:
     shape = columns.arrow()
     # Arrow reads no base64: binary columns are read as text first.
     texts = [pa.string() if pa.types.is_binary(field.type) else field.type for field in shape]
@@ -84,7 +84,7 @@ def _read_csv(path: str, columns: TableSchema) -> Iterator[pa.Table]:
         reader = pa.csv.open_csv(
             file,
             read_options=pa.csv.ReadOptions(
-                use_threads=False, block_size=min(size + 1, BLOCK_BYTES_MAX)
+                use_threads=False, block_size=min(size + 1, BLOCK_BYTES_MAX, record_bytes_max)
             ),
             parse_options=pa.csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False),
             convert_options=pa.csv.ConvertOptions(

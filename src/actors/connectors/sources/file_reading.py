@@ -16,11 +16,19 @@ from typing import Any, Final, Literal, TypeAlias
 import anyio
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from actors.connectors.sources.copied_files import UnreadableCopy, has_types, read_copied
+from actors.connectors.sources.copied_files import UnreadableCopy, read_copied
 from actors.connectors.sources.file_listing import FoundFile
+from actors.connectors.sources.parquet_bounds import (
+    DEFAULT_BOUND,
+    DecodesTooLarge,
+    DecodingBound,
+    bounded_batches,
+    check_parquet,
+    open_bounded,
+)
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
+from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
 from actors.errors import (
     ConnectionBroken,
     DefiniteError,
@@ -37,7 +45,6 @@ from actors.threshold_probes import FILE_PIECE
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 
-BATCH_ROWS: Final = 64 * 1024
 INFER_FILES: Final = 10
 """Number of files from which columns are inferred."""
 _HINT: Final = "repair the file, remove it, or put _ before its name"
@@ -110,6 +117,9 @@ class FileReader:
         them."""
         self._kind = kind
         self._copied = copied
+        settings = around.settings
+        self._bound = DecodingBound(settings.file_decoded_bytes_max)
+        self._record_bytes_max = settings.file_record_bytes_max
         self._options = _options(kind, options)
         self._read = read
         self._keep = keep
@@ -122,14 +132,20 @@ class FileReader:
         if self._copied and self._kind != "parquet":
             made = self._from_copy(files)
         elif self._kind == "parquet" and await self._blocking(lambda: self._all_ours(files)):
-            made = _from_parquet([file.path for file in files], self._keep)
+            made = _from_parquet([file.path for file in files], self._keep, self._bound)
         if made is not None:
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
             return
+        await self._blocking(
+            lambda: _check_bounds(
+                self._kind, dict(self._options), files, self._bound, self._record_bytes_max
+            )
+        )
         answer = await self._taken(files)
         try:
-            made = _answered(answer, self._keep, files[0].path if len(files) == 1 else None)
+            path = files[0].path if len(files) == 1 else None
+            made = _answered(answer, self._keep, self._bound, path)
             while (piece := await self._blocking(lambda: next(made, None))) is not None:
                 yield piece
         finally:
@@ -139,15 +155,17 @@ class FileReader:
 
     def _all_ours(self, files: Sequence[FoundFile]) -> bool:
         if self._copied:
-            return all(has_types(file.path, self._keep) for file in files)
-        return all(reads_like_spark(file.path, self._shape) for file in files)
+            return all(has_types(file.path, self._keep, self._bound) for file in files)
+        return all(reads_like_spark(file.path, self._shape, self._bound) for file in files)
 
     def _from_copy(self, files: Sequence[FoundFile]) -> Iterator[pa.Table]:
         for file in files:
             try:
-                for rows in read_copied(file.path, self._kind, self._read):
+                record_max = self._record_bytes_max
+                longest_line(file.path, record_max)
+                for rows in read_copied(file.path, self._kind, self._read, record_max):
                     yield from _cut(rows.select(self._keep.names), self._keep, file.path)
-            except UnreadableCopy as error:
+            except (UnreadableCopy, DecodesTooLarge) as error:
                 raise _Unreadable(file.path, error) from None
 
     async def _blocking(self, function: Any) -> Any:
@@ -159,16 +177,20 @@ class FileReader:
             raise SourceUnreachable(f"a file cannot be read: {error}") from None
 
     async def _taken(self, files: Sequence[FoundFile]) -> RowsDone:
+        paths = tuple(file.path for file in files)
+        own = await self._blocking(
+            lambda: own_options(self._kind, self._options, paths, self._record_bytes_max)
+        )
         job = TakeFiles(
             f"files/{uuid.uuid4().hex}",
-            tuple(file.path for file in files),
+            paths,
             self._kind,
             self._read,
             self._keep.names,
-            self._options,
+            (*self._options, *own),
             sum(file.size for file in files),
         )
-        answer = await run(self._around, job, tuple(file.path for file in files))
+        answer = await run(self._around, job, paths)
         assert isinstance(answer, RowsDone)
         return answer
 
@@ -184,7 +206,15 @@ async def infer(
     given = dict(_options(kind, options))
     if kind == "csv" and "inferschema" not in {name.lower() for name in given}:
         given["inferSchema"] = "true"
-    paths = tuple(file.path for file in files[:INFER_FILES])
+    settings, first = around.settings, files[:INFER_FILES]
+    paths = tuple(file.path for file in first)
+    bound = DecodingBound(settings.file_decoded_bytes_max)
+    try:
+        await around.clock.run_blocking(
+            lambda: _check_bounds(kind, given, first, bound, settings.file_record_bytes_max)
+        )
+    except (_Unreadable, OSError) as error:
+        raise InvalidUsage(f"the columns cannot be inferred, declare them: {error}") from None
     job = InferFiles(f"files/{uuid.uuid4().hex}", paths, kind, tuple(given.items()))
     try:
         answer = await run(around, job, paths)
@@ -229,13 +259,49 @@ class _Unreadable(Exception):
         self.path = path
 
 
-def reads_like_spark(path: str, shape: pa.Schema) -> bool:
+def _check_bounds(
+    kind: Format,
+    options: Mapping[str, str],
+    files: Sequence[FoundFile],
+    bound: DecodingBound,
+    record_bytes_max: int,
+) -> None:
+    """Raise `_Unreadable` for a file that Spark must not read. Blocks."""
+    for file in files:
+        try:
+            if kind == "parquet":
+                check_parquet(file.path, bound)
+            else:
+                check_text(file.path, kind, options, bound, record_bytes_max)
+        except DecodesTooLarge as error:
+            raise _Unreadable(file.path, error) from None
+        except (pa.ArrowException, OSError) as error:
+            # What is no Parquet file at all is Spark's to tell.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+
+
+def has_types(path: str, wanted: TableSchema, bound: DecodingBound = DEFAULT_BOUND) -> bool:
+    """Return whether a Parquet file of a copy has just these types, nested ones too. Raises
+    `_Unreadable` for a footer that is too large. Blocks."""
+    try:
+        with open_bounded(path, bound) as file:
+            return bool(file.schema_arrow.types == wanted.arrow().types)
+    except DecodesTooLarge as error:
+        raise _Unreadable(path, error) from None
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def reads_like_spark(path: str, shape: pa.Schema, bound: DecodingBound = DEFAULT_BOUND) -> bool:
     """Say whether Arrow surely reads a Parquet file as Spark does: every column is there under its
     very name, is flat, and has the wanted type, and no dates are in the old calendar. False also
-    for a file that cannot be read. Blocks."""
+    for a file that cannot be read. Raises `_Unreadable` for a footer that is too large. Blocks."""
     try:
-        with pq.ParquetFile(path) as file:
+        with open_bounded(path, bound) as file:
             found, notes = file.schema_arrow, file.metadata.metadata or {}
+    except DecodesTooLarge as error:
+        raise _Unreadable(path, error) from None
     except (OSError, pa.ArrowException):
         return False
     # Spark marks files with dates of the Julian calendar so; Spark 1 and 2 wrote them without a
@@ -278,7 +344,12 @@ def _same(there: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _from_parquet(
-    paths: Sequence[str], keep: TableSchema, *, engine: bool = False, named: str | None = None
+    paths: Sequence[str],
+    keep: TableSchema,
+    bound: DecodingBound = DEFAULT_BOUND,
+    *,
+    engine: bool = False,
+    named: str | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the rows of Parquet files. `engine`: it made these from others; `named` is the path of
     the only one of those. Blocks."""
@@ -288,20 +359,20 @@ def _from_parquet(
     for path in paths:
         count = 0
         try:
-            with pq.ParquetFile(path, pre_buffer=True) as file:
-                for batch in file.iter_batches(BATCH_ROWS, columns=shape.names):
-                    read = pa.Table.from_batches([batch]).select(shape.names)
-                    rows = (
-                        _as_stored(read, keep, named)
-                        if engine
-                        else _as_stored(read, keep, path, count)
-                    )
-                    count += rows.num_rows
-                    waiting.append(rows)
-                    size += rows.nbytes
-                    if FILE_PIECE.exceeded_by(size):
-                        yield pa.concat_tables(waiting)
-                        waiting, size = [], 0
+            for batch in bounded_batches(path, shape.names, bound):
+                read = pa.Table.from_batches([batch]).select(shape.names)
+                rows = (
+                    _as_stored(read, keep, named) if engine else _as_stored(read, keep, path, count)
+                )
+                count += rows.num_rows
+                waiting.append(rows)
+                size += rows.nbytes
+                if FILE_PIECE.exceeded_by(size):
+                    yield pa.concat_tables(waiting)
+                    waiting, size = [], 0
+        except DecodesTooLarge as error:
+            where = f"behind row {count}: {error}" if count else str(error)
+            raise _Unreadable(named if engine else path, where) from None
         except (OSError, pa.ArrowException) as error:
             behind = f"behind row {count}: {error}" if count else error
             raise _Unreadable(path, behind) from None
@@ -309,7 +380,9 @@ def _from_parquet(
         yield pa.concat_tables(waiting)
 
 
-def _answered(answer: RowsDone, keep: TableSchema, path: str | None) -> Iterator[pa.Table]:
+def _answered(
+    answer: RowsDone, keep: TableSchema, bound: DecodingBound, path: str | None
+) -> Iterator[pa.Table]:
     """Yield the rows that the engine has read; `path`: of the file, if it was one. Blocks."""
     if answer.arrow is not None:
         yield from _cut(from_ipc(answer.arrow), keep, path)
@@ -317,7 +390,7 @@ def _answered(answer: RowsDone, keep: TableSchema, path: str | None) -> Iterator
         with pa.memory_map(answer.arrow_file) as source:
             yield from _cut(pa.ipc.open_file(source).read_all(), keep, path)
     made = [file.path for file in answer.files or ()]
-    yield from _from_parquet(made, keep, engine=True, named=path)
+    yield from _from_parquet(made, keep, bound, engine=True, named=path)
 
 
 def _cut(rows: pa.Table, keep: TableSchema, path: str | None = None) -> Iterator[pa.Table]:

@@ -36,6 +36,11 @@ _DIGITS_MAX: Final = 100
 _SHORT_BYTES: Final = 4096
 """A row of at most this length has few digits."""
 
+OBJECTS_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Most memory that the objects of one row may take."""
+_OBJECT_BYTES: Final = 64
+_VALUE_BYTES: Final = 40
+
 _AWARE: Final = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
 _PLAIN: Final = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
 _ESCAPED: Final = re.compile(r'["\\\x00-\x1f]')
@@ -136,6 +141,8 @@ class RowsOfTable:
         self._columns = keep.columns
         self._changes = [_reader(arrow_type(column.type)) for column in keep.columns]
         kinds = [type_ for _, type_, _ in columns]
+        self._object_bytes = _OBJECT_BYTES + 8 * max(map(_fields_max, kinds), default=0)
+        self._nested = any(map(pa.types.is_nested, kinds))
         self._plain = [place for place, kind in enumerate(kinds) if pa.types.is_decimal(kind)]
         self._deep = [
             place
@@ -150,6 +157,8 @@ class RowsOfTable:
 
     def add(self, row: bytes | memoryview | msgspec.Raw, diff: int) -> None:
         """Decode and add a row. Raises `RowMisfit`."""
+        if self._nested and len(row) > _SHORT_BYTES:
+            self._check_objects(bytes(row))
         try:
             found = self._decoder.decode(row)
         except (msgspec.DecodeError, RecursionError) as error:
@@ -169,6 +178,16 @@ class RowsOfTable:
         self._rows.append(values)
         self._diffs.append(diff)
 
+    def _check_objects(self, row: bytes) -> None:
+        """Raise `RowMisfit` for a row of a few bytes an object, which may become much larger."""
+        # An empty object or list of two bytes is decoded to one with all its fields.
+        opened = row.count(b"{") * self._object_bytes + row.count(b"[") * _OBJECT_BYTES
+        size = opened + row.count(b",") * _VALUE_BYTES
+        if size > OBJECTS_BYTES_MAX:
+            raise RowMisfit(
+                f"a row of {len(row)} bytes may decode to {size}: at most {OBJECTS_BYTES_MAX}"
+            )
+
     def clear(self) -> None:
         """Drop the rows."""
         self._rows, self._diffs = [], []
@@ -186,6 +205,13 @@ class RowsOfTable:
                 raise _misfit(column, columns[place], change) from None
         diffs = pa.array(self._diffs, pa.int64())
         return pa.table([*arrays, diffs], names=[*self._names, DIFF])
+
+
+def _fields_max(kind: pa.DataType) -> int:
+    """Return the most fields that a struct within a type has."""
+    inner = [kind.field(number).type for number in range(kind.num_fields)]
+    own = kind.num_fields if pa.types.is_struct(kind) else 0
+    return max(own, *map(_fields_max, inner)) if inner else own
 
 
 def _array(values: Sequence[Any], kind: str, change: _Change | None) -> pa.ChunkedArray:

@@ -7,7 +7,6 @@ and is added to `_MAKERS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, TypeAlias, Union
 
 import msgspec
@@ -18,48 +17,18 @@ from actors.connectors.sources.files import FilesConfig, FilesSource
 from actors.connectors.sources.generators import GeneratorSource
 from actors.connectors.sources.nexmark import NexmarkConfig, NexmarkSeries
 from actors.connectors.sources.postgres_config import PostgresConfig
-from actors.connectors.sources.source import ConnectorContext, SourceConfig, SourceConnector
+from actors.connectors.sources.source import (
+    ConnectorContext,
+    SourceConfig,
+    SourceConnector,
+    check_configuration,
+)
+from actors.connectors.sources.source_secrets import SecretUser, check_secrets
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
 from actors.errors import InvalidUsage, nearest_hint
 from actors.settings import Settings
-
-# -- Checks which secrets of the service a source may use ------------------------------------------
-# Whoever creates a source chooses the server to which a password is sent. So a source may not name
-# any variable or file of the service, only those that were put there for sources.
-
-
-_VARIABLES: Final = ("password_env", "token_env")
-_FILES: Final = ("password_file", "passfile", "sslkey", "sslcert", "sslrootcert", "token_file")
-
-
-def check_secrets(config: PostgresConfig | WalConfig, settings: Settings) -> None:
-    """Raise `InvalidUsage` for a variable or a file that is not for sources."""
-    prefix = settings.secret_env_prefix
-    for name in _VARIABLES:
-        variable = getattr(config, name, "")
-        if variable and not variable.startswith(prefix):
-            raise InvalidUsage(
-                f"{name} {variable!r}: the name must begin with {prefix} (secret_env_prefix)"
-            )
-    for name in _FILES:
-        path = getattr(config, name, "")
-        # libpq takes ``system`` for the authorities that the system trusts.
-        if path and path != "system":
-            _check_file(name, path, settings.secret_dir)
-
-
-def _check_file(name: str, path: str, allowed: str) -> None:
-    if not allowed:
-        raise InvalidUsage(
-            f"{name} {path!r}: sources may use no files, as long as the setting secret_dir names "
-            "no folder with theirs"
-        )
-    # Links resolved: one below the folder must not lead out of it.
-    root = Path(allowed).resolve()
-    if not Path(path).is_absolute() or root not in Path(path).resolve().parents:
-        raise InvalidUsage(f"{name} {path!r}: must lie below {root} (secret_dir)")
 
 
 def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:
@@ -72,7 +41,12 @@ def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnect
             "pip install 'penstock-views[postgres]'"
         ) from None
     check_secrets(config, around.settings)
-    return PostgresSource(config, around.id, around.clock)
+    return PostgresSource(
+        config,
+        around.id,
+        around.clock,
+        weak_passwords=around.settings.source_weak_passwords,
+    )
 
 
 _Maker: TypeAlias = Callable[[Any, ConnectorContext], SourceConnector]
@@ -114,6 +88,13 @@ def make_source(config: SourceConfig, around: ConnectorContext) -> SourceConnect
     return _MAKERS[type(config)](config, around)
 
 
+def check_new(config: SourceConfig, settings: Settings) -> None:
+    """Raise `AccessDenied` for a source that only an administrator may create: one that sends a
+    secret to a host that is not listed for it. Reads files."""
+    if isinstance(config, SecretUser):
+        check_secrets(config, settings, listed_only=True)
+
+
 def kind_of(config: SourceConfig) -> str:
     """Return the name of a configuration's kind."""
     return str(config.__struct_config__.tag)
@@ -127,9 +108,10 @@ def encode(config: SourceConfig) -> bytes:
 def decode(data: bytes | str) -> SourceConfig:
     """Parse a configuration that `encode` or a user wrote. Raises `InvalidUsage` naming the field
     that does not fit."""
+    check_configuration(data)
     try:
         found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
     return found
 
@@ -156,7 +138,7 @@ def _choice(data: bytes | str) -> str:
     """Return a hint with the known options or kinds; "" if the names are right."""
     try:
         given = msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return ""
     for kind in _MAKERS:
         if given.get("type") == kind.__struct_config__.tag:

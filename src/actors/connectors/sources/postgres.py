@@ -29,6 +29,7 @@ from typing import Final
 
 import anyio
 import msgspec
+from psycopg import pq
 
 from actors.connectors.sources import postgres_catalog as catalog
 from actors.connectors.sources import postgres_survey as setup
@@ -92,8 +93,16 @@ class PostgresSource:
     slot and publication unless the configuration does; it must be unique among all that use the
     server."""
 
-    def __init__(self, config: PostgresConfig, id: str, clock: ActorClock | None = None) -> None:
+    def __init__(
+        self,
+        config: PostgresConfig,
+        id: str,
+        clock: ActorClock | None = None,
+        *,
+        weak_passwords: bool = False,
+    ) -> None:
         config.check()
+        self._weak_passwords = weak_passwords
         self._config = config
         self._clock = clock or SystemClock()
         self._slot = config.slot_name(id)
@@ -612,9 +621,13 @@ class PostgresSource:
 
     async def _connect(self, *, replication: bool) -> PostgresConnection:
         parameters = await self._clock.run_blocking(
-            lambda: self._config.connection(replication=replication)
+            lambda: self._config.connection(
+                replication=replication,
+                libpq_version=pq.version(),
+                weak_passwords=self._weak_passwords,
+            )
         )
-        wire = await PostgresConnection.connect(parameters, self._clock)
+        wire = await PostgresConnection.connect(parameters)
         try:
             if wire.server_version >= 140_000:
                 # PostgreSQL 14 added the setting; it would end the connection for queries, which

@@ -10,6 +10,7 @@ from typing import Final, Self
 import msgspec
 
 from actors.connectors.sources.source import SourceConfig
+from actors.connectors.sources.source_secrets import SecretTarget
 from actors.errors import InvalidUsage
 from actors.plan.schema import arrow_type
 
@@ -18,6 +19,13 @@ _NAME_MAX: Final = 63
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _PUBLICATION: Final = re.compile(r"[A-Za-z0-9_.\- ]{1,63}")
 _SSLMODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+_VERIFIED: Final = ("verify-ca", "verify-full")
+_REQUIRE_AUTH_SINCE: Final = 160_000
+_NO_WEAK_PASSWORDS: Final = "!password,!md5"
+"""Value of libpq's `require_auth`: methods by which a server would learn the password, or what
+stands for it."""
+_NO_FILE: Final = "/dev/null/none"
+"""Path at which no file can be."""
 _SESSION: Final = {
     "search_path": "",
     "datestyle": "ISO",
@@ -116,9 +124,19 @@ class PostgresConfig(
         """Return the publication's name, for the source with that id."""
         return self.publication or _derived(self.token or id)
 
-    def connection(self, *, replication: bool) -> dict[str, str]:
-        """Return libpq's parameters, with the password. Raises `InvalidUsage` when it is
-        missing."""
+    def secret_targets(self) -> tuple[SecretTarget, ...]:
+        """See `SecretUser`: libpq tries several hosts one after another."""
+        return tuple(SecretTarget(host, self.port) for host in self.host.split(","))
+
+    def connection(
+        self, *, replication: bool, libpq_version: int, weak_passwords: bool = False
+    ) -> dict[str, str]:
+        """Return libpq's parameters, with the password. `libpq_version`: as libpq tells it (160003
+        for 16.3). `weak_passwords`: the password may be shown to a server that is not verified.
+
+        Raises `InvalidUsage` when the password is missing, or this libpq cannot keep it from such a
+        server.
+        """
         options = " ".join(f"-c {name}={value}" for name, value in _SESSION.items())
         parameters = {
             "host": self.host,
@@ -137,7 +155,21 @@ class PostgresConfig(
             "options": options,
             "replication": "database" if replication else "",
         }
-        return {name: value for name, value in parameters.items() if value}
+        password = {name: parameters.pop(name) for name in ("password", "passfile")}
+        found = {name: value for name, value in parameters.items() if value}
+        # Given always: else libpq takes the service's own, from its environment or home.
+        found |= {"password": password["password"], "passfile": password["passfile"] or _NO_FILE}
+        found |= {"hostaddr": "", "sslcert": self.sslcert or _NO_FILE}
+        verified = self.sslmode in _VERIFIED
+        if any(password.values()) and not verified and not weak_passwords:
+            if libpq_version < _REQUIRE_AUTH_SINCE:
+                raise InvalidUsage(
+                    f"sslmode {self.sslmode!r}: libpq {libpq_version // 10_000} cannot keep the "
+                    "password from a server that is not verified: set sslmode to verify-full, "
+                    "install a psycopg with libpq 16 or newer, or set source_weak_passwords"
+                )
+            found["require_auth"] = _NO_WEAK_PASSWORDS
+        return found
 
     def _password(self) -> str:
         if self.password_env:

@@ -29,6 +29,12 @@ def hint_for(text: str) -> str:
     hints = (
         ("password authentication failed", "check user and password_env, password_file, passfile"),
         ("no password supplied", "name the password: password_env, password_file or passfile"),
+        (
+            "authentication method requirement",
+            "without verified TLS a password is proved by SCRAM alone: set sslmode to verify-full, "
+            "or the server's password_encryption and pg_hba.conf to scram-sha-256 (else "
+            "source_weak_passwords, for the whole service)",
+        ),
         ("no pg_hba.conf entry", "let this host and user in, in the server's pg_hba.conf"),
         ("does not exist", "check database and user"),
         ("permission denied to start WAL sender", "ALTER ROLE … REPLICATION for the user"),

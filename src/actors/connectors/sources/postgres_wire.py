@@ -1,15 +1,16 @@
 """One connection to PostgreSQL on the event loop: simple queries, and COPY.
 
-libpq connects (in a thread: it resolves names and reads password files) and answers simple queries
-without blocking. `postgres_copy` reads the rows of a COPY.
+psycopg connects, and libpq answers simple queries, without blocking. `postgres_copy` reads the rows
+of a COPY.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Final
 
-from psycopg import OperationalError
-from psycopg.pq import ConnStatus, ExecStatus, PGconn
+from psycopg import AsyncConnection, OperationalError
+from psycopg.pq import ConnStatus, ExecStatus
 from psycopg.pq import abc as pq
 
 from actors.connectors.sources.postgres_copy import (
@@ -24,17 +25,23 @@ from actors.connectors.sources.postgres_errors import (
     connection_lost,
     hint_for,
     refusal,
-    text_of,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.kernel.clock import ActorClock
+
+_FAILED: Final = "connection failed: "
+"""Prefix of psycopg before libpq's own text."""
 
 
 class PostgresConnection:
     """One connection, for one task at a time (but for `CopyStream.send`)."""
 
-    def __init__(self, connection: pq.PGconn) -> None:
-        self._connection = connection
+    def __init__(self, opened: AsyncConnection[Any]) -> None:
+        # Kept, since psycopg warns of a connection that is open when nothing refers to it.
+        self._opened = opened
+        self._connection = connection = opened.pgconn
+        # Else psycopg logs the server's notices.
+        connection.notice_handler = None
+        connection.nonblocking = 1
         self._copy: CopyStream | None = None
         self._asked = False
         """True if a query's answers were not all read, since its caller was cancelled."""
@@ -42,24 +49,22 @@ class PostgresConnection:
         """True from a COPY's request to its start."""
 
     @classmethod
-    async def connect(cls, parameters: Mapping[str, str], clock: ActorClock) -> PostgresConnection:
+    async def connect(cls, parameters: Mapping[str, str]) -> PostgresConnection:
         """Connect with these parameters. Raises `SourceUnreachable`."""
         return await cls.open(
-            " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items()), clock
+            " ".join(f"{name}={_quoted(value)}" for name, value in parameters.items())
         )
 
     @classmethod
-    async def open(cls, conninfo: str, clock: ActorClock) -> PostgresConnection:
+    async def open(cls, conninfo: str) -> PostgresConnection:
         """Connect with libpq's ``key=value`` text or URI. Raises `SourceUnreachable`."""
-        connection = await clock.run_blocking(lambda: PGconn.connect(conninfo.encode()))
-        if connection.status != ConnStatus.OK:
-            text = text_of(connection.error_message)
-            connection.finish()
-            raise SourceUnreachable(text, hint_for(text))
-        # Else psycopg logs the server's notices.
-        connection.notice_handler = None
-        connection.nonblocking = 1
-        return cls(connection)
+        # Not `PGconn.connect`, which holds Python's lock while it waits for a silent host.
+        try:
+            made = await AsyncConnection.connect(conninfo, autocommit=True)
+        except OperationalError as error:
+            text = str(error).removeprefix(_FAILED)
+            raise SourceUnreachable(text, hint_for(text)) from None
+        return cls(made)
 
     @property
     def server_version(self) -> int:

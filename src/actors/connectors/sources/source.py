@@ -42,6 +42,7 @@ import pyarrow as pa
 from actors.errors import (
     CorruptData,
     EngineUnavailable,
+    InvalidUsage,
     PenstockError,
     StorageError,
     StoreFull,
@@ -111,6 +112,18 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the name of the external resource to remove with the source; "" if none is
         ours."""
         return ""
+
+
+CONFIGURATION_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Length of a configuration as JSON: what it decodes to is many times as large."""
+
+
+def check_configuration(data: bytes | str) -> None:
+    """Raise `InvalidUsage` for a user's configuration that is too long to be decoded."""
+    if len(data) > CONFIGURATION_BYTES_MAX:
+        raise InvalidUsage(
+            f"a configuration of {len(data)} bytes: at most {CONFIGURATION_BYTES_MAX}"
+        )
 
 
 POSITION_BYTES_MAX: Final = 64 * 1024

@@ -12,6 +12,7 @@ from actors.connectors.sources.file_reading import check_columns
 from actors.connectors.sources.generators import at_least
 from actors.connectors.sources.json_rows import check_type
 from actors.connectors.sources.source import SourceConfig
+from actors.connectors.sources.source_secrets import SecretTarget
 from actors.errors import InvalidUsage
 from actors.plan.schema import TableColumn, TableSchema
 from actors.wal.dialling import AcceptorAddress, parse_addresses
@@ -81,6 +82,10 @@ class WalConfig(SourceConfig, frozen=True, kw_only=True, tag="wal"):
     def addresses(self) -> tuple[AcceptorAddress, ...]:
         """Return the acceptors' addresses. Raises `InvalidUsage`."""
         return parse_addresses(self.acceptors)
+
+    def secret_targets(self) -> tuple[SecretTarget, ...]:
+        """See `SecretUser`."""
+        return tuple(SecretTarget(each.host, each.port) for each in self.addresses())
 
     def begin_lsn(self) -> int:
         """Return the position where reading begins. Raises `InvalidUsage`."""

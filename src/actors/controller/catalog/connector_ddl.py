@@ -62,8 +62,11 @@ class ConnectorMakers(Protocol):
         none."""
         ...
 
-    def new_source(self, kind: str, config: bytes, /) -> ConnectorConfiguration:
-        """Return the configuration of a new source, from a user's JSON."""
+    def new_source(
+        self, kind: str, config: bytes, /, *, privileged: bool = True
+    ) -> ConnectorConfiguration:
+        """Return the configuration of a new source, from a user's JSON. `privileged`: the user is
+        an administrator, who may send a secret to any host that its list does not exclude."""
         ...
 
     def new_sink(self, kind: str, options: bytes, /) -> ConnectorConfiguration:
@@ -86,7 +89,9 @@ class NoConnectors:
         """Return an empty name."""
         return ""
 
-    def new_source(self, kind: str, config: bytes) -> ConnectorConfiguration:
+    def new_source(
+        self, kind: str, config: bytes, *, privileged: bool = True
+    ) -> ConnectorConfiguration:
         """Raise `InvalidUsage`."""
         raise InvalidUsage(f"this service knows no source of kind {kind!r}")
 
@@ -115,13 +120,20 @@ class StorageStore:
     # -- sources -------------------------------------------------------------------------------
 
     async def create_source(
-        self, catalog: CatalogSnapshot, seqno: int | None, request: CreateSource
+        self,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        request: CreateSource,
+        *,
+        privileged: bool = True,
     ) -> CatalogChanged:
-        """Create a source and its tables. Raises `InvalidUsage` and its children,
-        `SourceUnreachable`, `StorageError`."""
+        """Create a source and its tables; `privileged`: for an administrator. Raises `InvalidUsage`
+        and its children, `SourceUnreachable`, `StorageError`."""
         name = check_name("source", request.name)
         catalog.check_free(name, SOURCE)
-        configuration = self._makers.new_source(request.kind, request.configuration)
+        configuration = self._makers.new_source(
+            request.kind, request.configuration, privileged=privileged
+        )
         id_ = catalog.new_id
         exports = await self._describe(configuration, id_, request.tables)
         entry = CatalogObject(

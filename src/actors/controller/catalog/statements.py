@@ -161,7 +161,7 @@ class StatementQueue:
         values = (type(statement).__name__, statement.name)
         try:
             with span_below(queued.traceparent, STATEMENT, *values):
-                return StatementDone(await self._change(statement))
+                return StatementDone(await self._change(statement, queued.role))
         except Exception as error:
             if not isinstance(error, PenstockError):
                 log.error("a statement failed by a fault of this program", exc_info=error)
@@ -183,7 +183,9 @@ class StatementQueue:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
             await retry.pause()
 
-    def _change(self, statement: Statement | OwnStatement) -> Coroutine[Any, Any, CatalogChanged]:
+    def _change(
+        self, statement: Statement | OwnStatement, role: str | None
+    ) -> Coroutine[Any, Any, CatalogChanged]:
         state = self._state
         store, catalog, seqno = state.store, state.catalog, state.seqno
         replacements = self._replacements
@@ -211,7 +213,8 @@ class StatementQueue:
         connectors = state.connector_store
         match statement:
             case CreateSource():
-                return connectors.create_source(catalog, seqno, statement)
+                free = state.access.is_free(role)
+                return connectors.create_source(catalog, seqno, statement, privileged=free)
             case AlterSource():
                 return connectors.alter_source(catalog, seqno, statement)
             case DropSource():

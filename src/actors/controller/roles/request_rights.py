@@ -81,7 +81,9 @@ def check_request(
         raise AccessDenied(access.refusal(role, READ))
     match request:
         case AlterRole(name=name, login=None) if fold(role) == fold(name):
-            return  # everybody may change the own password and the own tokens
+            # Everybody may change the own password, and drop the own tokens. Whether it may make
+            # one is looked at when the change's turn comes (`RoleStore`).
+            return
     for right, entry in needed_rights(catalog, request):
         if entry is None:
             access.check(role, right)
