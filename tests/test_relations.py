@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +138,7 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
         stream = client.subscribe("t")
         await anext(stream)
         async with anyio.create_task_group() as group:
-            group.start_soon(client.peek, "w", time)
+            group.start_soon(partial(client.peek, "w", time, deadline_ms=400_000))
 
             async def waits() -> bool:
                 found = await world.rows("peeks", where=[("object", "=", "w")])
@@ -148,7 +149,7 @@ async def test_what_waits_is_told(tmp_path: Path) -> None:
                 "peeks", where=[("kind", "=", "read"), ("time", "=", time)]
             )
             assert waiting["waited_ms"] > 0
-            assert waiting["deadline_ms"] == 30_000
+            assert waiting["deadline_ms"] == 400_000
             [heard] = await world.rows("subscribes")
             assert (heard["object"], heard["told"] > 0) == ("t", True)
             [own] = await world.rows("sessions")
