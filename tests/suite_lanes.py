@@ -38,6 +38,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/spark/test_plan_inspector.py",
         "tests/spark/test_prepared.py",
         "tests/spark/test_row_arithmetic_on_spark.py",
+        "tests/spark/test_statement_check.py",
         "tests/spark/test_summed_contents.py",
         "tests/spark/test_taking.py",
     ),

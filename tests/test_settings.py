@@ -65,6 +65,13 @@ def test_what_does_not_fit_is_named(flags: dict[str, Any], text: str) -> None:
         load(environment={}, flags=flags)
 
 
+def test_texts_are_never_changed_by_spark() -> None:
+    for value in ("true", " TRUE", "${env:X}"):
+        with pytest.raises(BadSettings, match=r"variable\.substitute = .* always false"):
+            load(flags={"spark_conf": {"spark.sql.variable.substitute": value}})
+    load(flags={"spark_conf": {"spark.sql.variable.substitute": "false"}})
+
+
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path) -> None:
     file = tmp_path / "penstock.toml"
     with pytest.raises(BadSettings, match="cannot read settings from"):

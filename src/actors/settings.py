@@ -611,6 +611,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                     f"kernel_limits: {name} = {value}: must lie between 1 and {known.default}"
                 )
 
+    def _check_spark_conf(self) -> None:
+        # Spark would put variables of the engine's environment into every text of every user.
+        name = "spark.sql.variable.substitute"
+        value = self.spark_conf.get(name, "false")
+        if value.strip().lower() != "false":
+            raise BadSettings(
+                f"spark_conf: {name} = {value}: texts are taken as they are written, so that it is "
+                "always false"
+            )
+
     def _check_numbers(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
@@ -622,6 +632,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Raise `BadSettings` when a limit is out of range or two contradict each other."""
         self._check_numbers()
         self._check_kernel_limits()
+        self._check_spark_conf()
         relations = [
             (
                 self.inline_part_bytes_max <= self.inline_bytes_per_shard_max,

@@ -220,9 +220,9 @@ class SparkExecutor(Actor[_Message]):
 
     `directory` is the engine's scratch folder, used by no other engine. Answers are written to its
     folder ``out``; files of an earlier service are removed at the start. Answers of `SubmitJob` are
-    `QueryAnalyzed`, `PlanPrepared` or `RowsDone`; errors are `DefiniteError`, `QueryRejected`,
-    `JobTooLarge`, `OperationCanceled`, `EngineLost`, `EngineUnavailable`, `ResourceBusy` and
-    `InvalidUsage`.
+    `QueryAnalyzed`, `StatementParsed`, `PlanPrepared` or `RowsDone`; errors are `DefiniteError`,
+    `QueryRejected`, `AccessDenied`, `JobTooLarge`, `OperationCanceled`, `EngineLost`,
+    `EngineUnavailable`, `ResourceBusy` and `InvalidUsage`.
     """
 
     def __init__(

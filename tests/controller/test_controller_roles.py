@@ -7,19 +7,21 @@ from typing import Any, get_args
 
 import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
+from msgspec.structs import replace
 
 from actors.access.access_rules import UNPROVEN, AccessRules, RoleLogin
-from actors.access.role_registry import ADMIN, READ, RoleRegistry
+from actors.access.role_registry import ADMIN, CREATE, READ, RoleRegistry
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CatalogSnapshot
 from actors.controller.messages import FindLogin, SubmitRequest
 from actors.controller.roles.request_rights import check_request, needed_rights
-from actors.errors import AccessDenied, SqlSyntaxError, StorageError
+from actors.errors import AccessDenied, InvalidUsage, StorageError
 from actors.pgwire.scram import make_verifier
 from actors.protocol import api
 from actors.protocol.api import (
     CreateIndex,
     CreateTable,
+    CreateView,
     DropObject,
     ReadStatus,
     RequestDone,
@@ -261,23 +263,71 @@ def test_an_index_is_read_by_the_right_on_what_it_is_on() -> None:
     assert [right for right, _ in made] == ["create", READ]
 
 
-def test_code_of_the_engines_process_is_for_administrators() -> None:
+async def test_what_reaches_outside_is_for_administrators_by_each_request(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        roles = RolesWorld(world)
+        await roles.done(None, CreateRole, "boss", login=True, verifier=VERIFIER)
+        await roles.done("boss", CreateTable, "t", KEYED)
+        await roles.done("boss", CreateTable, "u", KEYED)
+        await roles.done("boss", CreateRole, "app", login=True, verifier=VERIFIER)
+        await roles.done("boss", ChangeRights, ("app",), (CREATE,))
+        await roles.done("boss", ChangeRights, ("app",), (READ,), "objects", ("t",))
+        call = "SELECT reflect('a', 'b') AS v FROM t"
+        requests: tuple[tuple[type[Any], tuple[Any, ...], dict[str, Any]], ...] = (
+            (api.RunQuery, (), {}),
+            (api.DescribeQuery, (), {}),
+            (api.ExplainQuery, (), {}),
+            (CreateView, ("v",), {}),
+            (CreateView, ("p",), {"plain": True}),
+            (CreateView, ("__subscribe_1f",), {"for_subscribe": True}),
+        )
+        for kind, names, given in requests:
+            assert await roles.code("app", kind, *names, call, **given) == "AccessDenied", kind
+            # What its query reads counts, too.
+            text = "SELECT max(n) AS v FROM u"
+            assert await roles.code("app", kind, *names, text, **given) == "AccessDenied", kind
+            answer = await roles.ask("boss", kind, *names, call, **given)
+            assert getattr(answer, "code", "") != "AccessDenied"
+        # A plain view is inlined: its query is that of whoever reads it.
+        await roles.done("boss", CreateView, "q", "SELECT max(n) AS v FROM t", plain=True)
+        assert "mode: " in await roles.done("app", api.ExplainQuery, "SELECT v FROM q")
+        await roles.done("app", CreateView, "w", "SELECT v + 0 AS v FROM q")
+
+
+async def test_settings_of_a_view_are_an_allow_list_for_everybody(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        roles = RolesWorld(world)
+        await roles.done(None, CreateTable, "t", KEYED)
+        for name in ("spark.sql.catalog.p", "spark.sql.variable.substitute", "other"):
+            for kind, names in ((CreateView, ("v",)), (api.ExplainQuery, ())):
+                text = "SELECT max(n) AS v FROM t"
+                answer = await roles.ask(None, kind, *names, text, conf={name: "x"})
+                assert answer.code == "InvalidUsage"
+                assert f"setting {name!r} is the service's own" in answer.text
+        conf = {"spark.sql.ansi.enabled": "true"}
+        await roles.done(None, CreateView, "v", "SELECT max(n) AS v FROM t", conf=conf)
+
+
+def test_only_the_view_of_a_subscribe_needs_no_right_to_create() -> None:
     registry = RoleRegistry().create("boss", login=True).create("app", login=True)
-    access = AccessRules(registry.grant(["app"], [READ], None))
-    for call in (
-        "reflect('a', 'b')",
-        "`Java_Method`('a', 'b')",
-        "builtin.try_reflect ('a')",
-        "identifier/**/('ref' || 'lect')('a', 'b')",
-    ):
-        request = api.RunQuery(1, f"SELECT {call}")
-        with pytest.raises(AccessDenied, match="only administrators"):
-            check_request(access, _catalog(), "app", request)
-        check_request(access, _catalog(), "boss", request)
-    for text in ("SELECT reflected, identifier FROM t", "SELECT 'reflect(1)' -- reflect(1)"):
-        check_request(access, _catalog(), "app", api.RunQuery(1, text))
-    with pytest.raises(SqlSyntaxError):
-        check_request(access, _catalog(), "app", api.RunQuery(1, "SELECT 'open"))
+    access = AccessRules(registry)
+    name = "__subscribe_1f"
+    followed = CreateView(1, name, "SELECT 1 AS a", as_of=5, for_subscribe=True)
+    check_request(access, _catalog(), "app", followed)
+    assert list(needed_rights(_catalog(), CreateView(1, name, "SELECT 1"))) == [(CREATE, None)]
+    more: tuple[dict[str, Any], ...] = (
+        {"name": "v"},
+        {"name": "__subscribe_"},
+        {"plain": True},
+        {"replace": True},
+        {"conf": {"spark.sql.ansi.enabled": "false"}},
+        {"retain_history_ms": 1},
+        {"target_lag_ms": 1},
+        {"comment": "mine"},
+    )
+    for each in more:
+        with pytest.raises(InvalidUsage, match="of a subscribe"):
+            check_request(access, _catalog(), "app", replace(followed, **each))
 
 
 def _catalog() -> CatalogSnapshot:

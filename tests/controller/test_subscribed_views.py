@@ -28,6 +28,11 @@ COUNT = "SELECT n, count(*) AS c FROM t GROUP BY n"
 NAME = "__subscribe_1f"
 
 
+def followed(number: int, name: str = NAME, **given: Any) -> CreateView:
+    """The request for the view of a subscribe."""
+    return CreateView(number, name, COUNT, for_subscribe=True, **given)
+
+
 async def names(world: World) -> list[str]:
     return [entry.name for entry in (await load(world.persist)).catalog.objects]
 
@@ -41,7 +46,7 @@ async def gone(world: World, name: str = NAME) -> None:
 async def test_a_view_ends_with_the_session_that_made_it(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
         other = MessageProbe.start(world.system, "other")
-        await world.controller.send(SubmitRequest(other.address, CreateView(1, NAME, COUNT)))
+        await world.controller.send(SubmitRequest(other.address, followed(1, NAME)))
         await other.expect(RequestDone)
         await world.ask(CreateView(world.number(), "v", COUNT), RequestDone)
         assert await names(world) == ["t", NAME, "v"]
@@ -55,7 +60,7 @@ async def test_a_view_ends_with_the_session_that_made_it(tmp_path: Path) -> None
 
 async def test_a_session_that_is_gone_before_its_view_was_made(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
-        await world.submit(CreateView(world.number(), NAME, COUNT))
+        await world.submit(followed(world.number(), NAME))
         await world.controller.send(SessionClosed(world.session.address.path))
         await world.session.expect(RequestDone, request=world.numbers)
         # The answer to the service's own statement, which nobody awaits.
@@ -65,7 +70,7 @@ async def test_a_session_that_is_gone_before_its_view_was_made(tmp_path: Path) -
 
 async def test_a_drop_that_fails_is_repeated(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
-        await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
+        await world.ask(followed(world.number(), NAME), RequestDone)
         drop, failures = world.persist.drop_shards, [StorageError("full", determinate=True)] * 2
 
         async def failing(*args: Any, **extra: Any) -> bool:
@@ -83,14 +88,19 @@ async def test_a_drop_that_fails_is_repeated(tmp_path: Path) -> None:
 
 async def test_nothing_is_built_on_it_and_its_names_are_nobodys(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
-        await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
+        await world.ask(followed(world.number(), NAME), RequestDone)
         refused = world.refused
         index = CreateIndex(world.number(), "i", NAME, ("n",))
         assert await refused(index) == "InvalidUsage"
         above = CreateView(world.number(), "w", f"SELECT n FROM {NAME}")
         assert await refused(above) == "InvalidUsage"
-        for name in ("__subscribe_", "__subscribe_x", "__other"):
-            assert await refused(CreateView(world.number(), name, COUNT)) == "InvalidUsage"
+        for name in ("__subscribe_", "__subscribe_x", "__other", "w"):
+            assert await refused(followed(world.number(), name)) == "InvalidUsage"
+        # Whoever makes a view of their own under such a name is refused, too.
+        for name in (NAME + "1", "__SUBSCRIBE_1F", "__other"):
+            for given in ({}, {"replace": True}, {"plain": True}):
+                made = CreateView(world.number(), name, COUNT, **given)
+                assert await refused(made) == "InvalidUsage", made
         assert await refused(CreateTable(world.number(), NAME + "1", KEYED)) == "InvalidUsage"
         state = (await load(world.persist)).states["u1"]
         assert len(state.holds) == 2, "the table's retained history, and the one view"
@@ -98,19 +108,19 @@ async def test_nothing_is_built_on_it_and_its_names_are_nobodys(tmp_path: Path) 
 
 async def test_it_goes_with_the_table_that_it_reads(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
-        await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
+        await world.ask(followed(world.number(), NAME), RequestDone)
         await world.ask(DropObject(world.number(), "t"), RequestDone)
         assert await names(world) == []
         await world.ask(CreateTable(world.number(), "t", KEYED), RequestDone)
         await world.ask(CreateView(world.number(), "v", COUNT), RequestDone)
-        await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
+        await world.ask(followed(world.number(), NAME), RequestDone)
         assert await world.refused(DropObject(world.number(), "t")) == "ObjectInUse"
 
 
 async def test_there_are_so_many_at_a_time(tmp_path: Path) -> None:
     async with with_row(tmp_path, sql_followed_queries_max=1) as (world, _):
-        await world.ask(CreateView(world.number(), NAME, COUNT), RequestDone)
-        more = CreateView(world.number(), NAME + "0", COUNT)
+        await world.ask(followed(world.number(), NAME), RequestDone)
+        more = followed(world.number(), NAME + "0")
         assert await world.refused(more) == "ResourceBusy"
         await world.ask(DropObject(world.number(), NAME), RequestDone)
         await world.ask(more, RequestDone)
@@ -120,16 +130,16 @@ async def test_contents_begin_where_it_is_said(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, time):
         for _ in range(3):
             last = await world.ask(WriteTables(world.number(), ()), WriteCommitted)
-        await world.ask(CreateView(world.number(), NAME, COUNT, as_of=time), RequestDone)
+        await world.ask(followed(world.number(), NAME, as_of=time), RequestDone)
         assert (await world.created()).dataflow.as_of == time
         # A time that is not sealed yet is taken for the latest one.
-        ahead = CreateView(world.number(), NAME + "0", COUNT, as_of=last.time + 1_000)
+        ahead = followed(world.number(), NAME + "0", as_of=last.time + 1_000)
         await world.ask(ahead, RequestDone)
         assert time < (await world.created()).dataflow.as_of <= last.time
         state = (await load(world.persist)).states["u1"]
         held = dict(state.holds)
         await world.persist.set_holds([("u1", holder, last.time) for holder in held])
-        below = CreateView(world.number(), NAME + "1", COUNT, as_of=time - 1)
+        below = followed(world.number(), NAME + "1", as_of=time - 1)
         assert await world.refused(below) == "ReadBelowSince"
         assert (await load(world.persist)).states["u1"].holds.keys() == held.keys()
 
@@ -138,7 +148,7 @@ async def test_what_a_killed_service_left_is_dropped(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, _):
         await world.ask(CreateView(world.number(), "v", COUNT), RequestDone)
         for number in range(2):
-            await world.ask(CreateView(world.number(), f"{NAME}{number}", COUNT), RequestDone)
+            await world.ask(followed(world.number(), f"{NAME}{number}"), RequestDone)
         found = await load(world.persist)
         store = CatalogStore(world.persist, world.executor, world.settings)
         after = await drop_left_views(found, world.persist, store)
@@ -152,9 +162,9 @@ async def test_owners_by_name(tmp_path: Path) -> None:
     async with started(tmp_path) as world:
         views = SubscribedViews()
         one, two = (MessageProbe.start(world.system, name).address for name in ("one", "two"))
-        views.submitted(one, CreateView(1, NAME, COUNT))
-        views.submitted(two, CreateView(1, NAME, COUNT))
-        views.failed(CreateView(1, NAME, COUNT), ObjectExists("taken"))
+        views.submitted(one, followed(1, NAME))
+        views.submitted(two, followed(1, NAME))
+        views.failed(followed(1, NAME), ObjectExists("taken"))
         views.session_closed(two.path)
         assert views.left() == []
         views.session_closed(one.path)

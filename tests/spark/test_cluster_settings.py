@@ -15,6 +15,7 @@ from actors.spark.session import (
     JAVA_OPTIONS,
     NEEDED,
     PARTITIONS,
+    PLAIN_TEXTS,
     SlotRows,
     ThreadSessions,
     far_partitions_max,
@@ -69,6 +70,13 @@ def test_defaults_are_above_ours_and_below_what_is_needed(tmp_path: Path) -> Non
     assert conf["spark.plugins"] == f"{CONNECT_PLUGIN},their.Plugin"
     assert conf["spark.connect.grpc.binding.port"] == "0"
     assert spark_conf(Settings(), tmp_path).get("spark.plugins") is None
+
+
+def test_spark_replaces_nothing_in_texts_whoever_asks_for_it(tmp_path: Path) -> None:
+    name, value = PLAIN_TEXTS
+    for given in ({}, {name: "true"}):
+        for settings in (Settings(), Settings(spark_conf={name: "true"})):
+            assert spark_conf(settings, tmp_path, "", given)[name] == value == "false"
 
 
 class FakeSession:

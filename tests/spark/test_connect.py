@@ -39,6 +39,7 @@ from actors.plan.jobs import (
     ComputeDifference,
     JobFailed,
     JobRows,
+    ParseStatement,
     PlanPrepared,
     PreparePlan,
     QueryAnalyzed,
@@ -221,6 +222,31 @@ def test_what_is_not_deterministic(engine: ChildProcess, text: str) -> None:
     answer = analyze(engine, text)
     assert isinstance(answer, QueryAnalyzed), answer
     assert answer.volatility is not None
+
+
+def test_a_restricted_query_is_checked_by_our_own_spark(
+    engine: ChildProcess, blind: ChildProcess, server: ConnectServer
+) -> None:
+    """And refused without it: a server shows no plans."""
+
+    def asked(each: ChildProcess, text: str) -> Any:
+        return each.ask(AnalyzeStatement(job_id(), TABLES, text, restricted=True))
+
+    assert asked(engine, "SELECT max(k) AS k FROM l").inputs == ("l",)
+    assert asked(engine, "SELECT * FROM csv.`/etc/hostname`").missing == "`csv`.`/etc/hostname`"
+    session = SparkSession(server.url)
+    session.sql("CREATE FUNCTION IF NOT EXISTS theirs(x INT) RETURNS INT RETURN x").collect()
+    try:
+        for text in ("SELECT reflect('a', 'b') AS v", "SELECT theirs(1) AS v"):
+            for each in (engine, blind):
+                assert asked(each, text).code == "AccessDenied", text
+    finally:
+        session.sql("DROP FUNCTION theirs").collect()
+        session.stop()
+    refused = asked(blind, "SELECT max(k) AS k FROM l")
+    assert refused.code == "AccessDenied"
+    assert "no plans are seen" in refused.text
+    assert engine.ask(ParseStatement(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
 
 
 @pytest.mark.parametrize(

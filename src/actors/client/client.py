@@ -282,6 +282,21 @@ class Client(ClientSources, ClientRoles):
         )
         await self._change(request)
 
+    async def create_subscribed_view(
+        self, name: str, sql: str, *, refresh_policy: str = "auto", as_of: Time | None = None
+    ) -> None:
+        """Create the maintained view of one subscribe, which ends with this client, under a name
+        with the prefix `SUBSCRIBED_PREFIX`. Raises as `create_materialized_view`."""
+        request = CreateView(
+            self._exchange.number(),
+            name,
+            sql,
+            refresh_policy=refresh_policy,
+            as_of=as_of,
+            for_subscribe=True,
+        )
+        await self._change(request)
+
     async def create_plain_view(
         self, name: str, sql: str, *, replace: bool = False, comment: str = ""
     ) -> None:

@@ -19,6 +19,8 @@ from actors.connect_gateway.spark_upstream import SparkUpstream
 from actors.errors import PenstockError
 
 POOL_SETTING: Final = "spark.scheduler.pool"
+TEXTS_SETTING: Final = "spark.sql.variable.substitute"
+"""Setting by which Spark puts variables of its environment into texts."""
 POOL: Final = "clients"
 """Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
 FILE_SETTINGS: Final = {
@@ -39,7 +41,7 @@ class SparkCalls:
         """Open the session that a request names, if it is not open. Return Spark's id of it. Raises
         as `SparkUpstream.call` does."""
         key = SessionKey(request.user_context.user_id, request.session_id)
-        answer = await self._configure(key, {POOL_SETTING: POOL})
+        answer = await self._configure(key, {POOL_SETTING: POOL, TEXTS_SETTING: "false"})
         return str(answer.server_side_session_id)
 
     async def prepare_files(self, session: GatewaySession) -> None:

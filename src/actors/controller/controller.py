@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, assert_never
 
 from msgspec.structs import replace
 
+from actors.catalyst.permitted_settings import check_settings
 from actors.controller.catalog.boot import BootState, describe_dataflow, restart_as_of
 from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
@@ -498,12 +499,15 @@ class Controller(Actor[ControllerMessage]):
         self._serve(session, request, role, unchecked=True)
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
-        """Return whether a request may be handled now. Raises `AccessDenied`, and as
-        `check_request` does."""
+        """Return whether a request may be handled now. Raises `InvalidUsage` for settings of a view
+        that are not permitted, and as `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)
-        if not isinstance(request, CreateView) or self._state.access.is_free(role):
+        if not isinstance(request, CreateView | ExplainQuery):
             return True
-        # The names in a view's text are known only when it has been analysed.
+        check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
+        if self._state.access.is_free(role):
+            return True
+        # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)
         return False
 

@@ -90,6 +90,23 @@ class AnalyzeStatement(msgspec.Struct, frozen=True, gc=False, tag="Analyze"):
     conf: tuple[tuple[str, str], ...] = ()
     translate: bool = False
     """True if its relational plan is wanted."""
+    restricted: bool = False
+    """True if it may use only what reaches nothing outside of it
+    (`actors.catalyst.permitted_functions`): the job fails with ``AccessDenied`` for anything else,
+    before it is analysed where that would look at something outside."""
+
+
+class ParseStatement(msgspec.Struct, frozen=True, gc=False, tag="Parse"):
+    """Asks Spark to parse a text, and to say what it names. It is neither analysed nor run: nothing
+    is looked for outside of the engine. Answered with `StatementParsed`, or with ``QueryRejected``
+    for a text that Spark cannot parse."""
+
+    job_id: str
+    sql: str
+    expression: bool = False
+    """True if the text is one expression (a column of a data frame), not a statement."""
+    conf: tuple[tuple[str, str], ...] = ()
+    """Settings of the session in which it is to be run: some change how a text is parsed."""
 
 
 class PreparePlan(msgspec.Struct, frozen=True, gc=False, tag="Prepare"):
@@ -266,6 +283,7 @@ class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 Job: TypeAlias = (
     AnalyzeStatement
+    | ParseStatement
     | PreparePlan
     | RunStep
     | RehearseSteps
@@ -316,6 +334,26 @@ class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
     missing: str = ""
     """A name, as Spark writes it, that is none of the job's tables; all other fields are empty
     then."""
+
+
+class StatementParsed(msgspec.Struct, frozen=True, gc=False, tag="Parsed"):
+    """What a text names, as Spark parses it. A text of which anything is refused, and a command,
+    are looked at no further: all else is complete only if `refused` and `command` are empty."""
+
+    job_id: str
+    relations: tuple[tuple[str, ...], ...] = ()
+    """The parts of each name of a relation that is no table expression of the text."""
+    functions: tuple[str, ...] = ()
+    """Names of all functions that are called, table functions too, as they are written."""
+    unknown: tuple[str, ...] = ()
+    """Those of `functions` that Spark does not know as its own: such as a session's own functions,
+    which may be anything."""
+    command: str = ""
+    """Spark's name of the command that the text is; empty for a query or an expression."""
+    kind: str = ""
+    """Kind of what is refused: "function", "option" or "construct"."""
+    refused: str = ""
+    """The first function, option or construct that only administrators may use; empty for none."""
 
 
 class PlanPrepared(msgspec.Struct, frozen=True, gc=False, tag="Prepared"):
@@ -433,7 +471,15 @@ def kind_of(job: Job) -> str:
     return str(type(job).__struct_config__.tag)
 
 
-Answer: TypeAlias = QueryAnalyzed | PlanPrepared | RowsDone | JobFailed | EngineReady | JobProgress
+Answer: TypeAlias = (
+    QueryAnalyzed
+    | StatementParsed
+    | PlanPrepared
+    | RowsDone
+    | JobFailed
+    | EngineReady
+    | JobProgress
+)
 
 
 class SubmitJob(msgspec.Struct, frozen=True, gc=False, tag="Run"):

@@ -246,6 +246,9 @@ class CreateView(msgspec.Struct, frozen=True, gc=False, tag=True):
     beside its query."""
     as_of: Time | None = None
     """Time from which the view has contents; None: the latest at which its inputs can be read."""
+    for_subscribe: bool = False
+    """True for the view of one subscribe (see `relations.is_subscribed_view`): it needs no right to
+    create, and has a name, a query, a refresh policy and a time alone."""
 
 
 class AlterObject(msgspec.Struct, frozen=True, gc=False, tag=True):

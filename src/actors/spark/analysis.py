@@ -14,10 +14,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
+from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed
 from actors.plan.schema import TableSchema, result_type
 from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
+from actors.spark.statement_check import check_analysed, check_parsed
 
 if TYPE_CHECKING:
     from actors.spark.bridge import ClassicBridge
@@ -29,8 +30,14 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
     """Return Spark's analysis of a query; if wanted, with its relational plan, which is refused
     over `nodes_max` nodes.
 
-    Raises `QueryRejected` or Spark's own error for a text that is refused.
+    Raises `QueryRejected` or Spark's own error for a text that is refused, `AccessDenied` for one
+    that uses more than it may.
     """
+    if job.restricted:
+        parsed = bridge.parsed(ParseStatement(job.job_id, job.sql))
+        missing = check_parsed(parsed, job.sql, [name for name, _ in job.tables])
+        if missing:
+            return QueryAnalyzed(job.job_id, missing=missing)
     tables = {name: bridge.numbered(kind, i) for i, (name, kind) in enumerate(job.tables)}
     with bridge.views(tables):
         try:
@@ -39,6 +46,8 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
             found = bridge.query(job.sql)
         except AnalysisException as error:
             return QueryAnalyzed(job.job_id, missing=missing_table(error))
+        if job.restricted:
+            check_analysed(bridge, found)
         schema = analyzed_schema(job, found.schema)
         used = bridge.tables(found)
         volatility = bridge.volatility(job.sql, found)

@@ -24,7 +24,14 @@ from pyspark.sql import DataFrame, SparkSession
 
 from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation, VolatileCall
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ParseStatement,
+    QueryAnalyzed,
+    QueryTranslation,
+    StatementParsed,
+    VolatileCall,
+)
 from actors.plan.schema import TableSchema
 from actors.spark.analysis import analyze
 from actors.spark.catalyst_front import CatalystFront
@@ -38,6 +45,7 @@ from actors.spark.fragments import (
 )
 from actors.spark.java import java_object, slot_frames
 from actors.spark.spark_releases import arrow_schema, installed_version
+from actors.spark.statement_check import command_refusal, parse_statement
 from actors.threshold_probes import LOCAL_RELATION, TABLE_BATCH
 
 CALL_SITE: Final = ("callSite.short", "callSite.long")
@@ -107,6 +115,11 @@ class SessionBridge(ABC):
     @abstractmethod
     def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
         """Return Spark's analysis of a query (see `actors.spark.analysis`)."""
+
+    @abstractmethod
+    def parsed(self, job: ParseStatement) -> StatementParsed:
+        """Return what a text names (see `actors.spark.statement_check`). Raises Spark's own error
+        for one that it cannot parse, and `AccessDenied` where that cannot be told."""
 
     @abstractmethod
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
@@ -216,9 +229,7 @@ class ClassicBridge(SessionBridge):
         execution.assertAnalyzed()
         plan = execution.analyzed()
         if is_instance_of(self.session._sc._gateway, plan, _COMMAND):
-            raise QueryRejected(
-                f"a view is a query; this is a command ({plan.nodeName()}): {text.strip()[:200]}"
-            )
+            raise QueryRejected(command_refusal(str(plan.nodeName()), text))
         made = self.jvm.org.apache.spark.sql.classic.Dataset.ofRows(self.engine, plan)
         return DataFrame(made, self.session)
 
@@ -230,6 +241,10 @@ class ClassicBridge(SessionBridge):
     def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
         """See `SessionBridge.analyzed`."""
         return analyze(self, job, nodes_max)
+
+    def parsed(self, job: ParseStatement) -> StatementParsed:
+        """See `SessionBridge.parsed`."""
+        return parse_statement(self, job)
 
     def tables(self, found: DataFrame) -> tuple[int, ...]:
         """Return the numbers of the tables (made by `numbered`) that an analysed frame reads, in

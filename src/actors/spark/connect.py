@@ -21,7 +21,7 @@ from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
 
 from actors.errors import OperationCanceled, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
+from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed, StatementParsed
 from actors.plan.schema import TableSchema
 from actors.spark.bridge import SessionBridge
 from actors.spark.failures import condition_of
@@ -142,6 +142,10 @@ class ConnectBridge(SessionBridge):
     def analyzed(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
         """See `SessionBridge.analyzed`."""
         return analyze_remotely(self, job, nodes_max)
+
+    def parsed(self, job: ParseStatement) -> StatementParsed:
+        """See `SessionBridge.parsed`. A server shows no parsed plans: our own JVM parses."""
+        return self.reader.parsed(job)
 
     def table(self, table: pa.Table, uses: int = 1) -> DataFrame:
         """See `SessionBridge.table`."""

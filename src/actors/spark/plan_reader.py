@@ -20,8 +20,8 @@ import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from actors.errors import EngineUnavailable, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed
+from actors.errors import AccessDenied, EngineUnavailable, QueryRejected
+from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed, StatementParsed
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.bridge import ClassicBridge
@@ -35,6 +35,7 @@ STARTS_MAX: Final = 3
 """Starts that are tried: one may fail for want of memory, but Java may also never start."""
 ENDING_SECONDS: Final = 2.0
 """Time for a killed JVM to end: it may have gigabytes to give back."""
+_UNCHECKED: Final = "only administrators may run this query: it cannot be told what it reaches"
 _BLIND: Final = "no plans are seen over Spark Connect without a Java of our own"
 
 
@@ -65,16 +66,18 @@ class PlanReader:
 
     def read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
         """Return what `analyze` says of a query that the server accepts, or the reason why there is
-        no answer here."""
+        no answer here. Raises `AccessDenied` for a restricted one that there is no answer to."""
+        answer = self._read(job, nodes_max)
+        if job.restricted and isinstance(answer, str):
+            raise AccessDenied(f"{_UNCHECKED}: {answer}")
+        return answer
+
+    def _read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
         if self._no_java:
             return f"{_BLIND}: {self._no_java}"
         with self._lock:
             try:
-                if self._sessions is None:
-                    self._sessions = self._opened()
-                bridge = self._sessions.get(job.conf, small=True)
-                assert isinstance(bridge, ClassicBridge)
-                analyzed = analyze(bridge, job, nodes_max)
+                analyzed = analyze(self._bridge(job.conf), job, nodes_max)
             except EngineUnavailable as error:
                 # Kept as the reason for all later queries: it is not tried again.
                 self._no_java = str(error)
@@ -84,6 +87,26 @@ class PlanReader:
                     raise
                 return f"only the server can read it: {short_text(str(error))}"
         return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
+
+    def parsed(self, job: ParseStatement) -> StatementParsed:
+        """Return what a text names. Raises `AccessDenied` where there is no Java to tell, and
+        Spark's own error."""
+        with self._lock:
+            if not self._no_java:
+                try:
+                    return self._bridge(job.conf).parsed(job)
+                except EngineUnavailable as error:
+                    self._no_java = str(error)
+        raise AccessDenied(f"{_UNCHECKED}: {_BLIND} ({self._no_java})")
+
+    def _bridge(self, conf: tuple[tuple[str, str], ...]) -> ClassicBridge:
+        """Return a session for reading. The first call starts the JVM. Raises `EngineUnavailable`
+        when no start succeeds."""
+        if self._sessions is None:
+            self._sessions = self._opened()
+        bridge = self._sessions.get(conf, small=True)
+        assert isinstance(bridge, ClassicBridge)
+        return bridge
 
     def step_sessions(self) -> ThreadSessions:
         """Return new sessions for the prepared steps of one thread. Raises `EngineUnavailable`

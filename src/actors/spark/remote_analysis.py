@@ -15,9 +15,16 @@ import msgspec
 from pyspark.errors import AnalysisException
 
 from actors.errors import QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation, VolatileCall
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ParseStatement,
+    QueryAnalyzed,
+    QueryTranslation,
+    VolatileCall,
+)
 from actors.spark.analysis import analyzed_schema, missing_table
 from actors.spark.fragments import bare_name
+from actors.spark.statement_check import check_parsed
 
 if TYPE_CHECKING:
     from pyspark.sql.connect.dataframe import DataFrame
@@ -110,7 +117,16 @@ _OF_A_CATALOG: Final = re.compile(r"SubqueryAlias ((?:`(?:[^`]|``)*`|[^\s`.]+)\.
 
 
 def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed:
-    """Return the analysis of a query; see `actors.spark.analysis.analyze`."""
+    """Return the analysis of a query; see `actors.spark.analysis.analyze`.
+
+    A restricted one is checked by our own Spark, before the server is asked and by its own
+    analysis afterwards. Raises `AccessDenied` for one that it cannot read.
+    """
+    if job.restricted:
+        parsed = bridge.parsed(ParseStatement(job.job_id, job.sql, conf=job.conf))
+        missing = check_parsed(parsed, job.sql, [name for name, _ in job.tables])
+        if missing:
+            return QueryAnalyzed(job.job_id, missing=missing)
     with bridge.views({name: bridge.empty(schema) for name, schema in job.tables}):
         try:
             found = bridge.query(job.sql)

@@ -42,6 +42,9 @@ COMPILE_LATE: Final = (
     "-XX:Tier4CompileThreshold=60000 -XX:Tier4BackEdgeThreshold=200000"
 )
 """Options with which the JVM's second compiler waits six times as long."""
+# A row may hold a document that names a DTD of any address, which `xpath` would fetch.
+_CLOSED_XML: Final = "-Djavax.xml.accessExternalDTD= -Djavax.xml.accessExternalSchema="
+"""Options with which no XML opens an address or a file."""
 RESULT_SHARE: Final = 2
 """Divisor of the driver's heap: a collected answer may take one such part."""
 SESSIONS_PER_THREAD_MAX: Final = 8
@@ -94,6 +97,9 @@ SLOT_STEPS: Final = {
 # filter on them loses rows that pass. Parts are left out by our own statistics, which know both.
 WHOLE_ROW_GROUPS: Final = ("spark.sql.parquet.filterPushdown", "false")
 """Setting of every session, above all others: no filter on the bounds in a footer."""
+# Spark would put variables of the environment and properties into a text before it parses it.
+PLAIN_TEXTS: Final = ("spark.sql.variable.substitute", "false")
+"""Setting of every session, above all others: a text means what is written."""
 CONNECT_PLUGIN: Final = "org.apache.spark.sql.connect.SparkConnectPlugin"
 CONNECT_TOKEN: Final = "SPARK_CONNECT_AUTHENTICATE_TOKEN"
 """Variable of the environment from which the server takes its token: a setting would be shown to
@@ -115,6 +121,7 @@ CONNECT_SETTINGS: Final = {
     "spark.sql.runSQLOnFiles": "false",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    PLAIN_TEXTS[0]: PLAIN_TEXTS[1],
 }
 """Settings of every session behind Spark Connect, below `Settings.spark_conf`."""
 
@@ -169,7 +176,7 @@ def spark_conf(
     temporary = scratch / CHILD_FOLDER / "tmp"
     options = (
         "-XX:+UseParallelGC -XX:+ExitOnOutOfMemoryError -XX:-UsePerfData -Xss4m "
-        f"{COMPILE_LATE} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
+        f"{COMPILE_LATE} {_CLOSED_XML} -Djava.io.tmpdir={temporary} -Dderby.system.home={temporary}"
     )
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
@@ -179,6 +186,7 @@ def spark_conf(
         # Not by the user's defaults: the gateway alone is to reach the server.
         user = {k: v for k, v in user.items() if k not in ours or k in settings.spark_conf}
     conf |= user
+    conf[PLAIN_TEXTS[0]] = PLAIN_TEXTS[1]
     return conf | ({"spark.plugins": plugins} if plugins else {})
 
 
@@ -377,4 +385,5 @@ class ThreadSessions:
             for name, value in (SLOT_STEPS | few).items():
                 session.conf.set(name, value)
         session.conf.set(*WHOLE_ROW_GROUPS)
+        session.conf.set(*PLAIN_TEXTS)
         return session

@@ -199,7 +199,7 @@ async def _query_view(
     text = _query_text(context, statement, parameters)
     try:
         async with context.placed_errors(text):
-            await client.create_materialized_view(
+            await client.create_subscribed_view(
                 name,
                 text.text,
                 refresh_policy=context.variables.get("penstock.refresh_policy"),

@@ -11,6 +11,7 @@ it. It checks no more than that: Spark rejects many queries that this accepts.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -18,7 +19,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.errors import QueryRejected
+from actors.catalyst.permitted_functions import REFUSED_NAMES, refusal_of
+from actors.errors import AccessDenied, QueryRejected
 from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation
 from actors.plan.schema import TableColumn, TableSchema
 from actors.spark.remote_analysis import volatility_of
@@ -74,7 +76,10 @@ def analyze(sql: str, tables: Mapping[str, TableSchema]) -> TableSchema:
 
 
 def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
-    """Return the answer to an `AnalyzeStatement`. Raises `QueryRejected`."""
+    """Return the answer to an `AnalyzeStatement`. Raises `QueryRejected`, and `AccessDenied` for a
+    function that a restricted one may not call."""
+    if job.restricted:
+        _check_functions(job.sql)
     tables = dict(job.tables)
     try:
         tree, reason, inputs = read_tables(job.sql, tables)
@@ -89,6 +94,14 @@ def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:
     if job.translate and inputs:
         translation = _translated(job.sql, tree, reason, schema, {n: tables[n] for n in inputs})
     return QueryAnalyzed(job.job_id, schema, inputs, None, translation)
+
+
+def _check_functions(sql: str) -> None:
+    # Those that sqlglot knows are none of these. What is not one query is refused later.
+    with suppress(SqlglotError):
+        for call in sqlglot.parse_one(sql, dialect="spark").find_all(exp.Anonymous):
+            if call.name.lower() in REFUSED_NAMES:
+                raise AccessDenied(refusal_of("function", call.name))
 
 
 async def analyze_in_memory(

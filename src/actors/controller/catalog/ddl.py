@@ -54,7 +54,7 @@ from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import from_ipc
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.api import CreateIndex, CreateTable, CreateView
-from actors.protocol.relations import check_name, fold, is_subscribed_view
+from actors.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
 from actors.settings import Settings
 from actors.spans import span
 from actors.telemetry import SPARK_JOB
@@ -66,8 +66,11 @@ from actors.views.query_analysis import AnalyzeQuery, Conf, Tables
 # -- Sends queries to the engine for analysis ------------------------------------------------------
 
 
-def analyzer(executor: ActorAddress[ExecutorMessage], name: str) -> AnalyzeQuery:
-    """Return a function that asks an executor; its jobs are called `name` with a number."""
+def analyzer(
+    executor: ActorAddress[ExecutorMessage], name: str, *, restricted: bool = False
+) -> AnalyzeQuery:
+    """Return a function that asks an executor; its jobs are called `name` with a number.
+    `restricted`: see `AnalyzeStatement`."""
     asked = 0
 
     async def analyze(
@@ -75,7 +78,7 @@ def analyzer(executor: ActorAddress[ExecutorMessage], name: str) -> AnalyzeQuery
     ) -> QueryAnalyzed:
         nonlocal asked
         asked += 1
-        job = AnalyzeStatement(f"{name}-{asked}", tables, sql, conf, translate)
+        job = AnalyzeStatement(f"{name}-{asked}", tables, sql, conf, translate, restricted)
         with span(SPARK_JOB, job.job_id, ""):
             answer: Any = await executor.ask(lambda reply: SubmitJob(job, reply))
         if not isinstance(answer, QueryAnalyzed):
@@ -83,6 +86,24 @@ def analyzer(executor: ActorAddress[ExecutorMessage], name: str) -> AnalyzeQuery
         return answer
 
     return analyze
+
+
+def check_subscribed_view(request: CreateView) -> None:
+    """Raise `InvalidUsage` unless a view that is said to be of one subscribe is no more than
+    that."""
+    plain = CreateView(
+        request.request,
+        request.name,
+        request.sql,
+        refresh_policy=request.refresh_policy,
+        as_of=request.as_of,
+        for_subscribe=True,
+    )
+    if request != plain or not is_subscribed_view(request.name):
+        raise InvalidUsage(
+            f"view {request.name!r} of a subscribe: it has a name that begins with "
+            f"{SUBSCRIBED_PREFIX}, a query, a refresh policy and a time, and nothing else"
+        )
 
 
 log = logging.getLogger("penstock.controller")
@@ -150,7 +171,7 @@ class CatalogStore:
     ) -> CatalogChanged:
         """Create a view. Raises `QueryRejected`, `InvalidUsage` and its children, engine and store
         errors."""
-        name = self._view_name(catalog, request.name)
+        name = self._view_name(catalog, request)
         catalog.check_free(name)
         return await self.add_view(catalog, seqno, name, request)
 
@@ -208,17 +229,18 @@ class CatalogStore:
         )
         return await self._create_on(catalog, seqno, entry, shards)
 
-    def _view_name(self, catalog: CatalogSnapshot, name: str) -> str:
+    def _view_name(self, catalog: CatalogSnapshot, request: CreateView) -> str:
         """Return the name of a new view. Raises `InvalidUsage`, and `ResourceBusy` for more views
         of subscribes than there may be."""
-        if not is_subscribed_view(name):
-            return check_name("view", name)
+        if not request.for_subscribe:
+            return check_name("view", request.name)
+        check_subscribed_view(request)
         limit = self._settings.sql_followed_queries_max
         if sum(is_subscribed_view(each.name) for each in catalog.objects) >= limit:
             raise ResourceBusy(
                 f"{limit} queries are followed by subscribes already (sql_followed_queries_max)"
             )
-        return name
+        return request.name
 
     async def compile(
         self,

@@ -33,7 +33,7 @@ class SubscribedViews:
 
     def submitted(self, session: ActorAddress[Any], statement: object) -> None:
         """Note who creates a view of a subscribe."""
-        if isinstance(statement, CreateView) and is_subscribed_view(statement.name):
+        if isinstance(statement, CreateView) and statement.for_subscribe:
             # The first one: another session that gives the same name is refused.
             self._owners.setdefault(statement.name, session)
 
@@ -55,7 +55,7 @@ class SubscribedViews:
     def failed(self, statement: object, error: PenstockError) -> None:
         """Take the failure of a statement."""
         match statement:
-            case CreateView(name=name) if not isinstance(error, ObjectExists):
+            case CreateView(name=name, for_subscribe=True) if not isinstance(error, ObjectExists):
                 self._owners.pop(name, None)
             case DropObject(name=name) if name in self._dropping:
                 owner = self._dropping.pop(name)

@@ -62,6 +62,7 @@ from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
     CreateView,
     DescribeQuery,
+    ExplainQuery,
     QueryDescribed,
     ReadContents,
     ReadInstead,
@@ -73,7 +74,7 @@ from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.plain_sql import query_text
-from actors.views.query_analysis import analyzed_query
+from actors.views.query_analysis import AnalyzeQuery, analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -102,10 +103,10 @@ class QueryLate(msgspec.Struct, frozen=True, gc=False):
 
 
 class InputsChecked(msgspec.Struct, frozen=True, gc=False):
-    """The session may read all that a view's text names: it may be created."""
+    """The session may read all that a view's text names: it may be created, or explained."""
 
     session: ActorAddress[Any]
-    request: CreateView
+    request: CreateView | ExplainQuery
     role: str | None
 
 
@@ -222,7 +223,7 @@ class RunningQueries:
             session.reply(QueryDescribed(request.request, schema))
             return
         self._numbers += 1
-        analyze = analyzer(self._executor, f"describe-{self._numbers}")
+        analyze = self._analyzer(f"describe-{self._numbers}", role)
 
         async def describe() -> None:
             try:
@@ -235,19 +236,21 @@ class RunningQueries:
         state.ctx.effect(describe, done=lambda _: None)
 
     def check_inputs(
-        self, session: ActorAddress[Any], request: CreateView, role: str | None
+        self, session: ActorAddress[Any], request: CreateView | ExplainQuery, role: str | None
     ) -> None:
-        """Let a view be created (`InputsChecked`) if its creator may read all that it reads; else
-        answer with the error."""
+        """Let a view be created, or explained (`InputsChecked`), if the session may use all that
+        its query does; else answer with the error."""
         state = self._state
         self._numbers += 1
-        analyze = analyzer(self._executor, f"inputs-{self._numbers}")
+        analyze = self._analyzer(f"inputs-{self._numbers}", role)
         readable = readable_by(state.access, state.catalog, role)
+        # As it is compiled: with the queries of the plain views that it names.
+        sql, _ = state.catalog.inlined(request.sql)
 
         async def check() -> InputsChecked | None:
             try:
                 conf = tuple(sorted(request.conf.items()))
-                await analyzed_query(request.sql, readable, analyze, conf)
+                await analyzed_query(sql, readable, analyze, conf)
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
                 reply_error(session, request.request, denied)
@@ -255,6 +258,9 @@ class RunningQueries:
             return InputsChecked(session, request, role)
 
         state.ctx.effect(check, done=lambda checked: checked)
+
+    def _analyzer(self, name: str, role: str | None) -> AnalyzeQuery:
+        return analyzer(self._executor, name, restricted=not self._state.access.is_free(role))
 
     def _begin(
         self,
@@ -449,10 +455,12 @@ class _Run:
     async def _analysed(self) -> TableSchema:
         """Return the query's columns, and note its inputs and its time."""
         state, running, request = self._state, self._running, self._running.request
-        sql, analyze = request.sql, analyzer(self._executor, f"{self._name}/analyze")
+        # What is run afterwards is this text, over the inputs that are found here.
+        restricted = not state.access.is_free(running.role)
+        analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
         readable = readable_by(state.access, state.catalog, running.role)
         try:
-            analyzed = await analyzed_query(sql, readable, analyze)
+            analyzed = await analyzed_query(request.sql, readable, analyze)
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]

@@ -7,8 +7,9 @@ suffices for the view: those of the objects below it do not matter. A plain view
 reading it needs the rights of what its query reads. The catalog, the service's relations about
 itself and statistics are for everybody.
 
-A query's objects are known only when Spark has analysed it. So a query is analysed over the
-objects that its session may read, and knows no others (`readable_by`).
+A query's objects and functions are known only to Spark. So a query is analysed over the objects
+that its session may read, and knows no others (`readable_by`); of functions and constructs it may
+use what reaches nothing else (`AnalyzeStatement.restricted`), unless the role is an administrator.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
+from actors.controller.catalog.ddl import check_subscribed_view
 from actors.errors import AccessDenied, InvalidUsage, PenstockError, UnknownObject
 from actors.plan.schema import TableSchema
 from actors.protocol.api import (
@@ -53,21 +55,16 @@ from actors.protocol.api import (
     WaitFor,
     WriteTables,
 )
-from actors.protocol.relations import fold, is_relation, is_subscribed_view
+from actors.protocol.relations import fold, is_relation
 from actors.protocol.role_messages import (
     AlterRole,
     ChangeRights,
     CheckRight,
     ListRoles,
 )
-from actors.sql.tokens import lex_sql, name_value
 
 NeededRight: TypeAlias = tuple[str, CatalogObject | None]
 """A right, and the object that it is needed on; None: the whole service."""
-_JAVA: Final = frozenset({"reflect", "try_reflect", "java_method"})
-"""Functions that call any code of the engine's process, which could read every object."""
-_COMPUTED: Final = "IDENTIFIER"
-"""Word before a name that the text computes, which could be one of these."""
 _MISSING: Final = "no table or view named"
 """Begin of the error of a name that a query's analysis does not find, before its `repr`."""
 
@@ -83,8 +80,6 @@ def check_request(
     if not role or access.registry.get(role) is None:
         raise AccessDenied(access.refusal(role, READ))
     match request:
-        case RunQuery() | DescribeQuery() | ExplainQuery() | CreateView():
-            _check_text(role, request.sql)
         case AlterRole(name=name, login=None) if fold(role) == fold(name):
             return  # everybody may change the own password and the own tokens
     for right, entry in needed_rights(catalog, request):
@@ -106,11 +101,11 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
                 yield READ, _read_by(catalog, name)
         case CheckRight(right=right, name=name):
             yield right, object_named(catalog, name)
+        case CreateView(for_subscribe=True):
+            # It is the subscribe of what its query reads, which is checked as a view's is.
+            check_subscribed_view(request)
         case CreateView(replace=True, name=name) if catalog.has(name):
             yield ADMIN, catalog.find(name)
-        case CreateView(name=name) if is_subscribed_view(name):
-            # It is the subscribe of what its query reads, which is checked as a view's is.
-            pass
         case CreateTable() | CreateSource() | CreateView():
             # What a view reads is checked when its text has been analysed.
             yield CREATE, None
@@ -176,21 +171,6 @@ def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     """Return the object whose contents are read by a name: of an index the one below it."""
     entry = catalog.find(name)
     return catalog.by_id(entry.depends[0]) if entry.kind == INDEX else entry
-
-
-def _check_text(role: str, text: str) -> None:
-    """Raise `AccessDenied` for a text that may call code of the engine's process, `SqlSyntaxError`
-    for one that cannot be split into tokens."""
-    tokens = lex_sql(text)
-    for token, after in zip(tokens, [*tokens[1:], None], strict=True):
-        name = name_value(token.text) if token.kind == "name" else token.word
-        computed = token.word == _COMPUTED and after is not None and after.text == "("
-        # By the name alone, also where no call follows: comments and hints cannot hide one.
-        if computed or fold(name) in _JAVA:
-            raise AccessDenied(
-                f"role {role} may not call {fold(name)}: it can run code with the service's own "
-                "rights, so that only administrators may"
-            )
 
 
 def readable_by(
