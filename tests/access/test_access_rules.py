@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from actors.access.access_rules import UNPROVEN, AccessRules
-from actors.access.role_registry import ADMIN, CREATE, READ, RoleRegistry, token_digest
+from actors.access.role_registry import (
+    ADMIN,
+    CONNECT,
+    CREATE,
+    EXECUTE_CODE,
+    READ,
+    RoleRegistry,
+    token_digest,
+)
 from actors.errors import AccessDenied
 from actors.pgwire.scram import check_password, make_verifier
 
@@ -34,6 +42,8 @@ def test_refusals_name_the_object_the_right_and_the_grant() -> None:
         (ADMIN, "u1", "t", "neither owns nor administers t: .*GRANT ADMIN ON t TO reader"),
         (CREATE, None, "", "may not create objects: .*GRANT CREATE TO reader"),
         (ADMIN, None, "", "is no administrator, .*GRANT ADMIN TO reader"),
+        (CONNECT, None, "", "may not use Spark Connect: .*GRANT CONNECT TO reader"),
+        (EXECUTE_CODE, None, "", "may not use code of its own: .*GRANT EXECUTE CODE TO reader"),
     ):
         with pytest.raises(AccessDenied, match=text):
             rules.check("reader", right, id_, name)

@@ -12,11 +12,14 @@ from hypothesis import strategies as st
 
 from actors.access.role_registry import (
     ADMIN,
+    CONNECT,
     CREATE,
+    EXECUTE_CODE,
     FORMAT_VERSION,
     OWN,
     READ,
     RIGHTS,
+    SERVICE_RIGHTS,
     WRITE,
     RoleRegistry,
     token_digest,
@@ -87,11 +90,16 @@ def test_rights_on_objects_and_on_everything() -> None:
     assert revoked.find("a").objects == {}
 
 
-def test_create_is_a_right_on_the_service_alone() -> None:
-    registry = with_roles("a")
-    with pytest.raises(InvalidUsage, match="CREATE is no right on an object"):
-        registry.grant(["a"], [READ, CREATE], ["u1"])
-    assert registry.grant(["a"], [CREATE], None).allows("a", CREATE)
+@pytest.mark.parametrize("right", [CREATE, CONNECT, EXECUTE_CODE])
+def test_some_rights_are_on_the_service_alone(right: str) -> None:
+    registry = with_roles("a").own("a", ["u1"])
+    with pytest.raises(InvalidUsage, match=f"{right.upper()} is no right on an object"):
+        registry.grant(["a"], [READ, right], ["u1"])
+    # Neither an owner has it, nor an object's administrator.
+    assert not registry.grant(["a"], [ADMIN], ["u2"]).allows("a", right, "u2")
+    assert not registry.allows("a", right, "u1")
+    assert registry.grant(["a"], [right], None).allows("a", right)
+    assert registry.grant(["a"], [ADMIN], None).allows("a", right)
 
 
 def test_owners_may_do_everything_until_the_object_is_dropped() -> None:
@@ -118,6 +126,41 @@ def test_tokens_are_of_roles_that_may_log_in_and_bounded() -> None:
     with pytest.raises(InvalidUsage, match="role_tokens_max"):
         registry.add_token("a", digests[2], 2)
     assert registry.drop_tokens("a").role_of_token(digests[0]) is None
+
+
+def test_a_token_comes_with_connect_and_goes_with_it() -> None:
+    digest = token_digest("t")
+    boss = RoleRegistry().create("boss", login=True).add_token("boss", digest)
+    assert boss.find("boss").rights == (ADMIN,)
+    registry = boss.create("a", login=True).add_token("a", token_digest("u"))
+    assert registry.find("a").rights == (CONNECT,)
+    assert not registry.allows("a", EXECUTE_CODE)
+    gone = registry.revoke(["a"], [CONNECT], None)
+    assert gone.role_of_token(token_digest("u")) is None
+    # Granted again, the right brings back no token that was lost.
+    assert gone.grant(["a"], [CONNECT], None).find("a").tokens == ()
+    # An administrator has it by ADMIN, and loses it with that.
+    assert boss.revoke(["boss"], [CONNECT], None).role_of_token(digest) == "boss"
+    assert boss.revoke(["boss"], [ADMIN], None).role_of_token(digest) is None
+
+
+def test_tokens_of_a_former_version_stay_valid_and_give_no_right_to_run_code() -> None:
+    digest = token_digest("t")
+    former = {
+        "format": FORMAT_VERSION,
+        "secret": b"s" * 32,
+        "roles": [
+            {"name": "boss", "login": True, "tokens": [digest], "rights": [ADMIN]},
+            {"name": "a", "login": True, "tokens": [token_digest("u")], "rights": [CREATE]},
+            {"name": "b", "login": True, "rights": []},
+        ],
+    }
+    registry = RoleRegistry.decode(msgspec.msgpack.encode(former))
+    assert registry.role_of_token(digest) == "boss"
+    assert registry.role_of_token(token_digest("u")) == "a"
+    rights = {name: entry.rights for name, entry in registry.roles.items()}
+    assert rights == {"boss": (ADMIN,), "a": (CONNECT, CREATE), "b": ()}
+    assert RoleRegistry.decode(registry.encode()) == registry
 
 
 def test_roles_are_bounded_and_dropped() -> None:
@@ -193,7 +236,7 @@ class PlainModel:
         has = {each[1:] for each in self.given if each[0] == name}
         if (ADMIN, None) in has or (right, None) in has:
             return True
-        return on is not None and right != CREATE and bool({OWN, ADMIN, right} & {
+        return on is not None and right not in SERVICE_RIGHTS and bool({OWN, ADMIN, right} & {
             each for each, there in has if there == on
         })  # fmt: skip
 

@@ -9,11 +9,11 @@ import pytest
 from controller_world import KEYED, World, change, started  # type: ignore[import-not-found]
 from msgspec.structs import replace
 
-from actors.access.access_rules import UNPROVEN, AccessRules, RoleLogin
+from actors.access.access_rules import UNPROVEN, AccessRules, RoleLogin, TokenLogin
 from actors.access.role_registry import ADMIN, CREATE, READ, RoleRegistry
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CatalogSnapshot
-from actors.controller.messages import FindLogin, SubmitRequest
+from actors.controller.messages import FindLogin, FindToken, SubmitRequest
 from actors.controller.roles.request_rights import check_request, needed_rights
 from actors.errors import AccessDenied, InvalidUsage, StorageError
 from actors.pgwire.scram import make_verifier
@@ -156,12 +156,53 @@ async def test_roles_change_their_own_password_and_nothing_else(tmp_path: Path) 
         roles = RolesWorld(world)
         await roles.done(None, CreateRole, "boss", True, VERIFIER)
         await roles.done(None, CreateRole, "app", True)
-        await roles.done("app", AlterRole, "APP", verifier=VERIFIER, add_token=bytes(32))
+        await roles.done("app", AlterRole, "APP", verifier=VERIFIER, drop_tokens=True)
         assert await roles.code("app", AlterRole, "app", login=True) == "AccessDenied"
         assert await roles.code("app", AlterRole, "boss", verifier="") == "AccessDenied"
         await roles.done("boss", DropRoles, ("app",))
         assert await roles.code("app", ReadStatus) == "AccessDenied"
         assert await roles.code("app", AlterRole, "app", verifier="") == "AccessDenied"
+
+
+async def test_tokens_are_an_administrators_to_give_or_of_who_may_connect(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        roles = RolesWorld(world)
+        await roles.done(None, CreateRole, "boss", True, VERIFIER)
+        await roles.done(None, CreateRole, "app", True)
+        added = {"add_token": bytes(32)}
+        assert await roles.code("app", AlterRole, "app", **added) == "AccessDenied"
+        text = await roles.done("boss", AlterRole, "app", **added)
+        assert text == "role app has CONNECT from now on, to use its token"
+        assert await roles.rights("app") == [("connect", "")]
+        # Once it has it, its tokens are its own affair, and nobody else's.
+        assert await roles.done("app", AlterRole, "app", add_token=b"1" * 32) == ""
+        assert await roles.code("app", AlterRole, "boss", **added) == "AccessDenied"
+
+        async def login(digest: bytes) -> TokenLogin:
+            found: TokenLogin = await world.controller.ask(lambda reply: FindToken(digest, reply))
+            return found
+
+        assert await login(bytes(32)) == TokenLogin(True, "app", runs_code=False)
+        await roles.done(None, ChangeRights, ("app",), ("execute code",))
+        assert await login(bytes(32)) == TokenLogin(True, "app", runs_code=True)
+        await roles.done(None, ChangeRights, ("app",), ("connect",), revoke=True)
+        assert await login(bytes(32)) == TokenLogin(True, None, runs_code=False)
+        assert await roles.code("app", AlterRole, "app", **added) == "AccessDenied"
+
+
+async def test_a_token_that_waits_behind_a_revoke_is_refused(tmp_path: Path) -> None:
+    async with started(tmp_path) as world:
+        roles = RolesWorld(world)
+        await roles.done(None, CreateRole, "boss", True, VERIFIER)
+        await roles.done(None, CreateRole, "app", True)
+        await roles.done(None, ChangeRights, ("app",), ("connect",))
+        other = MessageProbe.start(world.system, "other-session")
+        revoke = ChangeRights(1, ("app",), ("connect",), revoke=True)
+        for request, role in ((revoke, None), (AlterRole(2, "app", add_token=bytes(32)), "app")):
+            await world.controller.send(SubmitRequest(other.address, request, "", role))
+        assert (await other.expect(RequestDone)).request == 1
+        assert (await other.expect(RequestFailed)).code == "AccessDenied"
+        assert await roles.rights("app") == []
 
 
 async def test_doors_are_told_how_users_come_in(tmp_path: Path) -> None:
@@ -201,7 +242,7 @@ async def test_what_is_wrong_is_refused(tmp_path: Path) -> None:
         for number in range(60):
             await roles.done(None, CreateTable, f"t{number}", KEYED)
         assert await roles.code(None, ChangeRights, ("a",), ("read",), "tables") == "InvalidUsage"
-        assert await roles.rights("a") == []
+        assert await roles.rights("a") == [("connect", "")]
         await roles.done(None, ChangeRights, ("a",), ("read",))
 
 

@@ -174,16 +174,24 @@ async def test_roles_and_grants_are_shown(tmp_path: Path) -> None:
         await boss.execute("GRANT read, write ON orders TO app, readers")
         await boss.execute("GRANT create TO app")
         await boss.execute("GRANT read ON ALL TABLES TO readers")
+        assert "GRANT CONNECT TO app" in await denied(app, "CREATE TOKEN FOR app")
+        notices: list[str | None] = []
+        boss.add_notice_handler(lambda told: notices.append(told.message_primary))
+        await boss.execute("CREATE TOKEN FOR app")
+        assert notices == ["role app has CONNECT from now on, to use its token"]
+        await boss.execute("GRANT EXECUTE CODE TO app, readers")
         made = await rows(app, "CREATE TOKEN FOR app")
         assert made[0][0] == "app"
         assert len(made[0][1]) == 64
         assert await rows(app, "SHOW ROLES") == [
-            ("app", True, True, 1, "create"),
+            ("app", True, True, 2, "connect, create, execute code"),
             ("boss", True, True, 0, "admin"),
-            ("readers", False, False, 0, ""),
+            ("readers", False, False, 0, "execute code"),
         ]
         assert await rows(app, "SHOW GRANTS ON orders FOR app") == [
+            ("app", "connect", "*", ""),
             ("app", "create", "*", ""),
+            ("app", "execute code", "*", ""),
             ("app", "read", "orders", "table"),
             ("app", "write", "orders", "table"),
         ]

@@ -271,6 +271,15 @@ ROLES: list[tuple[str, dict[str, Any]]] = [
         {"is": "Grant", "rights": ("admin",), "scope": "service", "roles": ("a",)},
     ),
     (
+        "GRANT connect, EXECUTE CODE TO a",
+        {"is": "Grant", "rights": ("connect", "execute code"), "scope": "service",
+         "roles": ("a",)},
+    ),
+    (
+        "REVOKE Execute Code FROM a",
+        {"is": "Revoke", "rights": ("execute code",), "scope": "service", "roles": ("a",)},
+    ),
+    (
         "REVOKE read ON MATERIALIZED VIEW v FROM a CASCADE",
         {"is": "Revoke", "rights": ("read",), "scope": "objects", "names": (("v",),),
          "roles": ("a",)},

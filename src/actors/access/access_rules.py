@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from actors.access.role_registry import ADMIN, CREATE, RoleRegistry
+from actors.access.role_registry import ADMIN, CONNECT, CREATE, EXECUTE_CODE, RoleRegistry
 from actors.errors import AccessDenied
 from actors.pgwire.scram import ScramVerifier, mock_verifier
 from actors.progress import ObjectId
@@ -46,6 +46,8 @@ class TokenLogin(msgspec.Struct, frozen=True):
     """True if a role must be proved at all."""
     role: str | None = None
     """None: the token is no role's."""
+    runs_code: bool = False
+    """True if the role may run code of its own in Spark."""
 
 
 class AccessRules(msgspec.Struct, frozen=True):
@@ -94,6 +96,10 @@ class AccessRules(msgspec.Struct, frozen=True):
         grant = f"GRANT {right.upper()}{on} TO {role}"
         if right == CREATE:
             return f"role {role} may not create objects: ask an administrator for {grant}"
+        if right == CONNECT:
+            return f"role {role} may not use Spark Connect: ask an administrator for {grant}"
+        if right == EXECUTE_CODE:
+            return code_refusal(role, "code of its own")
         if right == ADMIN and name:
             return (
                 f"role {role} neither owns nor administers {name}: ask its owner or an "
@@ -119,5 +125,14 @@ class AccessRules(msgspec.Struct, frozen=True):
         """Return the role that a token of this digest proves."""
         # The door then asks for a token of `token_file`, if there is one.
         if not self.wanted:
-            return TokenLogin(False)
-        return TokenLogin(True, self.registry.role_of_token(digest))
+            return TokenLogin(False, runs_code=self.may(UNPROVEN, EXECUTE_CODE))
+        role = self.registry.role_of_token(digest)
+        return TokenLogin(True, role, role is not None and self.may(role, EXECUTE_CODE))
+
+
+def code_refusal(role: str, what: str) -> str:
+    """Return why a role may not use something of Spark without the right to run code."""
+    return (
+        f"role {role} may not use {what}: it may run code, or reach files and addresses, as the "
+        f"service itself; ask an administrator for GRANT {EXECUTE_CODE.upper()} TO {role}"
+    )

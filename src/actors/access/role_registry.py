@@ -38,11 +38,17 @@ READ: Final = "read"
 WRITE: Final = "write"
 CREATE: Final = "create"
 ADMIN: Final = "admin"
+CONNECT: Final = "connect"
+"""Uses Spark Connect, and makes tokens of its own for it."""
+EXECUTE_CODE: Final = "execute code"
+"""Runs code of its own in Spark, and so does what the service's operating-system user may do."""
 OWN: Final = "own"
 """Not granted: the role that creates an object has it."""
-RIGHTS: Final = (READ, WRITE, CREATE, ADMIN)
+RIGHTS: Final = (READ, WRITE, CREATE, ADMIN, CONNECT, EXECUTE_CODE)
 OBJECT_RIGHTS: Final = frozenset({READ, WRITE, ADMIN})
 """Rights that there are on a single object."""
+SERVICE_RIGHTS: Final = frozenset(RIGHTS) - OBJECT_RIGHTS
+"""Rights that there are on the whole service alone."""
 TOKEN_BYTES: Final = 32
 """Length of the randomness in a token."""
 _RESERVED: Final = frozenset({"public", "none", "current_user", "current_role", "session_user"})
@@ -76,7 +82,7 @@ class RoleEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether the role has a right on an object; `id_` None: on the whole service."""
         if ADMIN in self.rights:
             return True
-        if id_ is None or right == CREATE:
+        if id_ is None or right in SERVICE_RIGHTS:
             return right in self.rights
         here = self.objects.get(id_, ())
         # Who owns or administers an object may do everything with it.
@@ -131,7 +137,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return the role whose token has this digest; None if there is none that may log in."""
         # Digests need no comparison in constant time: nobody can choose one byte after the other.
         for entry in self.roles.values():
-            if entry.login and digest in entry.tokens:
+            if entry.login and digest in entry.tokens and entry.allows(CONNECT, None):
                 return entry.name
         return None
 
@@ -182,8 +188,8 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return self._with(replace(self.find(name), verifier=verifier))
 
     def add_token(self, name: str, digest: bytes, tokens_max: int | None = None) -> RoleRegistry:
-        """Return a registry in which a role has one more token. Raises `UnknownObject`, and
-        `InvalidUsage` for too many."""
+        """Return a registry in which a role has one more token, and `CONNECT`, without which no
+        token is of use. Raises `UnknownObject`, and `InvalidUsage` for too many."""
         entry = self.find(name)
         if digest in entry.tokens:
             return self
@@ -192,7 +198,7 @@ class RoleRegistry(msgspec.Struct, frozen=True):
                 f"role {entry.name} has {len(entry.tokens)} tokens, as many as it may "
                 f"(role_tokens_max): DROP TOKENS FOR ROLE {entry.name} first"
             )
-        return self._with(replace(entry, tokens=(*entry.tokens, digest)))
+        return self._with(_with_connect(replace(entry, tokens=(*entry.tokens, digest))))
 
     def drop_tokens(self, name: str) -> RoleRegistry:
         """Return a registry in which a role has no tokens. Raises `UnknownObject`."""
@@ -219,7 +225,8 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         self, roles: Iterable[str], rights: Iterable[str], ids: Iterable[ObjectId] | None
     ) -> RoleRegistry:
         """Return a registry in which these roles have these rights no more; see `grant`. A right on
-        the whole service stays when that on one object goes, and so does what an owner may."""
+        the whole service stays when that on one object goes, and so does what an owner may. With
+        `CONNECT` the tokens go."""
         return self._changed(roles, rights, ids, lambda old, given: old - given)
 
     def own(self, name: str, ids: Iterable[ObjectId]) -> RoleRegistry:
@@ -279,6 +286,9 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         return made
 
     def _with(self, entry: RoleEntry) -> RoleRegistry:
+        # A token does not outlive the right to use it: granted again, the right revives none.
+        if entry.tokens and not entry.allows(CONNECT, None):
+            entry = replace(entry, tokens=())
         return replace(self, roles={**self.roles, fold(entry.name): entry})
 
     # -- the document ------------------------------------------------------------------------------
@@ -303,11 +313,19 @@ class RoleRegistry(msgspec.Struct, frozen=True):
             document = msgspec.msgpack.decode(data, type=_RolesDocument)
         except msgspec.MsgspecError as error:
             raise CorruptData(f"consensus key {ROLES_KEY!r}: {error}", determinate=True) from None
-        return RoleRegistry({fold(e.name): e for e in document.roles}, document.secret)
+        # Tokens of a version that had no right CONNECT stay valid.
+        roles = (_with_connect(entry) if entry.tokens else entry for entry in document.roles)
+        return RoleRegistry({fold(entry.name): entry for entry in roles}, document.secret)
 
 
 def _sorted(rights: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(rights))
+
+
+def _with_connect(entry: RoleEntry) -> RoleEntry:
+    if entry.allows(CONNECT, None):
+        return entry
+    return replace(entry, rights=_sorted((*entry.rights, CONNECT)))
 
 
 def _without(entry: RoleEntry, gone: frozenset[ObjectId]) -> RoleEntry:

@@ -20,6 +20,8 @@ class CallerIdentity(NamedTuple):
     """See `access.access_rules`."""
     peer: str = ""
     """Address, for people."""
+    runs_code: bool = False
+    """True if it may run code of its own in Spark."""
 
 
 NOBODY: Final = CallerIdentity(UNPROVEN)

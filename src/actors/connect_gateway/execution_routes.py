@@ -10,7 +10,7 @@ import msgspec
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
-from actors.connect_gateway.callers import CallerIdentity
+from actors.connect_gateway.callers import CallerIdentity, caller
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.change_streams import bind_streams
 from actors.connect_gateway.error_status import unsupported
@@ -27,6 +27,7 @@ from actors.connect_gateway.object_rows import ObjectRows, OpenedRows
 from actors.connect_gateway.own_operations import AnswerStream
 from actors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
 from actors.connect_gateway.plain_reads import DirectRead, direct_read
+from actors.connect_gateway.plan_guard import PlanGuard
 from actors.connect_gateway.plan_rewriting import (
     PlanNames,
     ProtoMessage,
@@ -104,6 +105,7 @@ class PlanRouter:
         client: SharedClient,
         rows: ObjectRows,
         calls: SparkCalls,
+        guard: PlanGuard,
         execute_statement: ExecuteStatement | None,
         pipelines: PipelineCommands,
     ) -> None:
@@ -112,6 +114,7 @@ class PlanRouter:
         self._client = client
         self._rows = rows
         self._calls = calls
+        self._guard = guard
         self._execute = execute_statement
         self._pipelines = pipelines
 
@@ -134,8 +137,12 @@ class PlanRouter:
             if setting is not None:
                 session.note_setting(setting)
             dropped = dropped_view_of(text)
+            # Not as a text: one that may not run code gives Spark no commands.
+            is_sparks = dropped is not None and fold(dropped) in session.own_views
             if dropped is not None and session.drop_view(dropped):
                 return OwnRoute(_nothing_as_command)
+            if dropped is not None and is_sparks:
+                return OwnRoute(lambda: self._drop_view(session, dropped))
         names = await self._directory.names()
         if request.plan.WhichOneof("op_type") == "command":
             return await self._command(operation, request, names)
@@ -167,11 +174,13 @@ class PlanRouter:
         if plain is not None:
             self._check(session, "read", [plain.read.name])
             return OwnRoute(lambda: self._read(plain))
+        await self._guard.check(session, request, names)
         return await self._bound(operation, request, names)
 
     def _check(self, session: GatewaySession, right: str, keys: Collection[str]) -> None:
         """Raise `AccessDenied` unless a session has a right on these objects."""
-        audit = StatementAudit(self._settings, *session.caller, SqlDialect.SPARK)
+        who = session.caller
+        audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
         try:
             self._directory.check(session.caller.role, right, keys)
         except AccessDenied:
@@ -259,15 +268,19 @@ class PlanRouter:
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
     ) -> OwnRoute | ForwardRoute:
         session, command = operation.session, request.plan.command
-        match command.WhichOneof("command_type"):
-            case "sql_command":
-                return await self._sql(operation, request, names)
+        kind = command.WhichOneof("command_type")
+        if kind == "sql_command":
+            return await self._sql(operation, request, names)
+        await self._guard.check(session, request, names)
+        match kind:
             case "create_dataframe_view":
                 return await self._view(session, request, names)
             case "write_operation" | "write_operation_v2":
                 insert = self._insert_route(operation, request, names)
                 if insert is not None:
                     return insert
+            case "write_stream_operation_start" if command.write_stream_operation_start.query_name:
+                return await self._stream(operation, request, names)
         return await self._bound(operation, request, names)
 
     async def _sql(
@@ -280,15 +293,19 @@ class PlanRouter:
             return OwnRoute(lambda: _of_command(original))
         shown = None if text is None else answer_shown(text, names)
         if shown is not None:
+            if not caller().runs_code:
+                shown = SparkCatalogAnswer(shown.rows)
             return OwnRoute(lambda: self._shown(session, original, shown))
         view = None if text is None else temporary_view_of(text)
         if view is not None and text is not None:
             found = self._names(session, request, names)
-            if found.read or found.followed:
+            # Its query alone is looked at, so that Spark is not given the statement.
+            if found.read or found.followed or not caller().runs_code:
                 return await self._define_text(session, view, names)
             if view.is_global:
                 return ForwardRoute(request)
             return ForwardRoute(request, done=lambda: session.note_own_view(view.name))
+        await self._guard.check(session, request, names)
         written = written_text_of(original)
         return await self._bound(operation, request, names, original=original, text=written)
 
@@ -309,6 +326,18 @@ class PlanRouter:
         yield command_answer(answer_relation(rows.combine_chunks()))
         yield complete_answer()
 
+    async def _stream(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> ForwardRoute:
+        """Return the route of a stream with a name, which is that of a view if it is kept in
+        memory."""
+        session, started = operation.session, request.plan.command.write_stream_operation_start
+        bound = await self._bound(operation, request, names)
+        if started.format != "memory":
+            return bound
+        name = started.query_name
+        return msgspec.structs.replace(bound, done=lambda: session.note_own_view(name))
+
     # -- temporary views -----------------------------------------------------------------------
 
     async def _view(
@@ -327,6 +356,14 @@ class PlanRouter:
         await self._define(session, made.name, made.input, names, replace=made.replace)
         return OwnRoute(_nothing)
 
+    async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
+        """Drop a temporary view that Spark keeps."""
+        root = relations_pb2.Relation()
+        root.catalog.drop_temp_view.view_name = name
+        await self._calls.execute(session, plan_of(root))
+        async for answer in _nothing_as_command():
+            yield answer
+
     async def _define_text(
         self, session: GatewaySession, view: TemporaryViewText, names: ObjectNames
     ) -> OwnRoute:
@@ -337,6 +374,7 @@ class PlanRouter:
             )
         if not (view.if_absent and fold(view.name) in session.hidden):
             relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
+            await self._guard.check(session, relation, names)
             await self._define(session, view.name, relation, names, replace=view.replace)
         return OwnRoute(_nothing_as_command)
 
@@ -463,6 +501,7 @@ class PlanRouter:
     async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
         """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
         names = await self._directory.names()
+        await self._guard.check(session, request, names)
         expanded = await self._streamed(session, self._expanded(session, request, names), names)
         found = find_names(expanded, names.resolver(session.hidden))
         _refuse_changes(found)
@@ -512,6 +551,7 @@ class PlanRouter:
             return None
         relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
         plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
+        await self._guard.check(operation.session, plan, names)
         return OwnRoute(lambda: self._fill(operation, plan, names, key))
 
     async def _fill(

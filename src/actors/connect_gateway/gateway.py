@@ -22,7 +22,7 @@ from grpc_status import rpc_status
 from pyspark.sql.connect.proto import base_pb2
 
 from actors.access.access_rules import UNPROVEN
-from actors.access.role_registry import token_digest
+from actors.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
 from actors.connect_gateway.error_status import engine_ended, status_of
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
@@ -33,13 +33,27 @@ from actors.connect_gateway.gateway_sessions import (
     SessionTable,
     key_of_request,
 )
+from actors.connect_gateway.object_catalog import ObjectDirectory
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage
-from actors.connect_gateway.spark_calls import POOL_SETTING, SparkCalls
+from actors.connect_gateway.plan_rights import check_form
+from actors.connect_gateway.session_settings import (
+    POOL_SETTING,
+    check_settings,
+    seen_settings,
+    settings_without_code,
+)
+from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
 from actors.connect_gateway.statement_execution import StatementDeclined
-from actors.errors import AuthenticationFailed, InvalidUsage, PenstockError, ResourceBusy
+from actors.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+)
 from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.spark.remote_address import is_remote
@@ -73,6 +87,7 @@ class GatewayCalls:
         upstream: SparkUpstream,
         calls: SparkCalls,
         router: PlanRouter,
+        directory: ObjectDirectory,
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
@@ -84,6 +99,7 @@ class GatewayCalls:
         self._upstream = upstream
         self._calls = calls
         self._router = router
+        self._directory = directory
         self._run = run
         self._security = security
         self._find_token = find_token
@@ -166,13 +182,13 @@ class GatewayCalls:
                     "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
                     ";token=… to the address"
                 )
-            return CallerIdentity(login.role, context.peer())
+            return CallerIdentity(login.role, context.peer(), login.runs_code)
         tokens = self._security
         if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
             raise AuthenticationFailed(
                 "this service wants a token: add ;token=… to the address (token_file)"
             )
-        return CallerIdentity(UNPROVEN, context.peer())
+        return CallerIdentity(UNPROVEN, context.peer(), login.runs_code)
 
     # -- sessions ------------------------------------------------------------------------------
 
@@ -181,7 +197,7 @@ class GatewayCalls:
         key = key_of_request(request)
         if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
             raise InvalidUsage("the names of a session are too long")
-        found = self._found(key)
+        found, who = self._found(key), caller()
         if found is not None and found.server != self._upstream.server:
             # Spark would open it again by itself, in another pool than that of clients.
             await self._forget(found)
@@ -192,21 +208,29 @@ class GatewayCalls:
                 found = self._found(key)
                 if found is None:
                     self._sessions.check_room()
-                    opened = await self._calls.open_session(request)
-                    found = GatewaySession(key, opened, caller())
+                    first = {} if who.runs_code else settings_without_code(self._settings)
+                    opened = await self._calls.open_session(request, first)
+                    found = GatewaySession(key, opened, who)
                     found.server = self._upstream.server
                     self._sessions.add(found)
+        found.ran_code = found.ran_code or who.runs_code
         found.used_ms = self._clock.monotonic_ms()
         return found
 
     def _found(self, key: SessionKey) -> GatewaySession | None:
         """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
-        one of another role."""
+        one of another role, and `AccessDenied` for one whose role has lost what it ran under."""
         found = self._sessions.get(key)
         # A client chooses the names of its sessions, so that a name alone proves nothing.
         if found is not None and found.caller.role != caller().role:
             raise AuthenticationFailed(
                 "the session is not of the role that the token proves: open another one"
+            )
+        # Functions and views of that time may be left in it.
+        if found is not None and found.ran_code and not caller().runs_code:
+            raise AccessDenied(
+                f"role {found.caller.role} may not run code any more, as it did in this session: "
+                "open another one"
             )
         return found
 
@@ -237,9 +261,14 @@ class GatewayCalls:
             raise
 
     async def sweep(self) -> None:
-        """Give up operations without a client, and release idle sessions."""
+        """Give up operations without a client, and release sessions that are idle or may not go
+        on."""
         now, settings = self._clock.monotonic_ms(), self._settings
+        await self._directory.names()
         for session in self._sessions:
+            if self._has_lost_rights(session):
+                await self._release(session)
+                continue
             for operation in list(session.operations.values()):
                 left = not operation.attached and operation.left_ms
                 if left and now - operation.left_ms > settings.connect_detached_ms:
@@ -247,12 +276,28 @@ class GatewayCalls:
             idle = now - session.used_ms > settings.connect_session_idle_ms
             # A stream goes on without its client, as before Spark's own server.
             if idle and not session.operations and not await self._streams_of(session):
-                await self._forget(session)
-                try:
-                    await self._calls.release(session.key)
-                # Spark releases it as well, when its own time is over.
-                except (grpc.aio.AioRpcError, PenstockError) as error:
-                    log.info("an idle session was not released: %s", error)
+                await self._release(session)
+
+    def _has_lost_rights(self, session: GatewaySession) -> bool:
+        """Return whether a session's role has lost what the session was opened or ran under."""
+        may, role = self._directory.may, session.caller.role
+        return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
+
+    async def _release(self, session: GatewaySession) -> None:
+        """End a session that its client has not ended, at Spark too."""
+        for operation in list(session.operations.values()):
+            await self._give_up(operation)
+        try:
+            await self._calls.release(session.key)
+        except grpc.aio.AioRpcError as error:
+            if not is_forgotten(error):
+                log.info("a session was not released: %s", error)
+                return
+        except PenstockError as error:
+            log.info("a session was not released: %s", error)
+            return
+        # Only now: opened anew under its name, it would have what is left in it at Spark.
+        await self._forget(session)
 
     async def _streams_of(self, session: GatewaySession) -> int:
         """Return how many streams of a session run; none if Spark has not the session any more."""
@@ -467,7 +512,10 @@ class GatewayCalls:
     # -- other calls ---------------------------------------------------------------------------
 
     async def _config(self, data: bytes, context: Any) -> bytes:
-        request = self._decode(base_pb2.ConfigRequest, data)
+        request, who = self._decode(base_pb2.ConfigRequest, data), caller()
+        if not who.runs_code:
+            limit = self._settings.engine_shuffle_partitions_max
+            check_settings(request, who.role, limit)
         session = await self._session(request)
         if request.operation.HasField("set"):
             pairs = request.operation.set.pairs
@@ -478,10 +526,15 @@ class GatewayCalls:
                 # In another pool a client's work could starve the steps of views.
                 del pairs[:]
                 pairs.extend(kept)
-                data = request.SerializeToString()
         for name in request.operation.unset.keys:
             session.note_setting(name)
-        return await self._known(session, self._pass_on("Config", data, context))
+        # As it was read here: not the bytes, which Spark might read in another way.
+        sent = request.SerializeToString()
+        told = await self._known(session, self._pass_on("Config", sent, context))
+        if who.runs_code or not request.operation.HasField("get_all"):
+            return told
+        seen = seen_settings(request, base_pb2.ConfigResponse.FromString(told))
+        return bytes(seen.SerializeToString())
 
     async def _interrupt(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.InterruptRequest, data)
@@ -531,7 +584,9 @@ class GatewayCalls:
 
     async def _release_session(self, data: bytes, context: Any) -> bytes:
         request = self._decode(base_pb2.ReleaseSessionRequest, data)
-        session = self._found(key_of_request(request))
+        session = self._sessions.get(key_of_request(request))
+        if session is not None and session.caller.role != caller().role:
+            session = self._found(session.key)
         # First what is held for it: Spark may take long to end what still runs.
         if session is not None:
             await self._forget(session)
@@ -545,7 +600,7 @@ class GatewayCalls:
         answer = base_pb2.CloneSessionResponse.FromString(told)
         key = session.key._replace(session_id=answer.new_session_id)
         made = GatewaySession(key, answer.new_server_side_session_id, session.caller)
-        made.server = session.server
+        made.server, made.ran_code = session.server, session.ran_code
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
@@ -560,6 +615,7 @@ class GatewayCalls:
         async def forward(data: bytes, context: Any) -> bytes:
             request = self._decode(kind, data)
             if method.name == "FetchErrorDetails":
+                self._found(key_of_request(request))
                 return await self._pass_on(method.name, data, context)
             session = await self._session(request)
             return await self._known(session, self._pass_on(method.name, data, context))
@@ -587,6 +643,7 @@ class GatewayCalls:
             )
 
         async def forward_stream(data: bytes, context: Any) -> None:
+            self._decode(kind, data)
             stream = self._upstream.stream(
                 method.name,
                 data,
@@ -611,7 +668,13 @@ class GatewayCalls:
         )
 
     def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
-        return decode_request(kind, data, self._settings.connect_message_bytes_max)
+        """Return a request. Raises `AccessDenied` if it has more than its caller may ask for."""
+        request = decode_request(kind, data, self._settings.connect_message_bytes_max)
+        who = caller()
+        # Of every method: of one that a later release adds, no message is permitted.
+        if not who.runs_code:
+            check_form(request, who.role)
+        return request
 
 
 class _Attached:

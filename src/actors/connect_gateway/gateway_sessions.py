@@ -84,6 +84,8 @@ class GatewaySession:
         """True if the session knows the data source that streams objects' changes."""
         self.starts_streams = False
         """True if the client has started a stream, which may run on without an operation."""
+        self.ran_code = False
+        """True if code of the client may have run in it: functions of it may be left."""
         self.used_ms = 0.0
         self.server = 0
         """Number of the server that has the session (`SparkUpstream.server`)."""

@@ -36,6 +36,7 @@ try:
     from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
     from actors.connect_gateway.object_rows import ObjectRows
     from actors.connect_gateway.pipelines import PipelineCommands
+    from actors.connect_gateway.plan_guard import PlanGuard
     from actors.connect_gateway.spark_calls import SparkCalls
     from actors.connect_gateway.spark_upstream import (
         ConnectPlace,
@@ -161,13 +162,15 @@ class ConnectGateway(Actor[GatewayMessage]):
         directory = ObjectDirectory(parts.controller, client)
         execute = parts.execute_statement
         pipelines = PipelineCommands(settings, clock, directory, client, execute)
-        router = PlanRouter(settings, directory, client, rows, calls, execute, pipelines)
+        guard = PlanGuard(parts.executor)
+        router = PlanRouter(settings, directory, client, rows, calls, guard, execute, pipelines)
         self._calls = GatewayCalls(
             settings,
             clock,
             self._upstream,
             calls,
             router,
+            directory,
             self._run,
             self._bound.security,
             _token_finder(parts.controller),

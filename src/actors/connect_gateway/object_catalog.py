@@ -161,6 +161,11 @@ class ObjectDirectory:
             if entry is not None:
                 self._access.check(role, right, entry.id, entry.name)
 
+    def may(self, role: str, right: str) -> bool:
+        """Return whether a session with this role has a right on the whole service, by the roles
+        that `names` found last."""
+        return self._access.may(role, right)
+
     async def pin(self, keys: Iterable[str]) -> Time:
         """Return the time at which these objects are read together, which sees every acknowledged
         write. Waits for the first contents of sources. Raises `UnknownObject`, `ResourceBusy`."""

@@ -38,6 +38,7 @@ from actors.plan.jobs import (
     Answer,
     CancelJob,
     ExecutorMessage,
+    Job,
     LendContents,
     ReturnContents,
     SubmitJob,
@@ -140,13 +141,13 @@ class ObjectRows:
             raise ViewInError(f"{entry.name}: {given.errors[0]}")
         # Before the job is sent: a view that it makes and does not answer for is dropped, too.
         stack.push_async_callback(self._return, executor, name)
-        await _run(executor, LendContents(f"{name}/lend", name, given.rows))
+        await run_job(executor, LendContents(f"{name}/lend", name, given.rows))
         return lent_relation(name)
 
     # An engine that has died has taken the view with it, so a failure is no news.
     async def _return(self, executor: ActorAddress[ExecutorMessage], name: str) -> None:
         with contextlib.suppress(PenstockError):
-            await _run(executor, ReturnContents(f"{name}/return", name))
+            await run_job(executor, ReturnContents(f"{name}/return", name))
 
 
 @contextlib.asynccontextmanager
@@ -171,9 +172,7 @@ async def _held(
             await persist.drop_hold(shard, holder)
 
 
-async def _run(
-    executor: ActorAddress[ExecutorMessage], job: LendContents | ReturnContents
-) -> Answer:
+async def run_job(executor: ActorAddress[ExecutorMessage], job: Job) -> Answer:
     """Run a job of the engine; cancel it if this call is cancelled. Raises the job's errors."""
 
     def submit(reply: ReplySlot[Answer]) -> ExecutorMessage:

@@ -69,7 +69,7 @@ class OwnStatements:
             if _BEGINS.match(text):
                 raise
             return None  # Spark reads more than this grammar does
-        audit = StatementAudit(self._settings, *who, SqlDialect.SPARK)
+        audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
         async with await self._connect(who.role) as client:
             session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
             try:

@@ -216,7 +216,7 @@ class _NameBinder:
         while left:
             found = left.pop()
             ordered.append(found)
-            if found.DESCRIPTOR.full_name == f"{PREFIX}WithRelations" and _binds_text(found):
+            if found.DESCRIPTOR.full_name == f"{PREFIX}WithRelations" and binds_text(found):
                 # Its text is given more relations; a `WithRelations` of its own would not be taken.
                 texts.add(id(found))
                 left += [*children_of(found.root.sql), *found.references]
@@ -322,7 +322,7 @@ class _NameBinder:
         return rename_chains(text, renames) if renames else text
 
 
-def _binds_text(bound: ProtoMessage) -> bool:
+def binds_text(bound: ProtoMessage) -> bool:
     """Return whether Spark takes a `WithRelations` as a text with views of its own."""
     if bound.root.WhichOneof("rel_type") != "sql" or not bound.references:
         return False

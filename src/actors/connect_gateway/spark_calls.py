@@ -15,14 +15,18 @@ from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from actors.connect_gateway.change_streams import registration
 from actors.connect_gateway.gateway_sessions import GatewaySession, SessionKey
 from actors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
+from actors.connect_gateway.session_settings import POOL_SETTING
 from actors.connect_gateway.spark_upstream import SparkUpstream
 from actors.errors import PenstockError
 
-POOL_SETTING: Final = "spark.scheduler.pool"
-TEXTS_SETTING: Final = "spark.sql.variable.substitute"
-"""Setting by which Spark puts variables of its environment into texts."""
 POOL: Final = "clients"
 """Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
+FIRST_SETTINGS: Final = {
+    POOL_SETTING: POOL,
+    # Spark would replace `${…}` in a text before it parses it, by variables of the service too.
+    "spark.sql.variable.substitute": "false",
+}
+"""Settings of each session from its begin."""
 FILE_SETTINGS: Final = {
     # A footer's bounds know neither NaN nor that -0.0 is 0.0: a filter on them loses rows of ours.
     "spark.sql.parquet.filterPushdown": "false",
@@ -37,11 +41,11 @@ class SparkCalls:
     def __init__(self, upstream: SparkUpstream) -> None:
         self._upstream = upstream
 
-    async def open_session(self, request: ProtoMessage) -> str:
-        """Open the session that a request names, if it is not open. Return Spark's id of it. Raises
-        as `SparkUpstream.call` does."""
+    async def open_session(self, request: ProtoMessage, settings: Mapping[str, str]) -> str:
+        """Open the session that a request names, if it is not open, with these settings too. Return
+        Spark's id of it. Raises as `SparkUpstream.call` does."""
         key = SessionKey(request.user_context.user_id, request.session_id)
-        answer = await self._configure(key, {POOL_SETTING: POOL, TEXTS_SETTING: "false"})
+        answer = await self._configure(key, {**FIRST_SETTINGS, **settings})
         return str(answer.server_side_session_id)
 
     async def prepare_files(self, session: GatewaySession) -> None:

@@ -30,7 +30,8 @@ class AlterRole(msgspec.Struct, frozen=True, gc=False, tag=True):
     verifier: str | None = None
     """None: as it is; empty: it has no password any more."""
     add_token: bytes = b""
-    """SHA-256 digest of one more token; empty: none is added."""
+    """SHA-256 digest of one more token; empty: none is added. An administrator gives the role
+    CONNECT with it; a role that adds its own must have it."""
     drop_tokens: bool = False
     """True if its tokens go (before one is added)."""
 
@@ -50,7 +51,7 @@ class ChangeRights(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     roles: tuple[str, ...]
     rights: tuple[str, ...]
-    """``read``, ``write``, ``create``, ``admin``."""
+    """See `access.role_registry.RIGHTS`."""
     scope: Literal["service", "objects", "tables"] = "service"
     """``service``: all objects, also later ones; ``objects``: those of `names`; ``tables``: all
     tables and views that there are now."""

@@ -28,6 +28,8 @@ _RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "WRITE": ("write",),
     "CREATE": ("create",),
     "ADMIN": ("admin",),
+    "CONNECT": ("connect",),
+    "EXECUTE": ("execute code",),
     "SELECT": ("read",),
     "INSERT": ("write",),
     "UPDATE": ("write",),
@@ -35,6 +37,9 @@ _RIGHTS: Final[Mapping[str, tuple[AccessRight, ...]]] = {
     "ALL": ("read", "write"),
 }
 """Rights of this service by their words, and by those of PostgreSQL."""
+_WHOLE_SERVICE: Final[tuple[AccessRight, ...]] = ("connect", "execute code")
+"""Rights that are given without ON, whatever it names: PostgreSQL's CONNECT is on a database, and
+any role has it."""
 _OBJECT_WORDS: Final = ("TABLE", "VIEW", "SOURCE", "SINK", "INDEX")
 _ROLE_OPTIONS: Final = ("LOGIN", "NOLOGIN", "PASSWORD")
 
@@ -145,7 +150,7 @@ def read_grant(reader: StatementReader) -> GrantStatement:
     position = reader.position
     reader.need("GRANT")
     rights = _rights(reader)
-    scope, names = _scope(reader, "TO")
+    scope, names = _scope(reader, "TO", rights)
     reader.need("TO")
     roles = _role_names(reader)
     reader.refuse(
@@ -160,7 +165,7 @@ def read_revoke(reader: StatementReader) -> RevokeStatement:
     position = reader.position
     reader.need("REVOKE")
     rights = _rights(reader)
-    scope, names = _scope(reader, "FROM")
+    scope, names = _scope(reader, "FROM", rights)
     reader.need("FROM")
     roles = _role_names(reader)
     reader.take_any("CASCADE", "RESTRICT")
@@ -174,18 +179,29 @@ def _rights(reader: StatementReader) -> tuple[AccessRight, ...]:
         word = reader.need_any(*_RIGHTS, hint="a role is no member of another one")
         if word == "ALL":
             reader.take("PRIVILEGES")
+        elif word == "EXECUTE":
+            # PostgreSQL's right of this name is on a function, and says less.
+            reader.need("CODE")
         found |= dict.fromkeys(_RIGHTS[word])
         if not reader.take(","):
             return tuple(found)
 
 
-def _scope(reader: StatementReader, stop: str) -> tuple[GrantScope, tuple[QualifiedName, ...]]:
-    """Take ``ON objects``; `stop`: the word that follows."""
+def _scope(
+    reader: StatementReader, stop: str, rights: tuple[AccessRight, ...]
+) -> tuple[GrantScope, tuple[QualifiedName, ...]]:
+    """Take ``ON objects``, if these rights are on objects; `stop`: the word that follows."""
     # Rights that are not of one object, such as to create some.
     if reader.follows(stop):
         return "service", ()
     if not reader.take("ON"):
         raise reader.unexpected(f"',', ON or {stop}")
+    for right in _WHOLE_SERVICE:
+        if right in rights:
+            raise reader.error(
+                f"{right.upper()} is no right on an object, but on the whole service",
+                hint="leave ON … out",
+            )
     if reader.take("ALL", "TABLES"):
         in_schema = reader.take("IN", "SCHEMA")
         return "all tables", reader.object_names("a schema's name") if in_schema else ()

@@ -19,7 +19,7 @@ from actors.plan.schema import TableColumn, TableSchema
 QualifiedName: TypeAlias = tuple[str, ...]
 ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
 RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
-AccessRight: TypeAlias = Literal["read", "write", "create", "admin"]
+AccessRight: TypeAlias = Literal["read", "write", "create", "admin", "connect", "execute code"]
 SECRET_SHOWN: Final = "***"
 """Text shown in place of a secret."""
 

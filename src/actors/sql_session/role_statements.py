@@ -77,8 +77,10 @@ async def create_token(context: SessionContext, statement: CreateTokenStatement)
     """Give a role one more token, and return it: it is not shown again."""
     # Hexadecimal: it stands in an address of Spark Connect as it is.
     token = secrets.token_hex(TOKEN_BYTES)
-    await context.client.alter_role(statement.role, add_token=token_digest(token))
-    return result_of("SELECT", TOKEN_COLUMNS, [(statement.role, token)])
+    text = await context.client.alter_role(statement.role, add_token=token_digest(token))
+    made = result_of("SELECT", TOKEN_COLUMNS, [(statement.role, token)])
+    made.notices = _told("", text).notices
+    return made
 
 
 async def drop_tokens(context: SessionContext, statement: DropTokensStatement) -> StatementResult:

@@ -19,9 +19,15 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.catalyst.permitted_functions import REFUSED_NAMES, refusal_of
+from actors.catalyst.permitted_functions import FUNCTION_NAMES, REFUSED_NAMES, refusal_of
 from actors.errors import AccessDenied, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, QueryAnalyzed, QueryTranslation
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ParseStatement,
+    QueryAnalyzed,
+    QueryTranslation,
+    StatementParsed,
+)
 from actors.plan.schema import TableColumn, TableSchema
 from actors.spark.remote_analysis import volatility_of
 from actors.testing.aggregates import aggregate_type, by_one_name
@@ -102,6 +108,26 @@ def _check_functions(sql: str) -> None:
         for call in sqlglot.parse_one(sql, dialect="spark").find_all(exp.Anonymous):
             if call.name.lower() in REFUSED_NAMES:
                 raise AccessDenied(refusal_of("function", call.name))
+
+
+def parsed(job: ParseStatement) -> StatementParsed:
+    """Return the answer to a `ParseStatement`, about as Spark's parser finds it. Raises
+    `QueryRejected`."""
+    try:
+        tree = sqlglot.parse_one(job.sql, dialect="spark")
+    except SqlglotError as error:
+        raise QueryRejected(f"[PARSE_SYNTAX_ERROR] {error} SQLSTATE: 42601") from None
+    if not job.expression and not isinstance(tree, exp.Query):
+        return StatementParsed(job.job_id, command=tree.key)
+    known = {each.alias_or_name.lower() for each in tree.find_all(exp.CTE)}
+    tables = [tuple(part.name for part in each.parts) for each in tree.find_all(exp.Table)]
+    relations = tuple(each for each in tables if len(each) > 1 or each[0].lower() not in known)
+    calls = [each.name for each in tree.find_all(exp.Anonymous)]
+    refused = next((each for each in calls if each.lower() in REFUSED_NAMES), "")
+    unknown = tuple(each for each in calls if each.lower() not in FUNCTION_NAMES)
+    return StatementParsed(
+        job.job_id, relations, tuple(calls), unknown, "", "function" if refused else "", refused
+    )
 
 
 async def analyze_in_memory(

@@ -49,6 +49,7 @@ from actors.plan.jobs import (
     Job,
     JobRows,
     LocateConnect,
+    ParseStatement,
     PlanPrepared,
     PreparePlan,
     RehearseSteps,
@@ -61,7 +62,7 @@ from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
 from actors.settings import Settings
 from actors.spark.bucket_reading import bucket_spec, open_bucket, open_part
-from actors.testing.analysis import analyzed
+from actors.testing.analysis import analyzed, parsed
 from actors.testing.expressions import WIDE
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen
 from actors.testing.oracle import ordered_rows, run_query
@@ -197,6 +198,8 @@ class InMemoryExecutor(Actor[Any]):
         """Return the job's answer. Raises the errors that a job may fail with."""
         if isinstance(job, AnalyzeStatement):
             return analyzed(job)
+        if isinstance(job, ParseStatement):
+            return parsed(job)
         if isinstance(job, PreparePlan):
             _check(job.plan)
             return PlanPrepared(job.job_id)

@@ -19,7 +19,7 @@ from contextlib import suppress
 from typing import Final, TypeAlias
 
 from actors.access.access_rules import AccessRules
-from actors.access.role_registry import ADMIN, CREATE, READ, WRITE
+from actors.access.role_registry import ADMIN, CONNECT, CREATE, READ, WRITE
 from actors.controller.catalog.catalog import (
     INDEX,
     SINK,
@@ -81,7 +81,10 @@ def check_request(
         raise AccessDenied(access.refusal(role, READ))
     match request:
         case AlterRole(name=name, login=None) if fold(role) == fold(name):
-            return  # everybody may change the own password and the own tokens
+            # Everybody may change the own password, and drop the own tokens.
+            if request.add_token:
+                access.check(role, CONNECT)
+            return
     for right, entry in needed_rights(catalog, request):
         if entry is None:
             access.check(role, right)

@@ -19,12 +19,12 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.access.access_rules import UNPROVEN, AccessRules
-from actors.access.role_registry import OWN, RIGHTS, ROLES_KEY, RoleRegistry
+from actors.access.role_registry import CONNECT, OWN, RIGHTS, ROLES_KEY, RoleRegistry
 from actors.controller.catalog.catalog import SOURCE_TABLE, TABLE, VIEW, CatalogObject
 from actors.controller.roles.request_rights import object_named
 from actors.controller.roles.role_record import load_roles
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
-from actors.errors import InvalidUsage, PenstockError, StorageError, WriterFenced
+from actors.errors import AccessDenied, InvalidUsage, PenstockError, StorageError, WriterFenced
 from actors.kernel import ActorAddress, RetryLoop
 from actors.persist import CompareAndSet
 from actors.pgwire.scram import ScramVerifier, parse_verifier
@@ -107,7 +107,7 @@ class RoleStore:
     def submit(self, session: ActorAddress[Any], request: RoleRequest, role: str | None) -> None:
         """Queue a change for a session of this role. Raises `UnknownObject` and `InvalidUsage` for
         what is wrong in any case."""
-        change, text = self._change_of(request)
+        change, text = self._change_of(request, role)
         name = request.name if isinstance(request, CreateRole | AlterRole) else ""
         unproven = role == UNPROVEN
         self._queue.append(_QueuedChange(change, session, request.request, text, name, unproven))
@@ -169,8 +169,8 @@ class RoleStore:
 
     # -- changes -----------------------------------------------------------------------------------
 
-    def _change_of(self, request: RoleRequest) -> tuple[ChangeRegistry, str]:
-        """Return the change that a request asks for, and the answer to it."""
+    def _change_of(self, request: RoleRequest, role: str | None) -> tuple[ChangeRegistry, str]:
+        """Return the change that a request of this role asks for, and the answer to it."""
         settings = self._state.settings
         match request:
             case CreateRole(_, name, login, verifier):
@@ -181,7 +181,12 @@ class RoleStore:
                     )
                 ), ""
             case AlterRole():
-                return _alteration(request, settings), ""
+                access = self._state.access
+                by_itself = not access.is_free(role)
+                change = _alteration(request, settings, by_itself=by_itself)
+                connects = access.registry.allows(request.name, CONNECT)
+                text = f"role {request.name} has CONNECT from now on, to use its token"
+                return change, text if request.add_token and not connects else ""
             case DropRoles(_, names, if_exists):
                 registry = self._durable
                 known = [name for name in names if not if_exists or registry.get(name) is not None]
@@ -326,7 +331,8 @@ def _verifier(text: str) -> ScramVerifier | None:
     return parse_verifier(text) if text else None
 
 
-def _alteration(request: AlterRole, settings: Settings) -> ChangeRegistry:
+def _alteration(request: AlterRole, settings: Settings, *, by_itself: bool) -> ChangeRegistry:
+    """Return the change. `by_itself`: a role asks for it that is no administrator."""
     if request.add_token and len(request.add_token) != _DIGEST_BYTES:
         raise InvalidUsage(f"the digest of a token has {_DIGEST_BYTES} bytes")
     verifier = None if request.verifier is None else _verifier(request.verifier)
@@ -340,6 +346,9 @@ def _alteration(request: AlterRole, settings: Settings) -> ChangeRegistry:
         if request.drop_tokens:
             registry = registry.drop_tokens(request.name)
         if request.add_token:
+            # Looked at again: a REVOKE may have come before it in the queue.
+            if by_itself and not registry.allows(request.name, CONNECT):
+                raise AccessDenied(AccessRules(registry).refusal(request.name, CONNECT))
             registry = registry.add_token(request.name, request.add_token, settings.role_tokens_max)
         return registry
 
