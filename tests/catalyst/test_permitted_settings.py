@@ -13,17 +13,16 @@ from actors.errors import InvalidUsage
 
 
 def test_settings_of_meaning_and_planning_are_permitted() -> None:
-    check_settings(
-        {
-            "spark.sql.ansi.enabled": "false",
-            "spark.sql.session.timeZone": "Europe/Berlin",
-            "spark.sql.legacy.sizeOfNull": "true",
-            "spark.sql.parser.escapedStringLiterals": "true",
-            "spark.sql.adaptive.enabled": "true",
-            "spark.sql.shuffle.partitions": "1000",
-        },
-        1000,
-    )
+    conf = {
+        "spark.sql.ansi.enabled": "false",
+        "spark.sql.session.timeZone": "Europe/Berlin",
+        "spark.sql.legacy.sizeOfNull": "true",
+        "spark.sql.parser.escapedStringLiterals": "true",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.shuffle.partitions": "1000",
+    }
+    check_settings(conf, 1000)
+    assert all(map(is_permitted_setting, conf))
 
 
 @pytest.mark.parametrize(

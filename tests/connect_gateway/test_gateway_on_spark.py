@@ -197,6 +197,8 @@ def test_users_functions_and_views(spark: Any) -> None:
     spark.sql("CREATE OR REPLACE TEMPORARY VIEW late AS SELECT * FROM orders WHERE n > 4")
     assert spark.table("late").count() == 1
     assert spark.conf.get("spark.scheduler.pool") == "clients"
+    assert spark.conf.get("spark.sql.variable.substitute") == "false"
+    assert spark.sql("SELECT concat('${env:PATH}', '') AS v").collect()[0].v == "${env:PATH}"
 
 
 def test_frames_are_written_into_tables(house: SparkHouse, spark: Any) -> None:

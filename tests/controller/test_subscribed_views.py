@@ -98,8 +98,8 @@ async def test_nothing_is_built_on_it_and_its_names_are_nobodys(tmp_path: Path) 
             assert await refused(followed(world.number(), name)) == "InvalidUsage"
         # Whoever makes a view of their own under such a name is refused, too.
         for name in (NAME + "1", "__SUBSCRIBE_1F", "__other"):
-            for given in ({}, {"replace": True}, {"plain": True}):
-                made = CreateView(world.number(), name, COUNT, **given)
+            for replace, plain in ((False, False), (True, False), (False, True)):
+                made = CreateView(world.number(), name, COUNT, replace=replace, plain=plain)
                 assert await refused(made) == "InvalidUsage", made
         assert await refused(CreateTable(world.number(), NAME + "1", KEYED)) == "InvalidUsage"
         state = (await load(world.persist)).states["u1"]

@@ -39,7 +39,7 @@ from actors.plan.jobs import (
     ComputeDifference,
     JobFailed,
     JobRows,
-    ParseStatement,
+    ParseText,
     PlanPrepared,
     PreparePlan,
     QueryAnalyzed,
@@ -236,17 +236,21 @@ def test_a_restricted_query_is_checked_by_our_own_spark(
     assert asked(engine, "SELECT * FROM csv.`/etc/hostname`").missing == "`csv`.`/etc/hostname`"
     session = SparkSession(server.url)
     session.sql("CREATE FUNCTION IF NOT EXISTS theirs(x INT) RETURNS INT RETURN x").collect()
+    session.sql("CREATE TABLE own_of_theirs AS SELECT 1L AS k").collect()
     try:
+        # The server is not asked, which would tell that it is there.
+        assert asked(engine, "SELECT * FROM own_of_theirs").missing == "`own_of_theirs`"
         for text in ("SELECT reflect('a', 'b') AS v", "SELECT theirs(1) AS v"):
             for each in (engine, blind):
                 assert asked(each, text).code == "AccessDenied", text
     finally:
         session.sql("DROP FUNCTION theirs").collect()
+        session.sql("DROP TABLE own_of_theirs").collect()
         session.stop()
     refused = asked(blind, "SELECT max(k) AS k FROM l")
     assert refused.code == "AccessDenied"
     assert "no plans are seen" in refused.text
-    assert engine.ask(ParseStatement(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
+    assert engine.ask(ParseText(job_id(), "SELECT f(1) FROM u")).unknown == ("f",)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from actors.catalyst.permitted_functions import (
 from actors.plan.jobs import (
     AnalyzeStatement,
     JobFailed,
-    ParseStatement,
+    ParseText,
     QueryAnalyzed,
     QueryFiles,
     StatementParsed,
@@ -26,8 +26,15 @@ from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
 
-COLUMNS = ("a int", "s string", "xs array<string>", "d date", "at timestamp", "x binary")
-TABLES = (("t", TableSchema(tuple(TableColumn(*each.split(" ")) for each in COLUMNS))),)
+COLUMNS = {
+    "a": "int",
+    "s": "string",
+    "xs": "array<string>",
+    "d": "date",
+    "at": "timestamp",
+    "x": "binary",
+}
+TABLES = (("t", TableSchema(tuple(TableColumn(*each) for each in COLUMNS.items()))),)
 CANARY = "penstock.canary"
 SET_CANARY = f"'java.lang.System', 'setProperty', '{CANARY}', 'set'"
 PLACES = (
@@ -70,7 +77,7 @@ PLACES = (
 
 
 def parsed(child: ChildProcess, text: str, *, expression: bool = False) -> StatementParsed:
-    answer = child.ask(ParseStatement(job_id(), text, expression))
+    answer = child.ask(ParseText(job_id(), text, expression))
     assert isinstance(answer, StatementParsed), answer
     return answer
 

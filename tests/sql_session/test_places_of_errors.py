@@ -65,6 +65,8 @@ class FaultyClient:
     async def create_materialized_view(self, name: str, sql: str, **_: Any) -> None:
         self._fail(sql)
 
+    create_subscribed_view = create_materialized_view
+
     async def explain_query(self, sql: str, **_: Any) -> str:
         self._fail(sql)
         return ""

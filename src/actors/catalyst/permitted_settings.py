@@ -63,6 +63,7 @@ def is_permitted_setting(name: str) -> bool:
     >>> is_permitted_setting("spark.sql.legacy.someClass")
     False
     """
+    # Spark compares names of settings with regard to case, and so do we.
     return name in NAMES or (name.startswith(PREFIXES) and "class" not in name.lower())
 
 
@@ -79,6 +80,7 @@ def check_settings(conf: Mapping[str, str], partitions_max: int) -> None:
                 f"setting {name!r} is the service's own, and no view or session may have it: "
                 f"permitted are {permitted_settings()}"
             )
+        # Whatever `spark.sql.variable.substitute` says: that is of texts.
         if _SUBSTITUTED in value:
             raise InvalidUsage(
                 f"setting {name!r}: nothing is replaced in its value, which must not hold "

@@ -504,6 +504,7 @@ class Controller(Actor[ControllerMessage]):
         check_request(self._state.access, self._state.catalog, role, request)
         if not isinstance(request, CreateView | ExplainQuery):
             return True
+        # Of administrators, too: what a setting opens, a view would open at each start.
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
         if self._state.access.is_free(role):
             return True

@@ -96,7 +96,7 @@ class AnalyzeStatement(msgspec.Struct, frozen=True, gc=False, tag="Analyze"):
     before it is analysed where that would look at something outside."""
 
 
-class ParseStatement(msgspec.Struct, frozen=True, gc=False, tag="Parse"):
+class ParseText(msgspec.Struct, frozen=True, gc=False, tag="Parse"):
     """Asks Spark to parse a text, and to say what it names. It is neither analysed nor run: nothing
     is looked for outside of the engine. Answered with `StatementParsed`, or with ``QueryRejected``
     for a text that Spark cannot parse."""
@@ -283,7 +283,7 @@ class InferFiles(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 Job: TypeAlias = (
     AnalyzeStatement
-    | ParseStatement
+    | ParseText
     | PreparePlan
     | RunStep
     | RehearseSteps
@@ -337,8 +337,8 @@ class QueryAnalyzed(msgspec.Struct, frozen=True, gc=False, tag="Analyzed"):
 
 
 class StatementParsed(msgspec.Struct, frozen=True, gc=False, tag="Parsed"):
-    """What a text names, as Spark parses it. A text of which anything is refused, and a command,
-    are looked at no further: all else is complete only if `refused` and `command` are empty."""
+    """Names that a text has, as Spark parses it. A text of which anything is refused, or that is a
+    command, is looked at no further: all else is complete only if both are empty."""
 
     job_id: str
     relations: tuple[tuple[str, ...], ...] = ()

@@ -14,7 +14,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed
+from actors.plan.jobs import AnalyzeStatement, ParseText, QueryAnalyzed
 from actors.plan.schema import TableSchema, result_type
 from actors.spark.failures import condition_of
 from actors.spark.rows import schema_of
@@ -34,7 +34,8 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
     that uses more than it may.
     """
     if job.restricted:
-        parsed = bridge.parsed(ParseStatement(job.job_id, job.sql))
+        # Before anything of it is resolved: to look for a path tells whether it is there.
+        parsed = bridge.parsed(ParseText(job.job_id, job.sql))
         missing = check_parsed(parsed, job.sql, [name for name, _ in job.tables])
         if missing:
             return QueryAnalyzed(job.job_id, missing=missing)
@@ -47,6 +48,7 @@ def analyze(bridge: ClassicBridge, job: AnalyzeStatement, nodes_max: int) -> Que
         except AnalysisException as error:
             return QueryAnalyzed(job.job_id, missing=missing_table(error))
         if job.restricted:
+            # By their classes now, whatever name they had.
             check_analysed(bridge, found)
         schema = analyzed_schema(job, found.schema)
         used = bridge.tables(found)

@@ -26,7 +26,7 @@ from actors.catalyst.relations import TABLE_METADATA
 from actors.errors import QueryRejected
 from actors.plan.jobs import (
     AnalyzeStatement,
-    ParseStatement,
+    ParseText,
     QueryAnalyzed,
     QueryTranslation,
     StatementParsed,
@@ -117,7 +117,7 @@ class SessionBridge(ABC):
         """Return Spark's analysis of a query (see `actors.spark.analysis`)."""
 
     @abstractmethod
-    def parsed(self, job: ParseStatement) -> StatementParsed:
+    def parsed(self, job: ParseText) -> StatementParsed:
         """Return what a text names (see `actors.spark.statement_check`). Raises Spark's own error
         for one that it cannot parse, and `AccessDenied` where that cannot be told."""
 
@@ -242,7 +242,7 @@ class ClassicBridge(SessionBridge):
         """See `SessionBridge.analyzed`."""
         return analyze(self, job, nodes_max)
 
-    def parsed(self, job: ParseStatement) -> StatementParsed:
+    def parsed(self, job: ParseText) -> StatementParsed:
         """See `SessionBridge.parsed`."""
         return parse_statement(self, job)
 

@@ -21,7 +21,7 @@ from pyspark.sql.connect.dataframe import DataFrame
 from pyspark.sql.connect.plan import SQL, LocalRelation, LogicalPlan, SubqueryAlias
 
 from actors.errors import OperationCanceled, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed, StatementParsed
+from actors.plan.jobs import AnalyzeStatement, ParseText, QueryAnalyzed, StatementParsed
 from actors.plan.schema import TableSchema
 from actors.spark.bridge import SessionBridge
 from actors.spark.failures import condition_of
@@ -143,7 +143,7 @@ class ConnectBridge(SessionBridge):
         """See `SessionBridge.analyzed`."""
         return analyze_remotely(self, job, nodes_max)
 
-    def parsed(self, job: ParseStatement) -> StatementParsed:
+    def parsed(self, job: ParseText) -> StatementParsed:
         """See `SessionBridge.parsed`. A server shows no parsed plans: our own JVM parses."""
         return self.reader.parsed(job)
 

@@ -38,7 +38,7 @@ from actors.plan.jobs import (
     Job,
     JobFailed,
     LendContents,
-    ParseStatement,
+    ParseText,
     PreparePlan,
     QueryAnalyzed,
     QueryFiles,
@@ -525,7 +525,7 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
     match job:
         case AnalyzeStatement():
             return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
-        case ParseStatement():
+        case ParseText():
             return slot.sessions.get(job.conf, small=True).parsed(job)
         case PreparePlan() if ticket.prepared is not None:
             bridge = slot.sessions.get(job.plan.conf, small=True)

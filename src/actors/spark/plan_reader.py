@@ -21,7 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from actors.errors import AccessDenied, EngineUnavailable, QueryRejected
-from actors.plan.jobs import AnalyzeStatement, ParseStatement, QueryAnalyzed, StatementParsed
+from actors.plan.jobs import AnalyzeStatement, ParseText, QueryAnalyzed, StatementParsed
 from actors.settings import Settings
 from actors.spark.analysis import analyze
 from actors.spark.bridge import ClassicBridge
@@ -67,6 +67,7 @@ class PlanReader:
     def read(self, job: AnalyzeStatement, nodes_max: int) -> QueryAnalyzed | str:
         """Return what `analyze` says of a query that the server accepts, or the reason why there is
         no answer here. Raises `AccessDenied` for a restricted one that there is no answer to."""
+        # A server may know functions of its own by any name, and shows no plans.
         answer = self._read(job, nodes_max)
         if job.restricted and isinstance(answer, str):
             raise AccessDenied(f"{_UNCHECKED}: {answer}")
@@ -88,7 +89,7 @@ class PlanReader:
                 return f"only the server can read it: {short_text(str(error))}"
         return f"only the server knows {analyzed.missing}" if analyzed.missing else analyzed
 
-    def parsed(self, job: ParseStatement) -> StatementParsed:
+    def parsed(self, job: ParseText) -> StatementParsed:
         """Return what a text names. Raises `AccessDenied` where there is no Java to tell, and
         Spark's own error."""
         with self._lock:

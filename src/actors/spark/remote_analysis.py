@@ -17,7 +17,7 @@ from pyspark.errors import AnalysisException
 from actors.errors import QueryRejected
 from actors.plan.jobs import (
     AnalyzeStatement,
-    ParseStatement,
+    ParseText,
     QueryAnalyzed,
     QueryTranslation,
     VolatileCall,
@@ -123,7 +123,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     analysis afterwards. Raises `AccessDenied` for one that it cannot read.
     """
     if job.restricted:
-        parsed = bridge.parsed(ParseStatement(job.job_id, job.sql, conf=job.conf))
+        parsed = bridge.parsed(ParseText(job.job_id, job.sql, conf=job.conf))
         missing = check_parsed(parsed, job.sql, [name for name, _ in job.tables])
         if missing:
             return QueryAnalyzed(job.job_id, missing=missing)

@@ -22,7 +22,7 @@ from actors.catalyst.permitted_functions import (
     refusal_of,
 )
 from actors.errors import AccessDenied, QueryRejected
-from actors.plan.jobs import ParseStatement, StatementParsed
+from actors.plan.jobs import ParseText, StatementParsed
 from actors.spark.fragments import view_name
 
 if TYPE_CHECKING:
@@ -43,11 +43,12 @@ class _Inspected(msgspec.Struct):
 @lru_cache(maxsize=8)
 def _permitting(inspector: Any) -> Any:
     """Return the inspector when it knows what is permitted."""
+    # Once for a JVM: the lists are some twenty kilobytes.
     inspector.permit(*map(" ".join, (FUNCTIONS, TABLE_FUNCTIONS, NODES, REFUSED_OPTIONS)))
     return inspector
 
 
-def parse_statement(bridge: ClassicBridge, job: ParseStatement) -> StatementParsed:
+def parse_statement(bridge: ClassicBridge, job: ParseText) -> StatementParsed:
     """Return what a text names. Raises Spark's own error for one that it cannot parse."""
     inspector = _permitting(bridge.java("StatementInspector"))
     ask = inspector.expression if job.expression else inspector.statement
@@ -71,6 +72,7 @@ def check_parsed(found: StatementParsed, sql: str, tables: Collection[str]) -> s
         raise QueryRejected(command_refusal(found.command, sql))
     if found.refused:
         raise AccessDenied(refusal_of(found.kind, found.refused))
+    # Where a session compares names exactly, Spark itself does not find one in another case.
     known = {name.lower() for name in tables}
     for parts in found.relations:
         if len(parts) > 1 or parts[0].lower() not in known:

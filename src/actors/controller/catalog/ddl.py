@@ -91,6 +91,7 @@ def analyzer(
 def check_subscribed_view(request: CreateView) -> None:
     """Raise `InvalidUsage` unless a view that is said to be of one subscribe is no more than
     that."""
+    # It needs no right to create, so that it must be no other view than a subscribe makes.
     plain = CreateView(
         request.request,
         request.name,
