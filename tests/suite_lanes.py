@@ -47,6 +47,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/clients/test_connect_jdbc.py",
         "tests/clients/test_dbt_spark.py",
         "tests/clients/test_pyspark_remote.py",
+        "tests/connect_gateway/test_code_on_spark.py",
         "tests/connect_gateway/test_gateway_on_spark.py",
         "tests/pg_server/test_returning.py",
         "tests/spark/test_sql_door_on_spark.py",

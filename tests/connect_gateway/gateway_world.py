@@ -92,6 +92,9 @@ class SparkStandIn:
             # Sizes of local relations, and others that a client takes for a number.
             usual = "1048576" if "localRelation" in key else "-1"
             answer.pairs.add(key=key, value=self.settings.get(key, usual))
+        if request.operation.HasField("get_all"):
+            for key, value in self.settings.items():
+                answer.pairs.add(key=key, value=value)
         for pair in request.operation.get_with_default.pairs:
             answer.pairs.add(key=pair.key, value=self.settings.get(pair.key, pair.value))
         return self._named(request, answer)

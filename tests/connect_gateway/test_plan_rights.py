@@ -61,7 +61,8 @@ def permitted_messages() -> dict[str, Any]:
 
 
 def test_each_field_of_this_release_is_permitted_or_refused() -> None:
-    unknown, both = [], []
+    unknown: list[str] = []
+    both: list[str] = []
     for name, kind in permitted_messages().items():
         permitted, refused_ = PERMITTED_FIELDS.get(name), REFUSED_FIELDS.get(name)
         if permitted is None:
@@ -273,7 +274,7 @@ def column(name: str) -> Any:
     return made
 
 
-def parse(number: int, **options: str) -> Any:
+def parse(number: Any, **options: str) -> Any:
     return relations_pb2.Parse(format=number, options=options)
 
 

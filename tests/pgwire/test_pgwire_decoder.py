@@ -28,7 +28,7 @@ from actors.pgwire.messages import (
     FastpathCall,
     FlushOutput,
     FrontendMessage,
-    ParseStatement,
+    ParseText,
     SimpleQuery,
     StartupPacket,
     SyncPipeline,
@@ -51,7 +51,7 @@ CASES: list[tuple[bytes, FrontendMessage]] = [
     (encode_message(b"Q", b"SELECT 1\0"), SimpleQuery("SELECT 1")),
     (
         encode_message(b"P", b"s\0SELECT $1\0" + struct.pack("!HI", 1, 23)),
-        ParseStatement("s", "SELECT $1", (23,)),
+        ParseText("s", "SELECT $1", (23,)),
     ),
     (
         encode_message(

@@ -88,7 +88,7 @@ class ToyServer:
                 if "TO STDOUT" in text:
                     return self._copy_out(text)
                 return self._description([0]) + self._rows([0]) + self._complete()
-            case pg.ParseStatement(_, query, oids):
+            case pg.ParseText(_, query, oids):
                 self._oids = oids or ((23, 25) if "$" in query else ())
                 return pg.PARSE_COMPLETE
             case pg.BindPortal():

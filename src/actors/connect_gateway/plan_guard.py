@@ -26,7 +26,7 @@ from actors.connect_gateway.plan_rewriting import (
 from actors.connect_gateway.plan_rights import PlanUses, find_uses
 from actors.connect_gateway.sql_names import NameParts, is_plain_name, parse_identifier
 from actors.errors import AccessDenied, UnknownObject
-from actors.plan.jobs import ParseStatement, StatementParsed
+from actors.plan.jobs import ParseText, StatementParsed
 from actors.protocol.relations import fold
 
 _OWN_PLACES: Final[tuple[NameParts, ...]] = ((), ("default",), ("spark_catalog", "default"))
@@ -86,7 +86,7 @@ class PlanGuard:
         if found is not None:
             self._parsed.move_to_end(key)
             return found
-        job = ParseStatement(f"connect/parse/{next(self._numbers)}", text, expression)
+        job = ParseText(f"connect/parse/{next(self._numbers)}", text, expression)
         answer = await run_job(self._executor, job)
         assert isinstance(answer, StatementParsed), answer
         if len(text) <= PARSED_CHARACTERS_MAX:

@@ -485,7 +485,7 @@ class PgConnection:
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
         match message:
-            case pg.ParseStatement():
+            case pg.ParseText():
                 await self._parse(message)
             case pg.BindPortal():
                 await self._bind(message)
@@ -520,7 +520,7 @@ class PgConnection:
             await self._close_portals()
         await self._ready()
 
-    async def _parse(self, message: pg.ParseStatement) -> None:
+    async def _parse(self, message: pg.ParseText) -> None:
         if message.name and message.name in self._kept:
             raise InvalidUsage(f'prepared statement "{message.name}" already exists')
         if len(self._kept) >= KEPT_STATEMENTS_MAX:

@@ -33,7 +33,7 @@ from actors.pgwire.messages import (
     FastpathCall,
     FlushOutput,
     FrontendMessage,
-    ParseStatement,
+    ParseText,
     SimpleQuery,
     StartupPacket,
     SyncPipeline,
@@ -135,13 +135,13 @@ def _check_end(body: bytes, at: int, message: str) -> None:
         raise MalformedFrame(f"{len(body) - at} bytes follow the end of a {message} message")
 
 
-def _parse_parse(body: bytes) -> ParseStatement:
+def _parse_parse(body: bytes) -> ParseText:
     name, at = _take_text(body, 0)
     query, at = _take_text(body, at)
     (count,) = _U16.unpack_from(body, at)
     oids = struct.unpack_from(f"!{count}I", body, at + 2)
     _check_end(body, at + 2 + 4 * count, "Parse")
-    return ParseStatement(name, query, oids)
+    return ParseText(name, query, oids)
 
 
 def _parse_bind(body: bytes) -> BindPortal:

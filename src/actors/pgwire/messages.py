@@ -65,7 +65,7 @@ class SimpleQuery(msgspec.Struct, frozen=True):
     text: str
 
 
-class ParseStatement(msgspec.Struct, frozen=True):
+class ParseText(msgspec.Struct, frozen=True):
     """Makes a prepared statement; an empty name is the unnamed one. Parameters beyond
     `parameter_oids`, and those of OID 0, have no type yet."""
 
@@ -155,7 +155,7 @@ FrontendMessage: TypeAlias = (
     | StartupPacket
     | AuthenticationReply
     | SimpleQuery
-    | ParseStatement
+    | ParseText
     | BindPortal
     | DescribePrepared
     | DescribePortal

@@ -23,7 +23,7 @@ from actors.catalyst.permitted_functions import FUNCTION_NAMES, REFUSED_NAMES, r
 from actors.errors import AccessDenied, QueryRejected
 from actors.plan.jobs import (
     AnalyzeStatement,
-    ParseStatement,
+    ParseText,
     QueryAnalyzed,
     QueryTranslation,
     StatementParsed,
@@ -110,8 +110,8 @@ def _check_functions(sql: str) -> None:
                 raise AccessDenied(refusal_of("function", call.name))
 
 
-def parsed(job: ParseStatement) -> StatementParsed:
-    """Return the answer to a `ParseStatement`, about as Spark's parser finds it. Raises
+def parsed(job: ParseText) -> StatementParsed:
+    """Return the answer to a `ParseText`, about as Spark's parser finds it. Raises
     `QueryRejected`."""
     try:
         tree = sqlglot.parse_one(job.sql, dialect="spark")

@@ -49,7 +49,7 @@ from actors.plan.jobs import (
     Job,
     JobRows,
     LocateConnect,
-    ParseStatement,
+    ParseText,
     PlanPrepared,
     PreparePlan,
     RehearseSteps,
@@ -198,7 +198,7 @@ class InMemoryExecutor(Actor[Any]):
         """Return the job's answer. Raises the errors that a job may fail with."""
         if isinstance(job, AnalyzeStatement):
             return analyzed(job)
-        if isinstance(job, ParseStatement):
+        if isinstance(job, ParseText):
             return parsed(job)
         if isinstance(job, PreparePlan):
             _check(job.plan)
