@@ -1,7 +1,8 @@
 """Statements, requests and names under roles with drawn rights, against a model of what each may.
 
     .venv/bin/python tests/proof/fuzz_rights.py [--statements 20000] [--seconds 600] [--seed 1]
-        [--door postgres|connect] [--json FILE] [--replay SEED] [--without-failing-views]
+        [--door postgres|connect] [--json FILE] [--replay SEED] [--spark]
+        [--without-failing-views]
 
 Rows hold canaries (`rights_model`). Nothing that a role is answered, told or shown may hold one of
 a row that it may not read and has not written. What the model refuses must fail, and what it
@@ -28,7 +29,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NoReturn
 
 import anyio
 import pyarrow as pa
@@ -56,9 +57,11 @@ from actors.protocol.relations import is_subscribed_view
 from actors.protocol.role_messages import RoleRight
 from actors.service import RoleConnector, Service
 from actors.settings import Settings
+from actors.testing.check_views import for_short_lives
 from actors.testing.engine import InMemoryExecutor
 
 ROUND_STATEMENTS = 400
+SPARK_ROUND_STATEMENTS = 2_000
 BATCH_STATEMENTS = 50
 SHOWN_STATEMENTS = 25
 """Statements before a wrong one that are printed."""
@@ -453,7 +456,7 @@ class RightsRound:
             shown = "; ".join(f"{k}: {real.get(k)}, not {wanted.get(k)}" for k in keys[:5])
             self._broken(f"{what} are other ones: {shown}")
 
-    def _broken(self, what: str) -> Any:
+    def _broken(self, what: str) -> NoReturn:
         lines = "\n    ".join(self.log[-SHOWN_STATEMENTS:])
         raise RightsBroken(f"{what}\n  --replay {self.seed}; the last statements:\n    {lines}")
 
@@ -516,19 +519,28 @@ def patient_engine(system: ActorSystem, settings: Settings, scratch: Path) -> Ac
 
 
 async def run_round(
-    seed: int, statements: int = ROUND_STATEMENTS, *, failing_views: bool = True
+    seed: int,
+    statements: int = ROUND_STATEMENTS,
+    *,
+    failing_views: bool = True,
+    on_spark: bool = False,
 ) -> RoundCounts:
     """One round on a service of its own. Raises `RightsBroken`."""
     with tempfile.TemporaryDirectory(prefix="penstock-rights-") as folder:
         settings = Settings(
             state_dir=str(Path(folder) / "state"),
-            blob_url="mem:",
-            consensus_url="mem:",
+            # Spark reads what is in files.
+            blob_url="" if on_spark else "mem:",
+            consensus_url="" if on_spark else "mem:",
             listen="127.0.0.1:0",
             pg_listen="127.0.0.1:0",
         )
+        if on_spark:
+            made_service = Service(for_short_lives(settings))
+        else:
+            made_service = Service(settings, engine=patient_engine)
         async with AsyncExitStack() as stack:
-            service = await stack.enter_async_context(Service(settings, engine=patient_engine))
+            service = await stack.enter_async_context(made_service)
             admin = await stack.enter_async_context(await Client.in_process(service))
             made = RightsRound(service, admin, seed, failing_views=failing_views)
             stack.push_async_callback(made.aclose)
@@ -536,15 +548,20 @@ async def run_round(
     raise AssertionError("a context that swallows errors")
 
 
-async def run_door_round(door: str, seed: int, *, failing_views: bool) -> RoundCounts:
+async def run_drawn_round(arguments: argparse.Namespace, seed: int) -> RoundCounts:
     """One round at a door. Raises `RightsBroken`."""
-    if door == "postgres":
-        return await run_round(seed, failing_views=failing_views)
+    views = not arguments.without_failing_views
+    if arguments.spark:
+        # An engine takes long to start.
+        statements = SPARK_ROUND_STATEMENTS
+        return await run_round(seed, statements, failing_views=views, on_spark=True)
+    if arguments.door == "postgres":
+        return await run_round(seed, failing_views=views)
     # It builds upon this module, and needs more packages.
     sys.modules.setdefault("fuzz_rights", sys.modules[__name__])
     from rights_connect import run_connect_round
 
-    return await run_connect_round(seed, ROUND_STATEMENTS, failing_views=failing_views)
+    return await run_connect_round(seed, ROUND_STATEMENTS, failing_views=views)
 
 
 async def campaign(arguments: argparse.Namespace) -> int:
@@ -557,8 +574,7 @@ async def campaign(arguments: argparse.Namespace) -> int:
         if seconds > arguments.seconds:
             break
         try:
-            views = not arguments.without_failing_views
-            total.add(await run_door_round(arguments.door, seed, failing_views=views))
+            total.add(await run_drawn_round(arguments, seed))
         except Exception as error:  # noqa: BLE001 - the service's end is one, too
             wrong += 1
             told = error.__context__ if isinstance(error.__context__, RightsBroken) else None
@@ -583,6 +599,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--door", choices=("postgres", "connect"), default="postgres")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--spark", action="store_true", help="at PostgreSQL's door, on Spark")
     parser.add_argument("--without-failing-views", action="store_true")
     parser.add_argument("--replay", type=int, help="the seed of one round")
     return anyio.run(campaign, parser.parse_args())

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from rights_model import ModelObject, Need, RightsModel
+from rights_statements import is_failing
 
 from actors.testing.connect_fuzz import fuzzed_request
 
@@ -95,7 +96,8 @@ class RequestDrawer:
 
     def _plan(self) -> DrawnRequest:
         rng = self._rng
-        readable = [x for x in self._model.objects.values() if x.kind != "index"]
+        objects = self._model.objects.values()
+        readable = [x for x in objects if x.kind != "index" and not is_failing(x)]
         x = rng.choice(readable) if readable else ModelObject("none", "table")
         kind = rng.random()
         needs: list[Need] | None = self._model.reads(x)

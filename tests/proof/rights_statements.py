@@ -202,7 +202,7 @@ class StatementDrawer:
 
     def readable(self) -> ModelObject | None:
         """An object that can be read by those who may."""
-        found = [x for x in self.model.objects.values() if x.kind != "index" and not _fails(x)]
+        found = [x for x in self.model.objects.values() if x.kind != "index" and not is_failing(x)]
         return self.rng.choice(found) if found else None
 
     def new_name(self) -> str | None:
@@ -435,7 +435,8 @@ class StatementDrawer:
 
     def _view(self, role: str, name: str, x: ModelObject) -> Step:
         rng, kind = self.rng, self.rng.choice(("view", "plain view"))
-        sources, above, shows = (x,), -1, True
+        sources: tuple[ModelObject, ...] = (x,)
+        above, shows = -1, True
         source = self.same(x.name)
         form = rng.randrange(5 if self.failing_views else 4)
         if form == 0:
@@ -494,14 +495,15 @@ class StatementDrawer:
         x, name = self.pick(), self.new_name()
         if x is None:
             return self.define(role)
-        spelled, needs = self.same(x.name), [(ADMIN, x)]
+        spelled = self.same(x.name)
+        needs: list[Need] = [(ADMIN, x)]
         comment = f"says {self.rng.randint(0, 99)}"
         if self.rng.random() < 0.5 and x.kind != "index":
             word = "TABLE" if x.kind == "table" else "VIEW"
             text = f"COMMENT ON {word} {spelled} IS '{comment}'"
             return [Step(text, "comment", needs, lambda: setattr(x, "comment", comment))]
         word = {"view": "MATERIALIZED VIEW", "plain view": "VIEW"}.get(x.kind, x.kind.upper())
-        forms = [
+        forms: list[tuple[str, Effect | None]] = [
             (f"ALTER {word} {spelled} SET TBLPROPERTIES ('retain_history_ms' = '60000')", None),
         ]
         if name is not None and not name.startswith("__"):
@@ -672,8 +674,9 @@ class StatementDrawer:
         return [Step("; ".join(each.text for each in steps), "script", needs)]
 
 
-def _fails(x: ModelObject) -> bool:
-    return x.fails or any(_fails(each) for each in x.sources)
+def is_failing(x: ModelObject) -> bool:
+    """Whether reading an object may be answered with an error of its data."""
+    return x.fails or any(is_failing(each) for each in x.sources)
 
 
 def void(_: object) -> None:
