@@ -59,10 +59,13 @@ from actors.service import RoleConnector, Service
 from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 from actors.testing.engine import InMemoryExecutor
+from actors.testing.patience import PATIENCE_S
 
 ROUND_STATEMENTS = 400
 SPARK_ROUND_STATEMENTS = 2_000
 BATCH_STATEMENTS = 50
+WRONG_MAX = 20
+"""Wrong rounds after which no further one is looked at."""
 SHOWN_STATEMENTS = 25
 """Statements before a wrong one that are printed."""
 SESSIONS_PER_ROLE = 2
@@ -358,7 +361,7 @@ class RightsRound:
         failed: PenstockError | None = None
         found: Any = None
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(PATIENCE_S):
                 found = await send(self.clients[role])
         except PenstockError as error:
             failed, found = error, str(error)
@@ -569,7 +572,7 @@ async def campaign(arguments: argparse.Namespace) -> int:
     logging.disable(logging.WARNING)
     total, wrong, began = RoundCounts(), 0, time.monotonic()
     seed = arguments.seed * 1_000_000 if arguments.replay is None else arguments.replay
-    while total.statements < arguments.statements:
+    while total.statements < arguments.statements and wrong < WRONG_MAX:
         seconds = time.monotonic() - began
         if seconds > arguments.seconds:
             break

@@ -12,13 +12,15 @@ import sys
 import tempfile
 import time
 import uuid
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
 import grpc
 import grpc.aio
 from fuzz_rights import RightsRound, RoundCounts, patient_engine
+from pyspark.sql.connect.proto import base_pb2
 from rights_model import CANARY, CODE, CONNECT
 from rights_plans import MARK, DrawnRequest, RequestDrawer
 from rights_statements import ROLES
@@ -31,10 +33,61 @@ from actors.settings import Settings
 from actors.testing.patience import PATIENCE_S
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "connect_gateway"))
-from gateway_world import SparkStandIn, standing_in  # type: ignore[import-not-found]
+from gateway_world import SparkStandIn  # type: ignore[import-not-found]
 
+_OPENING: Final = ("ExecutePlan", "AnalyzePlan", "Config")
+"""Methods that open the session that they name."""
 CPU_SECONDS_MAX: Final = 10.0
 """Of this process, in which the service is, for one request of a few kilobytes."""
+
+
+class NotingSpark(SparkStandIn):  # type: ignore[misc]
+    """Answers whatever comes, and notes it."""
+
+    async def ExecutePlan(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        self._note(request)
+        for answer in self._answers(request.plan):
+            answer.operation_id, answer.response_id = request.operation_id, str(uuid.uuid4())
+            yield self._named(request, answer)
+
+    async def AnalyzePlan(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return self._named(request, base_pb2.AnalyzePlanResponse())
+
+    async def ArtifactStatus(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return self._named(request, base_pb2.ArtifactStatusesResponse())
+
+    async def FetchErrorDetails(self, request: Any, context: Any) -> Any:  # noqa: N802
+        self._note(request)
+        return self._named(request, base_pb2.FetchErrorDetailsResponse())
+
+    async def take_artifacts(self, requests: Any, context: Any) -> Any:
+        async for request in requests:
+            self._note(request)
+        return self._named(request, base_pb2.AddArtifactsResponse())
+
+
+@asynccontextmanager
+async def noting_spark() -> AsyncIterator[NotingSpark]:
+    """A server that stands for Spark."""
+    spark = NotingSpark()
+    server = grpc.aio.server()
+    upload = grpc.stream_unary_rpc_method_handler(
+        spark.take_artifacts, base_pb2.AddArtifactsRequest.FromString, _encoded
+    )
+    uploads = grpc.method_handlers_generic_handler(SERVICE_NAME, {"AddArtifacts": upload})
+    server.add_generic_rpc_handlers((uploads, spark.handlers()))
+    spark.port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield spark
+    finally:
+        await server.stop(0)
+
+
+def _encoded(message: Any) -> bytes:
+    return bytes(message.SerializeToString())
 
 
 class ConnectRound(RightsRound):
@@ -56,6 +109,10 @@ class ConnectRound(RightsRound):
         """Tokens that were given to roles, of those that may be valid still."""
         self._channel = grpc.aio.insecure_channel(service.connect_address)
         self._session_ids: dict[str, str] = {}
+        self._opened: dict[tuple[str, str], str] = {}
+        """Whose each session is that was used, by its user and its id."""
+        self._coded: set[tuple[str, str]] = set()
+        """Those that were used while the role could run code."""
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -67,6 +124,7 @@ class ConnectRound(RightsRound):
             role = self.model.roles.get(name)
             if role is None or not role.tokens:
                 del self._tokens[name]
+        self._forget_sessions()
         if self.rng.random() < 0.15:
             await super()._some_steps()
             return
@@ -74,6 +132,16 @@ class ConnectRound(RightsRound):
         if name in self.model.roles and name not in self._tokens and self.rng.random() < 0.5:
             await self._give_token(name)
         await self._connect_request(name)
+
+    def _forget_sessions(self) -> None:
+        """Forget the sessions of roles that have lost a right that they were used under: the
+        service ends them, and others may have their names."""
+        for key, name in list(self._opened.items()):
+            role = self.model.roles.get(name)
+            lost = role is None or not role.may(CONNECT)
+            if lost or (key in self._coded and not self.model.allows(name, [(CODE, None)])):
+                del self._opened[key]
+                self._coded.discard(key)
 
     async def _give_token(self, name: str) -> None:
         role = self.model.roles[name]
@@ -118,8 +186,17 @@ class ConnectRound(RightsRound):
     ) -> None:
         if not known and not code:
             self._broken(f"{name} was answered without a valid token")
+        at = drawn.message.user_context.user_id, drawn.message.session_id
+        own = self._opened.get(at, name) == name
+        if not code and not own:
+            self._broken(f"{name} was answered in a session of {self._opened[at]}")
+        if not code and drawn.method in _OPENING:
+            self._opened[at] = name
+            self._coded |= {at} if runs_code else set()
+        if not code and drawn.method == "ReleaseSession":
+            self._opened.pop(at, None)
         if not known or code:
-            plain = drawn.plain and known and self.model.allows(name, drawn.needs or ())
+            plain = drawn.plain and known and own and self.model.allows(name, drawn.needs or ())
             if plain and "in-memory engine" not in text:
                 self._broken(f"{name}: a plain request failed: {text}")
             return
@@ -137,7 +214,9 @@ class ConnectRound(RightsRound):
             ids[name] = str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
         message.session_id = ids[name]
         message.user_context.user_id = name
-        if message.DESCRIPTOR.name == "ExecutePlanRequest":
+        if self._opened and self.rng.random() < 0.1:
+            message.user_context.user_id, message.session_id = self.rng.choice([*self._opened])
+        if "operation_id" in message.DESCRIPTOR.fields_by_name and not message.operation_id:
             message.operation_id = str(uuid.UUID(int=self.rng.getrandbits(128), version=4))
 
     async def _call(self, drawn: DrawnRequest, token: str) -> tuple[str, str, bytes]:
@@ -148,9 +227,12 @@ class ConnectRound(RightsRound):
         data = drawn.message.SerializePartialToString()
         try:
             async with asyncio.timeout(PATIENCE_S):
-                if drawn.method == "ExecutePlan":
+                if drawn.method in ("ExecutePlan", "ReattachExecute"):
                     call = self._channel.unary_stream(path)(data, metadata=metadata)
                     parts += [each async for each in call]
+                elif drawn.method == "AddArtifacts":
+                    send = self._channel.stream_unary(path)
+                    parts.append(await send(iter([data]), metadata=metadata))
                 else:
                     parts.append(await self._channel.unary_unary(path)(data, metadata=metadata))
         except grpc.aio.AioRpcError as error:
@@ -168,7 +250,7 @@ async def run_connect_round(
     made: RightsRound
     with tempfile.TemporaryDirectory(prefix="penstock-rights-") as folder:
         async with AsyncExitStack() as stack:
-            spark = await stack.enter_async_context(standing_in())
+            spark = await stack.enter_async_context(noting_spark())
             settings = Settings(
                 state_dir=str(Path(folder) / "state"),
                 blob_url="mem:",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Final
 
+from google.protobuf import message_factory
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from rights_model import ModelObject, Need, RightsModel
 from rights_statements import is_failing
@@ -55,6 +56,12 @@ _TEXTS: Final = (
 )
 
 
+OTHER_METHODS: Final = (
+    *("AddArtifacts", "ArtifactStatus", "Interrupt", "ReattachExecute", "ReleaseExecute"),
+    *("ReleaseSession", "FetchErrorDetails", "CloneSession"),
+)
+
+
 @dataclass
 class DrawnRequest:
     """A request, and what the model says of it."""
@@ -90,7 +97,22 @@ class RequestDrawer:
             return self._config()
         if kind < 0.27:
             return self._command()
+        if kind < 0.32:
+            return self._other_method()
         return self._plan()
+
+    def _other_method(self) -> DrawnRequest:
+        method = self._rng.choice(OTHER_METHODS)
+        kind = base_pb2.DESCRIPTOR.services_by_name["SparkConnectService"].methods_by_name[method]
+        message = message_factory.GetMessageClass(kind.input_type)()
+        if method == "AddArtifacts":
+            message.batch.artifacts.add(name=f"jars/{MARK}.jar").data.data = MARK.encode()
+        elif method == "ArtifactStatus":
+            message.names.append(MARK)
+        elif method == "Interrupt":
+            message.interrupt_type = base_pb2.InterruptRequest.INTERRUPT_TYPE_ALL
+        forbidden = method in ("AddArtifacts", "ArtifactStatus")
+        return DrawnRequest(method, message, method, forbidden=forbidden)
 
     # -- plans -----------------------------------------------------------------------------------
 

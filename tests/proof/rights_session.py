@@ -14,6 +14,7 @@ from rights_model import ModelObject
 from rights_statements import Effect, Step
 
 from actors.pgwire.messages import encode_message
+from actors.testing.patience import PATIENCE_S
 from actors.testing.pg_fuzz import startup_packet
 
 
@@ -99,7 +100,7 @@ class PgSession:
         self._writer.write(_messages(step))
         found = PgAnswer()
         parts: list[bytes] = []
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_S):
             while True:
                 kind, body = await self._message()
                 parts.append(body)

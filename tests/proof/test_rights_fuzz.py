@@ -177,7 +177,7 @@ def test_lines_of_a_trace_are_judged() -> None:
     opened = 'openat(AT_FDCWD, "{}", O_RDONLY) = 5'
     wrong = [
         opened.format("/tmp/c/canaryfile.xml"),
-        opened.format("/home/x"),
+        opened.format("/opt/x"),
         opened.format("/etc/resolv.conf"),
         'execve("/usr/bin/id", ["id"]) = 0',
         "clone(child_stack=NULL, flags=CLONE_VM|CLONE_VFORK|SIGCHLD) = 5",
