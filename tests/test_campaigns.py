@@ -31,6 +31,12 @@ PROOF = Path(__file__).parent / "proof"
             marks=pytest.mark.second,
         ),
         pytest.param(
+            "fuzz_functions --without-strace --seconds 30",
+            (": 0 wrong", "computed: "),
+            id="functions reach nothing that their arguments name",
+            marks=[pytest.mark.second, pytest.mark.spark],
+        ),
+        pytest.param(
             "sink_campaign --kills 10",
             ("10 kills",),
             id="killed sinks skip nothing and repeat nothing",

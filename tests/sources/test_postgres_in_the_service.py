@@ -57,7 +57,8 @@ async def prepare(db: House) -> None:
 def options_of(db: House) -> dict[str, Any]:
     """A source's configuration, as a user writes it."""
     options: dict[str, Any] = msgspec.to_builtins(db.config()) | {"kind": "postgres"}
-    options.pop("type", None)
+    for name in ("type", "token"):
+        options.pop(name, None)
     return options
 
 

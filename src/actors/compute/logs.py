@@ -31,6 +31,7 @@ from actors.plan.schema import DIFF, ERROR
 from actors.plan.updates import ResultPiece
 from actors.progress import Frontier, frontier_or_null, ms_behind
 from actors.protocol.compute import (
+    ERROR_STATES,
     CopyToExport,
     DataflowDescription,
     IndexExport,
@@ -223,12 +224,15 @@ class WorkerLogs:
         for rendered in self._state.rendered.values():
             status = rendered.status
             unscheduled = "running" if rendered.scheduled else "suspended"
+            # The text of an error may quote rows: `penstock.errors` shows it to those who may read
+            # them.
+            quiet = status is None or status.state in ERROR_STATES
             yield _dataflow_row(
                 rendered.description,
                 rendered.allowed,
                 rendered.scheduled,
                 unscheduled if status is None else status.state,
-                "" if status is None else status.text,
+                "" if status is None or quiet else status.text,
                 0 if status is None else status.steps,
             )
         for number in self._state.dropping:

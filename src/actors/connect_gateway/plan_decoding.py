@@ -13,6 +13,8 @@ from actors.spark.spark_releases import is_given
 
 NESTING_MAX: Final = 1024
 """Messages within messages, as Spark's own server bounds them."""
+FIELDS_MAX: Final = 100_000
+"""Fields of a deeply nested message: to count them takes a while, in which nothing else runs."""
 _LENGTH_DELIMITED: Final = 2
 _FIXED: Final = {1: 8, 5: 4}
 """Sizes of the wire types whose values have one."""
@@ -60,7 +62,9 @@ def _decoded_deep(kind: Any, data: bytes) -> ProtoMessage:
 
 
 def _is_nested_within(descriptor: Any, data: bytes, depth_max: int) -> bool:
-    """Return whether a message's bytes are well formed and nested at most so deeply."""
+    """Return whether a message's bytes are well formed, of at most `FIELDS_MAX` fields, and nested
+    at most so deeply."""
+    count = 0
     # By a stack of our own, over the bytes in place: this is what must not overflow.
     left = [(descriptor, 0, len(data), 1)]
     while left:
@@ -69,7 +73,8 @@ def _is_nested_within(descriptor: Any, data: bytes, depth_max: int) -> bool:
             return False
         while at < end:
             read = _field(data, at, end)
-            if read is None:
+            count += 1
+            if read is None or count > FIELDS_MAX:
                 return False
             number, wire, start, at = read
             field = kind.fields_by_number.get(number)
@@ -85,6 +90,8 @@ def _field(data: bytes, at: int, end: int) -> tuple[int, int, int, int] | None:
     if found is None:
         return None
     tag, start = found
+    if not tag >> 3:
+        return None  # there is no field number 0
     wire = tag & 7
     if wire == 0:
         value = _varint(data, start, end)

@@ -145,7 +145,7 @@ class _KnownNames:
             return True
         # Spark finds these by itself: it must read the name as it is read here.
         plain = is_plain_name(parts[0]) and written in (None, parts[0], f"`{parts[0]}`")
-        return plain and alone in session.own_views
+        return plain and len(parts) == 1 and alone in session.own_views
 
     def _parts(self, name: str) -> NameParts:
         parts = parse_identifier(name)

@@ -76,6 +76,7 @@ from actors.controller.reads.status import (
     live_text,
     read_sinces,
     report,
+    shown_status,
 )
 from actors.controller.reads.subscribes import (
     PieceDue,
@@ -602,16 +603,16 @@ class Controller(Actor[ControllerMessage]):
             case CopyFromFiles():
                 self._copies_from.copy(session, request, self._held(request, role))
             case ReadStatus(number):
-                read_sinces(self._state, session, number)
+                read_sinces(self._state, session, number, role)
             case ExplainView():
-                self._explain(session, request)
+                self._explain(session, request, role)
             case ListActors(number):
                 found = tuple(self.ctx.actors())
                 session.reply(ActorReport(number, self.ctx.monotonic_ms(), found))
             case SetTracing(number, ratio):
                 session.reply(self._set_tracing(number, ratio))
             case ListSources():
-                session.reply(self._sources.report(request))
+                session.reply(self._sources.report(request, role))
             case ForgetSource():
                 self._sources.leftovers.forget(session, request)
             case (
@@ -680,11 +681,14 @@ class Controller(Actor[ControllerMessage]):
             raise UnknownObject(f"table {entry.name} is being dropped")
         return TableTarget(entry.id, entry.name, entry.shard, entry.schema, entry.column_defaults)
 
-    def _explain(self, session: ActorAddress[Any], request: ExplainView) -> None:
+    def _explain(self, session: ActorAddress[Any], request: ExplainView, role: str | None) -> None:
         entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        live = live_text(self._state.frontiers.status(entry.id))
+        status = self._state.frontiers.status(entry.id)
+        if status is not None:
+            status = shown_status(self._state, role, entry, status)
+        live = live_text(status)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------

@@ -172,7 +172,14 @@ class PgServer(Actor[_ListenerEnded]):
         )
 
     def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._group.start_soon(run)
+        async def run_apart() -> None:
+            try:
+                await run()
+            except Exception:
+                # It would end the task group, and with it every client's connection.
+                log.exception("a fault of this program ended a task of a session")
+
+        self._group.start_soon(run_apart)
 
     def _cancel(self, process_id: int, secret_key: bytes) -> None:
         connection = self._connections.get(process_id)

@@ -8,7 +8,7 @@ last, with defaults.
 
 from __future__ import annotations
 
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
@@ -351,6 +351,10 @@ class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
 
     code: str
     text: str
+
+
+ERROR_STATES: Final = ("errored", "stalled", "frozen", "failed")
+"""States of an object that are listed as errors, and whose texts may quote rows."""
 
 
 class StatusResponse(msgspec.Struct, frozen=True, gc=False, tag="Status"):

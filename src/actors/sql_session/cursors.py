@@ -43,6 +43,8 @@ class FollowedRows:
                     await self._send.send(batch)
         except PenstockError as error:
             self._error = error
+        except anyio.BrokenResourceError:
+            pass  # the cursor was closed while a batch waited for its FETCH
         finally:
             with anyio.CancelScope(shield=True):
                 await self._batches.aclose()

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from actors.compute.logs import Row
 from actors.controller.catalog.catalog import (
     SINK,
@@ -28,6 +30,7 @@ from actors.controller.replicas.replica import (
     ReplicaLost,
     ReplicaResponse,
 )
+from actors.controller.roles.request_rights import shown_error
 from actors.controller.state import ControllerState
 from actors.controller.tables.copies_from import CopiesFrom
 from actors.progress import EMPTY, ObjectId, frontier_or_null
@@ -242,41 +245,59 @@ class ConnectorObjects:
             return ObjectHealth("starting")
         return _health(update)
 
-    def report(self, request: ListSources) -> SourceReport:
-        """Return the status of all sources, or of all sinks."""
+    def _shown(
+        self, entry: CatalogObject | None, health: ObjectHealth, role: str | None
+    ) -> ObjectHealth:
+        """Return a health as a session of a role sees it."""
+        error = shown_error(self._state.access, role, entry, health.error)
+        return health if error == health.error else replace(health, error=error, hint="")
+
+    def report(self, request: ListSources, role: str | None) -> SourceReport:
+        """Return the status of all sources, or of all sinks, as a session of a role sees it."""
         state = self._state
         kind = SINK if request.sinks else SOURCE
-        found = tuple(self._status(entry) for entry in state.catalog.of_kind(kind))
+        found = tuple(self._status(entry, role) for entry in state.catalog.of_kind(kind))
         if not request.sinks:
-            found += tuple(shown for _, shown in self.leftovers.statuses())
+            found += tuple(
+                replace(shown, health=self._shown(None, shown.health, role))
+                for _, shown in self.leftovers.statuses()
+            )
         return SourceReport(request.request, state.oracle_now(), found)
 
-    def _status(self, entry: CatalogObject) -> SourceStatus:
+    def _status(self, entry: CatalogObject, role: str | None) -> SourceStatus:
         state = self._state
         assert entry.configuration is not None, entry.name
         tables = () if entry.kind == SINK else state.catalog.dependents(entry.id)
+        failed = self._failed.get(entry.id)
         return SourceStatus(
             entry.name,
             entry.configuration.kind,
-            self.health(entry),
+            self._shown(entry, self.health(entry), role),
             state.frontiers.upper(entry),
             self._statistics.get(entry.id),
             tuple(
                 SourceTableStatus(
-                    table.name, table.outside, self.health(table), state.frontiers.upper(table)
+                    table.name,
+                    table.outside,
+                    self._shown(table, self.health(table), role),
+                    state.frontiers.upper(table),
                 )
                 for table in tables
             ),
             state.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
-            self._failed.get(entry.id),
+            None if failed is None else self._shown(entry, failed, role),
         )
 
-    def rows(self) -> Iterator[Row]:
-        """Yield the rows of `penstock.sources`."""
+    def rows(self, role: str | None) -> Iterator[Row]:
+        """Yield the rows of `penstock.sources`, as a session of a role sees them."""
         catalog = self._state.catalog
         objects = [*catalog.of_kind(SOURCE), *catalog.of_kind(SINK)]
-        listed = [(entry.id, self._status(entry)) for entry in objects]
-        for id_, shown in (*listed, *self.leftovers.statuses()):
+        listed = [(entry.id, self._status(entry, role)) for entry in objects]
+        left = [
+            (id_, replace(shown, health=self._shown(None, shown.health, role)))
+            for id_, shown in self.leftovers.statuses()
+        ]
+        for id_, shown in (*listed, *left):
             health, statistics = shown.health, shown.statistics or ObjectStatistics(id_)
             failed = shown.failed or ObjectHealth("")
             yield (
@@ -313,18 +334,19 @@ class ConnectorObjects:
                 own = entry.id, entry.name, number, number, each.operator, each.text
                 yield (*own, None, None, None, *did)
 
-    def error_rows(self) -> Iterator[Row]:
-        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks."""
+    def error_rows(self, role: str | None) -> Iterator[Row]:
+        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks, as a
+        session of a role sees them."""
         for id_, since_ms in self._stalled_ms.items():
-            failed = self._failed[id_]
+            failed = self._shown(self._state.catalog.by_id(id_), self._failed[id_], role)
             text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
             yield id_, self._state.catalog.by_id(id_).name, "stalled", text, since_ms
         for id_, shown in self.leftovers.statuses(failing=True):
-            health = shown.health
+            health = self._shown(None, shown.health, role)
             yield id_, shown.name, health.status, health.error, health.since_ms
 
-    def table_rows(self) -> Iterator[Row]:
-        """Yield the rows of `penstock.source_tables`."""
+    def table_rows(self, role: str | None) -> Iterator[Row]:
+        """Yield the rows of `penstock.source_tables`, as a session of a role sees them."""
         catalog = self._state.catalog
         for entry in catalog.of_kind(SOURCE_TABLE):
             yield (
@@ -332,7 +354,7 @@ class ConnectorObjects:
                 entry.name,
                 catalog.by_id(entry.depends[0]).name,
                 entry.outside,
-                *_health_columns(self.health(entry)),
+                *_health_columns(self._shown(entry, self.health(entry), role)),
                 frontier_or_null(self._state.frontiers.upper(entry)),
             )
 

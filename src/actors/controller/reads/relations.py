@@ -33,6 +33,7 @@ from actors.controller.reads.queries import RunningQueries
 from actors.controller.reads.reads import RELATION, PendingReads, prototype
 from actors.controller.reads.status import lag_ms
 from actors.controller.reads.subscribes import RunningSubscribes
+from actors.controller.roles.request_rights import shown_error
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
 from actors.kernel import ActorAddress
@@ -41,12 +42,10 @@ from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
 from actors.progress import ObjectId, ShardId, Time, frontier_or_null
 from actors.protocol.api import ReadContents, ReadObject
-from actors.protocol.compute import LogTarget, Peek, ShardImport, StatusResponse
+from actors.protocol.compute import ERROR_STATES, LogTarget, Peek, ShardImport, StatusResponse
 from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
 from actors.sql_session.audit import dialect_of, shown_statement
 
-WRONG: Final = ("errored", "stalled", "frozen", "failed")
-"""States of an object that are listed as errors."""
 _ERRORED: Final = "its contents hold an error, with which reads are answered"
 
 
@@ -93,7 +92,7 @@ class SystemRelations:
         self._queries = queries
         self._executors = executors
         self._wrong: dict[ObjectId, int] = {}
-        """Times since which objects are in a state of `WRONG`."""
+        """Times since which objects are in a state of `ERROR_STATES`."""
         self._make: dict[str, _Make] = {
             "relations": lambda _: _relations(),
             "objects": self._objects,
@@ -105,17 +104,17 @@ class SystemRelations:
             "copies": lambda _: copies.rows(),
             "copies_from": lambda _: sources.copies.rows(),
             "sessions": lambda found: self._sessions(found.role),
-            "errors": lambda _: chain(self._errors(), sources.error_rows()),
+            "errors": lambda found: chain(self._errors(found.role), sources.error_rows(found.role)),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
             "memory": lambda _: map(msgspec.structs.astuple, state.persist.ledger.uses()),
-            "sources": lambda _: sources.rows(),
-            "source_tables": lambda _: sources.table_rows(),
+            "sources": lambda found: sources.rows(found.role),
+            "source_tables": lambda found: sources.table_rows(found.role),
         }
 
     def note(self, status: StatusResponse) -> None:
-        """Note since when a dataflow is in a state of `WRONG`."""
-        if status.state not in WRONG or self._state.catalog.get(status.id) is None:
+        """Note since when a dataflow is in a state of `ERROR_STATES`."""
+        if status.state not in ERROR_STATES or self._state.catalog.get(status.id) is None:
             self._wrong.pop(status.id, None)
         else:
             # The first status counts: a repeated one begins no new error.
@@ -321,12 +320,13 @@ class SystemRelations:
                 subscribes[each.path],
             )
 
-    def _errors(self) -> Iterator[Row]:
+    def _errors(self, role: str | None) -> Iterator[Row]:
         for id_, since_ms in self._wrong.items():
             entry, status = self._state.catalog.get(id_), self._state.frontiers.status(id_)
             if entry is None or status is None:
                 continue
-            text = status.text or (_ERRORED if status.state == "errored" else "")
+            text = shown_error(self._state.access, role, entry, status.text)
+            text = text or (_ERRORED if status.state == "errored" else "")
             yield id_, entry.name, status.state, text, since_ms
 
     def _actors(self) -> Iterator[Row]:

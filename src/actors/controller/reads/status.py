@@ -15,12 +15,13 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
 )
 from actors.controller.connectors.objects import ConnectorObjects
+from actors.controller.roles.request_rights import shown_error
 from actors.controller.state import ControllerState, to_penstock_error
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress
 from actors.progress import ObjectId, Time, is_empty
 from actors.protocol.api import ObjectStatus, RequestFailed, StatusReport
-from actors.protocol.compute import StatusResponse
+from actors.protocol.compute import ERROR_STATES, StatusResponse
 
 _OF_STATUS: Final = set(StatusResponse.__struct_fields__) & {*ObjectStatus.__struct_fields__} - {
     "id"
@@ -44,9 +45,13 @@ class StatusRead(msgspec.Struct, frozen=True, gc=False):
     sinces: dict[ObjectId, Time]
     held: dict[ObjectId, IndexMemory] = {}
     error: PenstockError | None = None
+    role: str | None = None
+    """Role of the session."""
 
 
-def read_sinces(state: ControllerState, session: ActorAddress[Any], request: int) -> None:
+def read_sinces(
+    state: ControllerState, session: ActorAddress[Any], request: int, role: str | None
+) -> None:
     """Read the sinces of all shards; `StatusRead` follows."""
     wanted = [(entry.id, entry.shard) for entry in state.catalog.objects if entry.shard is not None]
 
@@ -61,7 +66,7 @@ def read_sinces(state: ControllerState, session: ActorAddress[Any], request: int
 
     state.ctx.effect(
         read,
-        done=lambda read: StatusRead(session, request, *read),
+        done=lambda read: StatusRead(session, request, *read, role=role),
         failed=lambda error: StatusRead(session, request, {}, {}, to_penstock_error(error)),
     )
 
@@ -153,11 +158,23 @@ def _status(
     if entry.kind in CONNECTOR_KINDS:
         health = connectors.health(entry)
         text = ": ".join(filter(None, (health.error, health.hint)))
+        text = shown_error(state.access, read.role, entry, text)
         return msgspec.structs.replace(shown, state=health.status, text=text)
     if status is None:
         phase = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
         return msgspec.structs.replace(shown, state=phase)
+    status = shown_status(state, read.role, entry, status)
     return msgspec.structs.replace(shown, **{name: getattr(status, name) for name in _OF_STATUS})
+
+
+def shown_status(
+    state: ControllerState, role: str | None, entry: CatalogObject, status: StatusResponse
+) -> StatusResponse:
+    """Return a dataflow's status as a session of a role sees it."""
+    if status.state not in ERROR_STATES:
+        return status
+    text = shown_error(state.access, role, entry, status.text)
+    return msgspec.structs.replace(status, text=text)
 
 
 def live_text(status: StatusResponse | None) -> str:

@@ -186,6 +186,18 @@ def _objects_read(catalog: CatalogSnapshot, name: str) -> Iterator[CatalogObject
         yield from map(catalog.by_id, entry.depends)
 
 
+def shown_error(
+    access: AccessRules, role: str | None, entry: CatalogObject | None, text: str
+) -> str:
+    """Return the text of an object's error as a session of a role sees it: the text may quote
+    values of rows, so it is for those who may read them. `entry` None: of an object that is gone,
+    which administrators see."""
+    if not text or (access.is_free(role) if entry is None else access.may(role, READ, entry.id)):
+        return text
+    name = "it" if entry is None else entry.name
+    return f"hidden, since it may quote rows: ask for GRANT READ ON {name}"
+
+
 def readable_by(
     access: AccessRules, catalog: CatalogSnapshot, role: str | None
 ) -> dict[str, TableSchema]:
