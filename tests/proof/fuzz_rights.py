@@ -25,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -119,6 +119,8 @@ class RightsRound:
             self.rng, self.model, self.canary, failing_views=failing_views
         )
         self.sessions: dict[tuple[str, int], PgSession] = {}
+        self.roles_of: dict[PgSession, ModelRole] = {}
+        """The role that each session has logged in as: another one may have its name by now."""
         self.clients: dict[str, Client] = {}
         self.texts: dict[ModelObject, str] = {}
         """The queries of views, as they were created."""
@@ -164,15 +166,26 @@ class RightsRound:
     async def session(self, role: str) -> PgSession:
         """An open session of a role. Raises `RightsBroken`."""
         key = role, self.rng.randrange(SESSIONS_PER_ROLE)
-        found = self.sessions.get(key)
+        found, at = self.sessions.get(key), self.model.roles[role]
+        if found is not None and self.roles_of[found] is not at:
+            await self._ended(key)
+            found = None
         if found is None:
-            at = self.model.roles[role]
             try:
                 found = await PgSession.connect(self.service.pg_address, role, at.password)
             except (LoginRefused, asyncio.IncompleteReadError, OSError) as error:
                 self._broken(f"{role} was not let in: {error!r}")
-            self.sessions[key] = found
+            self.sessions[key], self.roles_of[found] = found, at
         return found
+
+    async def _ended(self, key: tuple[str, int]) -> None:
+        """The service has ended a session of a role that was dropped. Raises `RightsBroken`."""
+        session = self.sessions.pop(key)
+        with suppress(TimeoutError, asyncio.IncompleteReadError, OSError):
+            answer = await session.send(Step("SHOW server_version", kind="ended"))
+            if answer.code != "57P01":
+                self._broken(f"a session of {key[0]} goes on though the role was dropped")
+        await session.aclose()
 
     async def _some_steps(self) -> None:
         """Steps of one session; another one may come between them."""
@@ -187,7 +200,7 @@ class RightsRound:
             await self._another_login(role)
         session = await self.session(role)
         for step in self.drawer.draw(role):
-            if session.role not in self.model.roles:
+            if self.model.roles.get(role) is not self.roles_of[session]:
                 return
             await self.step(session, step)
             if session.status != "I" and self.rng.random() < 0.15:
@@ -202,12 +215,10 @@ class RightsRound:
             await self.step(boss, step)
 
     async def _login_of_nobody(self, role: str) -> None:
-        """A dropped role is not let in, and its sessions can do nothing any more."""
+        """A dropped role is not let in, and its sessions have ended."""
         for number in range(SESSIONS_PER_ROLE):
-            session = self.sessions.get((role, number))
-            if session is not None and self.rng.random() < 0.5:
-                for step in self.drawer.read(role):
-                    await self.step(session, step)
+            if (role, number) in self.sessions:
+                await self._ended((role, number))
         await self._refused_login(role, role)
         boss = await self.session(BOSS)
         if boss.status == "I":
