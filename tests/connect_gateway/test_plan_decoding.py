@@ -13,7 +13,12 @@ from plan_makers import read  # type: ignore[import-not-found]
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 
 from actors.connect_gateway.error_status import SparkCondition
-from actors.connect_gateway.plan_decoding import NESTING_MAX, decode_request
+from actors.connect_gateway.plan_decoding import (
+    FIELDS_MAX,
+    NESTING_MAX,
+    _is_nested_within,
+    decode_request,
+)
 
 LIMIT = 1 << 20
 
@@ -53,6 +58,23 @@ def test_deep_plans_are_decoded(depth: int) -> None:
     assert depth_of(request) == depth
     again = decode_request(base_pb2.ExecutePlanRequest, request.SerializeToString(), LIMIT)
     assert again == request
+
+
+@pytest.mark.parametrize("count", [FIELDS_MAX - 1_000, FIELDS_MAX])
+def test_the_fields_of_a_deep_plan_are_bounded(count: int) -> None:
+    """To look through all of them takes a while, in which no other client is answered."""
+    unknown = _varint(1_000 << 3) + _varint(1)
+    data = nested(60) + unknown * count
+    if count < FIELDS_MAX:
+        assert depth_of(decode_request(base_pb2.ExecutePlanRequest, data, LIMIT)) == 60
+    else:
+        with pytest.raises(SparkCondition, match="CANNOT_PARSE"):
+            decode_request(base_pb2.ExecutePlanRequest, data, LIMIT)
+
+
+def test_a_field_has_a_number() -> None:
+    assert _is_nested_within(base_pb2.Plan.DESCRIPTOR, _varint(9 << 3) + b"\0", 1)
+    assert not _is_nested_within(base_pb2.Plan.DESCRIPTOR, bytes(2), 1)
 
 
 @pytest.mark.parametrize("depth", [NESTING_MAX, 20_000])

@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import pytest
 from pg_house import as_role, connected, dsn_of, pg_service  # type: ignore[import-not-found]
 
 from actors.service import Service
+from actors.sql_session.cursors import BATCHES_AHEAD
 
 Connection = psycopg.AsyncConnection[Any]
 Denied = psycopg.errors.InsufficientPrivilege
@@ -46,6 +48,45 @@ async def roles_world(
             await boss.execute("CREATE USER app PASSWORD 'a'")
             async with await as_role(service, "app", "a") as app:
                 yield service, boss, app
+
+
+async def test_an_error_that_may_quote_rows_is_for_those_who_may_read_them(tmp_path: Path) -> None:
+    async with roles_world(tmp_path) as (_, boss, app):
+        await boss.execute(
+            "CREATE MATERIALIZED VIEW numbers AS SELECT CAST(customer AS INT) AS n FROM orders"
+        )
+        listed = "SELECT * FROM penstock.errors"
+        while not (found := await rows(boss, listed)):
+            await anyio.sleep(0.02)
+        assert "ann" in str(found) or "bob" in str(found)
+        asked = (listed, "DESCRIBE EXTENDED numbers", "SELECT * FROM penstock.dataflows")
+        seen = [str(await rows(app, each)) for each in asked]
+        assert [each for each in seen if "ann" in each or "bob" in each] == []
+        assert all("GRANT READ ON numbers" in each for each in seen[:2])
+        await boss.execute("GRANT READ ON numbers TO app")
+        assert await rows(app, listed) == found
+
+
+async def test_to_write_after_a_savepoint_needs_no_right_to_read(tmp_path: Path) -> None:
+    async with roles_world(tmp_path) as (_, boss, app):
+        await boss.execute("GRANT WRITE ON orders TO app")
+        await app.execute("BEGIN")
+        await app.execute("SAVEPOINT s")
+        await app.execute("INSERT INTO orders VALUES (3, 'cyd')")
+        await app.execute("COMMIT")
+        assert await rows(boss, "SELECT customer FROM orders WHERE id = 3") == [("cyd",)]
+
+
+async def test_a_cursor_that_is_closed_while_a_row_waits_ends_nothing_else(tmp_path: Path) -> None:
+    async with roles_world(tmp_path) as (service, boss, _):
+        async with await as_role(service, "boss", "b") as other:
+            await other.execute("DECLARE c CURSOR WITH HOLD FOR SUBSCRIBE orders WITH (PROGRESS)")
+            # More than are read ahead: one waits until it is fetched.
+            for number in range(10, 10 + 4 * BATCHES_AHEAD):
+                await boss.execute(f"INSERT INTO orders VALUES ({number}, 'x')")
+            await other.execute("CLOSE c")
+            assert await rows(other, "SELECT 1") == [(1,)]
+        assert await rows(boss, "SELECT customer FROM orders WHERE id = 1") == [("ann",)]
 
 
 async def test_reading_needs_read_on_each_object(tmp_path: Path) -> None:

@@ -166,8 +166,6 @@ def _refused_value(message: ProtoMessage) -> str:
         case "Parse":
             return _refused_options(message.options)
         # Spark keeps a local one with the rows that it caches.
-        case "CreateDataFrameViewCommand" if not message.name:
-            return "a view without a name"
         case "CheckpointCommand" if not message.local:
             return "a checkpoint in files"
         case "WriteStreamOperationStart" if message.format not in _STREAM_SINKS:
