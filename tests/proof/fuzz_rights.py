@@ -2,7 +2,6 @@
 
     .venv/bin/python tests/proof/fuzz_rights.py [--statements 20000] [--seconds 600] [--seed 1]
         [--door postgres|connect] [--json FILE] [--replay SEED] [--spark]
-        [--without-failing-views]
 
 Rows hold canaries (`rights_model`). Nothing that a role is answered, told or shown may hold one of
 a row that it may not read and has not written. What the model refuses must fail, and what it
@@ -102,9 +101,7 @@ class RoundCounts:
 class RightsRound:
     """A service, its model, and the sessions of all roles."""
 
-    def __init__(
-        self, service: Service, admin: Client, seed: int, *, failing_views: bool = True
-    ) -> None:
+    def __init__(self, service: Service, admin: Client, seed: int) -> None:
         self.rng = Random(seed)
         self.seed = seed
         self.service = service
@@ -115,9 +112,7 @@ class RightsRound:
         self._canaries = 0
         self.known: dict[str, set[str]] = {}
         """Canaries that a role has written itself."""
-        self.drawer = StatementDrawer(
-            self.rng, self.model, self.canary, failing_views=failing_views
-        )
+        self.drawer = StatementDrawer(self.rng, self.model, self.canary)
         self.sessions: dict[tuple[str, int], PgSession] = {}
         self.roles_of: dict[PgSession, ModelRole] = {}
         """The role that each session has logged in as: another one may have its name by now."""
@@ -539,7 +534,6 @@ async def run_round(
     seed: int,
     statements: int = ROUND_STATEMENTS,
     *,
-    failing_views: bool = True,
     on_spark: bool = False,
 ) -> RoundCounts:
     """One round on a service of its own. Raises `RightsBroken`."""
@@ -559,7 +553,7 @@ async def run_round(
         async with AsyncExitStack() as stack:
             service = await stack.enter_async_context(made_service)
             admin = await stack.enter_async_context(await Client.in_process(service))
-            made = RightsRound(service, admin, seed, failing_views=failing_views)
+            made = RightsRound(service, admin, seed)
             stack.push_async_callback(made.aclose)
             return await made.run(statements)
     raise AssertionError("a context that swallows errors")
@@ -567,18 +561,17 @@ async def run_round(
 
 async def run_drawn_round(arguments: argparse.Namespace, seed: int) -> RoundCounts:
     """One round at a door. Raises `RightsBroken`."""
-    views = not arguments.without_failing_views
     if arguments.spark:
         # An engine takes long to start.
         statements = SPARK_ROUND_STATEMENTS
-        return await run_round(seed, statements, failing_views=views, on_spark=True)
+        return await run_round(seed, statements, on_spark=True)
     if arguments.door == "postgres":
-        return await run_round(seed, failing_views=views)
+        return await run_round(seed)
     # It builds upon this module, and needs more packages.
     sys.modules.setdefault("fuzz_rights", sys.modules[__name__])
     from rights_connect import run_connect_round
 
-    return await run_connect_round(seed, ROUND_STATEMENTS, failing_views=views)
+    return await run_connect_round(seed, ROUND_STATEMENTS)
 
 
 async def campaign(arguments: argparse.Namespace) -> int:
@@ -617,7 +610,6 @@ def main() -> int:
     parser.add_argument("--door", choices=("postgres", "connect"), default="postgres")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--spark", action="store_true", help="at PostgreSQL's door, on Spark")
-    parser.add_argument("--without-failing-views", action="store_true")
     parser.add_argument("--replay", type=int, help="the seed of one round")
     return anyio.run(campaign, parser.parse_args())
 

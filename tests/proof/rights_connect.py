@@ -99,10 +99,8 @@ class ConnectRound(RightsRound):
         admin: Client,
         seed: int,
         spark: SparkStandIn,
-        *,
-        failing_views: bool,
     ) -> None:
-        super().__init__(service, admin, seed, failing_views=failing_views)
+        super().__init__(service, admin, seed)
         self._spark = spark
         self._requests = RequestDrawer(self.rng, self.model)
         self._tokens: dict[str, str] = {}
@@ -243,9 +241,7 @@ class ConnectRound(RightsRound):
         return "", "", b"".join(parts)
 
 
-async def run_connect_round(
-    seed: int, statements: int, *, failing_views: bool = True
-) -> RoundCounts:
+async def run_connect_round(seed: int, statements: int) -> RoundCounts:
     """One round on a service of its own. Raises `RightsBroken`."""
     made: RightsRound
     with tempfile.TemporaryDirectory(prefix="penstock-rights-") as folder:
@@ -263,7 +259,7 @@ async def run_connect_round(
             service = Service(settings, engine=patient_engine)
             await stack.enter_async_context(service)
             admin = await stack.enter_async_context(await Client.in_process(service))
-            made = ConnectRound(service, admin, seed, spark, failing_views=failing_views)
+            made = ConnectRound(service, admin, seed, spark)
             stack.push_async_callback(made.aclose)
             return await made.run(statements)
     raise AssertionError("a context that swallows errors")

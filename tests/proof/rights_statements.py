@@ -157,11 +157,7 @@ class StatementDrawer:
         rng: Random,
         model: RightsModel,
         canary: Callable[[], str],
-        *,
-        failing_views: bool = True,
     ) -> None:
-        self.failing_views = failing_views
-        """Whether views are made whose contents are an error."""
         self.rng = rng
         self.model = model
         self.canary = canary
@@ -438,7 +434,7 @@ class StatementDrawer:
         sources: tuple[ModelObject, ...] = (x,)
         above, shows = -1, True
         source = self.same(x.name)
-        form = rng.randrange(5 if self.failing_views else 4)
+        form = rng.randrange(5)
         if form == 0:
             query = f"SELECT * FROM {source}"
         elif form == 1:

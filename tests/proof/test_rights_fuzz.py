@@ -38,7 +38,7 @@ def outcomes(counts: RoundCounts) -> dict[str, int]:
 
 @pytest.mark.parametrize("run", [run_round, run_connect_round])
 async def test_a_round_finds_nothing(run: Callable[..., Awaitable[RoundCounts]]) -> None:
-    counts = await run(SEED, STATEMENTS, failing_views=False)
+    counts = await run(SEED, STATEMENTS)
     assert counts.statements >= STATEMENTS
     found = outcomes(counts)
     assert found["denied"] > STATEMENTS // 10, found
@@ -49,7 +49,7 @@ async def broken(run: Callable[..., Awaitable[RoundCounts]] = run_round) -> str:
     """What the first rounds find."""
     with pytest.raises(RightsBroken) as found:
         for seed in PLANTED:
-            await run(seed, STATEMENTS, failing_views=False)
+            await run(seed, STATEMENTS)
     return str(found.value).partition("\n")[0]
 
 
