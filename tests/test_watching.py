@@ -44,7 +44,7 @@ async def fill(client: Client) -> None:
 def sight_of(at_ms: float, steps: int, **rows: list[dict[str, Any]]) -> StatusSample:
     found: dict[str, list[dict[str, Any]]] = {
         "dataflows": [{"state": "gathering", "steps": steps}, {"state": "running", "steps": 1}],
-        "connections": [{"session": "a"}, {"session": "b"}],
+        "sessions": [{"number": 1}, {"number": 2}],
         "peeks": [],
         "subscribes": [],
         "spark_jobs": [{"state": "running"}],
@@ -89,7 +89,7 @@ def test_the_summary_tells_what_is_there() -> None:
             None,
         )
     )
-    assert (told["workers"], told["connections"], told["subscribes"]) == ("2", "2", "0")
+    assert (told["workers"], told["sessions"], told["subscribes"]) == ("2", "2", "0")
     assert told["peeks"] == "1 wait, the oldest 7 ms"
     assert told["dataflows"] == "1 gathering, 1 running"
     assert told["Spark jobs"] == "1 run"

@@ -56,7 +56,8 @@ async def slots(db: House, admin: psycopg.AsyncConnection[Any]) -> list[str]:
 
 async def make(db: House, client: Client, name: str = "pg", **options: str) -> None:
     given = msgspec.to_builtins(db.config()) | {"kind": "postgres"} | options
-    given.pop("type", None)
+    for each in ("type", "token"):
+        given.pop(each, None)
     await client.create_source(name, given, {"public.things": f"things_{name}"})
     await client.peek(f"things_{name}")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 import pyarrow as pa
 
-from actors.access.open_sessions import ReadRights
 from actors.client.requests import RequestExchange, RequestSlot, reads_of
 from actors.client.rows import ReadSpec
 from actors.errors import OperationCanceled, PenstockError, RemoteProtocolError, from_wire
@@ -31,6 +30,9 @@ from actors.protocol.api import (
 from actors.protocol.row_finishing import RowFinisher
 from actors.spans import accept, make_request_context, root, span_below
 from actors.telemetry import CLIENT_CHANGES, CLIENT_REQUEST, split_context
+
+if TYPE_CHECKING:
+    from actors.access.open_sessions import ReadRights
 
 # -- The client's side of a subscribe: changes out of answers, with a pause when too many wait -----
 

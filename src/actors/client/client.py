@@ -22,12 +22,11 @@ import contextlib
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import pyarrow as pa
 
-from actors.access.open_sessions import OpenSession, ReadRights
 from actors.client.answers import (
     AnswerCollector,
     CopyFormat,
@@ -113,6 +112,9 @@ from actors.telemetry import CLIENT_REQUEST
 from actors.transport.address import NetworkAddress
 from actors.transport.connection import dial
 from actors.transport.security import for_dialler
+
+if TYPE_CHECKING:
+    from actors.access.open_sessions import OpenSession, ReadRights
 
 
 class TableWrite(msgspec.Struct, frozen=True):

@@ -12,11 +12,10 @@ import asyncio
 import itertools
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import anyio
 
-from actors.access.open_sessions import OpenSession, ReadObjects, ReadRights
 from actors.errors import (
     ConnectionBroken,
     PenstockError,
@@ -48,6 +47,9 @@ from actors.protocol.api import (
 from actors.protocol.role_messages import CheckRight, ListRoles
 from actors.settings import Settings
 from actors.telemetry import split_context, with_context
+
+if TYPE_CHECKING:
+    from actors.access.open_sessions import OpenSession, ReadObjects
 
 A = TypeVar("A")
 
@@ -244,6 +246,9 @@ class RequestExchange:
         session, reads = self.session, reads_of(answer)
         # A door whose sessions may act as other roles checks what it hands on itself.
         if reads and session is not None and session.door in ("client", ""):
+            # Not by a client in another process, which loads no part of the service.
+            from actors.access.open_sessions import ReadRights
+
             rights = ReadRights(session)
             rights.note(reads)
             rights.check()

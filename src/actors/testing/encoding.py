@@ -27,6 +27,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
+from actors.access.open_sessions import OpenSession
 from actors.cluster.connection import LocalInbox
 from actors.cluster.serving import WireOutlet
 from actors.controller.replicas.replica import ReplicaLink
@@ -48,6 +49,7 @@ M = TypeVar("M")
 
 BY_REFERENCE: Final[list[type[Any]]] = [
     ActorAddress,
+    OpenSession,
     ReplySlot,
     Actor,
     ActorContext,
