@@ -15,6 +15,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from actors.threshold_probes import use_kernel_limits
+from server_skips import (  # type: ignore[import-not-found]  # noqa: F401
+    pytest_runtest_call,
+    pytest_runtest_setup,
+)
 from suite_lanes import SuiteLanes, draw_all_examples, examples  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:

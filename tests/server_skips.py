@@ -1,5 +1,5 @@
-"""Hooks for a folder's conftest.py: a machine without a server passes all other tests, and is told
-what to install."""
+"""Hooks of all tests: a machine without a server passes all that need none, and is told what to
+install."""
 
 from __future__ import annotations
 

@@ -15,7 +15,6 @@ import google_server  # type: ignore[import-not-found]
 import s3_server  # type: ignore[import-not-found]
 from actors.persist import PersistClient
 from actors.testing.postgres_server import PostgresServer, postgres_server
-from server_skips import pytest_runtest_setup  # type: ignore[import-not-found]  # noqa: F401
 
 _NUMBERS = itertools.count()
 

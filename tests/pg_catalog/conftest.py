@@ -11,7 +11,6 @@ from catalog_lab import create_objects, lab_snapshot  # type: ignore[import-not-
 
 from actors.pg_catalog.catalog_queries import CatalogQueries
 from actors.testing.postgres_server import postgres_server
-from server_skips import pytest_runtest_setup  # type: ignore[import-not-found]  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,6 @@ import uvloop
 from postgres_house import House, house  # type: ignore[import-not-found]
 
 from actors.testing.postgres_server import PostgresServer, postgres_server
-from server_skips import (  # type: ignore[import-not-found]
-    pytest_runtest_call,  # noqa: F401
-    pytest_runtest_setup,  # noqa: F401
-)
 
 _NUMBERS = itertools.count()
 
