@@ -35,6 +35,7 @@ from actors.kernel import ActorSystem, SystemClock
 from actors.kernel.clock import ThreadedClock
 from actors.settings import Settings
 from actors.testing.patience import PATIENCE_MS
+from actors.testing.postgres_server import binary
 from actors.transport.security import TransportSecurity
 from actors.wal import codec_v3, dialling
 from actors.wal.dialling import (
@@ -480,6 +481,7 @@ async def test_bytes_that_are_no_startup(tmp_path: Path) -> None:
 
 async def test_pg_receivewal_writes_the_same_segment(tmp_path: Path) -> None:
     """PostgreSQL's own receiver, up to the end of what is committed."""
+    receiver_program = binary("pg_receivewal")
     out = tmp_path / "received"
     out.mkdir()
     async with served(tmp_path / "served") as node:
@@ -488,7 +490,7 @@ async def test_pg_receivewal_writes_the_same_segment(tmp_path: Path) -> None:
         await say(proposer, AppendRequest(0, 1, LOG.end_lsn, LOG.end_lsn, LOG.end_lsn, 0))
         await hear(proposer)
         receiver = await asyncio.create_subprocess_exec(
-            "pg_receivewal",
+            receiver_program,
             "--no-loop",
             f"--directory={out}",
             f"--endpos={lsn_text(LOG.end_lsn - 1)}",
