@@ -18,6 +18,7 @@ from plan_makers import entered, every_place, message_of, plant  # type: ignore[
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from pyspark.sql.connect.proto import expressions_pb2 as ex
 
+from actors.connect_gateway.error_status import SparkCondition
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_fields import PERMITTED_FIELDS, PREFIX, REFUSED_FIELDS
 from actors.connect_gateway.plan_rights import check_form, find_uses, names_class
@@ -213,7 +214,12 @@ def test_a_forbidden_piece_is_refused_at_any_depth(draw: st.DataObject, how: str
         how = "plain"
     assert refused(received(plan, how)) == ""
     set_field(message, field)
-    assert field in refused(received(plan, how))
+    if field == "compressed_operation":
+        # It is decompressed first, and this one holds nothing.
+        with pytest.raises(SparkCondition, match="CANNOT_PARSE"):
+            received(plan, how)
+    else:
+        assert field in refused(received(plan, how))
 
 
 @given(st.data())

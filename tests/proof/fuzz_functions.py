@@ -35,6 +35,7 @@ from typing import Any
 import psycopg
 from function_calls import CALLABLE, TABLE_CALLABLE, CallDrawer, Canaries
 
+from actors.spark.java import JavaHome, find_java
 from actors.testing.patience import PATIENCE_S, PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -205,7 +206,18 @@ def wrong_calls(lines: list[str], canaries: Canaries, places: tuple[str, ...]) -
 def documented_examples(python: str) -> dict[str, list[str]]:
     """What the documentation of each function shows."""
     command = [python, "-c", EXAMPLES_OF]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_S, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        java = find_java(Path(folder))
+        if not isinstance(java, JavaHome):
+            raise java
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=PROGRAM_S,
+            check=True,
+            env=os.environ | {"JAVA_HOME": str(java.home)},
+        )
     found: dict[str, list[str]] = json.loads(done.stdout.splitlines()[-1])
     return found
 

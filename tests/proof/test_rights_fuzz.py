@@ -18,7 +18,6 @@ from actors.access.access_rules import AccessRules
 from actors.access.role_registry import RoleEntry, RoleRegistry
 from actors.connect_gateway import gateway
 from actors.connect_gateway.plan_guard import PlanGuard
-from actors.controller.reads import queries
 from actors.controller.roles import request_rights
 
 STATEMENTS = 200
@@ -61,12 +60,6 @@ async def test_one_who_may_read_all_is_found(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(
         RoleEntry, "allows", lambda role, right, id_: right == READ or allows(role, right, id_)
     )
-    assert "may not: read on" in await broken()
-
-
-@pytest.mark.second
-async def test_a_query_over_what_is_not_readable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queries, "readable_by", lambda _, catalog, __: catalog.readable())
     assert "may not: read on" in await broken()
 
 
