@@ -75,7 +75,8 @@ class OpenSession:
         self.login_role = role
         """The role that the client has proved; see `access_rules`."""
         self.session_role = role
-        """As `login_role`, or what SET SESSION AUTHORIZATION has named."""
+        """The role that RESET ROLE returns to: `login_role`, unless SET SESSION AUTHORIZATION has
+        named another."""
         self.role = role
         """The role whose rights its requests have."""
         self.path = ""

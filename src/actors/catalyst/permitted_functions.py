@@ -76,10 +76,10 @@ def refusal_of(kind: str, name: str) -> str:
     another "construct".
 
     >>> refusal_of("function", "reflect")
-    'permission denied for function reflect: it is none of the functions that reach nothing \
-outside of a query, so that only administrators may use it'
+    'permission denied for function reflect: only administrators may use it, since it can reach \
+outside of the query'
     """
     return (
-        f"permission denied for {kind} {name}: it is none of the {kind}s that reach nothing "
-        "outside of a query, so that only administrators may use it"
+        f"permission denied for {kind} {name}: only administrators may use it, since it can reach "
+        "outside of the query"
     )

@@ -70,11 +70,12 @@ async def follow(
     waiting_bytes_max: int,
     rights: ReadRights | None = None,
 ) -> AsyncGenerator[ChangeBatch, None]:
-    """Yield the changes, and note in `rights` what they are of.
+    """Yield the changes, and note in `rights` the objects that they are of.
 
-    When more than `waiting_bytes_max` wait here, between two intervals, the
-    subscribe is cancelled, the waiting changes are yielded, and another subscribe resumes after
-    them. Raises the service's error, and `ConnectionBroken`."""
+    When more than `waiting_bytes_max` wait here, between two intervals, the subscribe is cancelled,
+    the waiting changes are yielded, and another subscribe resumes after them. Raises the service's
+    error, and `ConnectionBroken`.
+    """
     name, frontier, start = wanted.name, wanted.from_, wanted.as_of
     while True:
         number = exchange.number()

@@ -566,11 +566,10 @@ class Client(ClientSources, ClientRoles):
         A plain read of one object (columns, comparisons with literals, order, limit) is answered
         from an index or a shard; everything else is run by Spark, over the contents at the same
         time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
-        there (default: `query_deadline_ms`). `rights` notes what the rows are of.
-        Neither side holds more than a few batches. Leave the
-        loop to end it sooner. Raises `QueryRejected`, `DefiniteError` (the data make it fail),
-        `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`,
-        `ResourceBusy` and `InvalidUsage`.
+        there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
+        loop to end it sooner. `rights` notes the objects whose rows are read. Raises
+        `QueryRejected`, `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
+        `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(
             self._queried(sql, as_of, deadline_ms, latest=latest, rights=rights)
@@ -635,9 +634,8 @@ class Client(ClientSources, ClientRoles):
         pieces: see `ChangeBatch`; `concatenate_pieces` concatenates them). Ends when no more
         changes can come; leave the loop to end it sooner. A client that takes changes more slowly
         than they come holds back only itself; one that takes none for too long is cut off. `rights`
-        notes what the changes are of. Raises
-        `ReadBelowSince`, `InvalidUsage`, `ViewInError`, `UnknownObject`, `SlowSubscriber`,
-        `ConnectionBroken`.
+        notes the objects whose changes come. Raises `ReadBelowSince`, `InvalidUsage`,
+        `ViewInError`, `UnknownObject`, `SlowSubscriber`, `ConnectionBroken`.
         """
         spec = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
         limit = self._settings.subscribe_inflight_bytes_max

@@ -284,8 +284,10 @@ async def _sessions(target: ServiceTarget, end: int, cancel: int) -> list[dict[s
     from actors.client.client import Client
 
     async with await Client.connect(target.address, settings=target.settings) as client:
-        for number in filter(None, (end, cancel)):
-            await client.end_session(number, cancel=number == cancel)
+        if cancel:
+            await client.end_session(cancel, cancel=True)
+        if end:
+            await client.end_session(end)
         rows = await client.peek("penstock.sessions", order_by=["number"])
         found: list[dict[str, Any]] = rows.to_pylist()
         return found

@@ -172,7 +172,8 @@ class ConnectFront:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        # Its mode is 0700, so that nobody else reaches the sockets in it.
+        # Its mode is 0700, so that nobody else reaches the sockets in it. Not below the state
+        # directory, whose path may be longer than that of a Unix socket can be.
         self._folder = Path(tempfile.mkdtemp(prefix="penstock-connect-"))
         self._bound: sockets.BoundSockets | None = None
         self._opened = anyio.Event()

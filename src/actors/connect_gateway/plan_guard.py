@@ -51,7 +51,7 @@ class PlanGuard:
         self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
     ) -> None:
         """Raise `AccessDenied` if the caller may not have Spark execute or analyse this plan,
-        `UnknownObject` for a name of nothing, and Spark's error for a text that is none."""
+        `UnknownObject` for a name of nothing, and Spark's error for a text that does not parse."""
         who = caller()
         if who.runs_code:
             return

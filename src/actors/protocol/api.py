@@ -543,7 +543,7 @@ class SubscribeChanges(msgspec.Struct, frozen=True, gc=False, tag="Changes"):
     arrow: bytes | None = None
     partial: bool = False
     reads: tuple[tuple[str, str], ...] = ()
-    """As in `ReadContents`."""
+    """The objects whose rows the changes hold; see `ReadContents.reads`."""
 
 
 class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
