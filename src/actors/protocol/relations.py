@@ -351,8 +351,8 @@ _BY_CONTROLLER: Final = (
          "pg_terminate_backend, penstock sessions --end"),
         ("role", "string", "that it acts as; NULL: it has proved none"),
         ("door", "string", "client, postgresql or connect"),
-        ("session", "string", "its connection, as `penstock.peeks` and other relations name it; NULL "
-         "for sessions of Spark Connect"),
+        ("session", "string", "its connection, as `penstock.peeks` and other relations name it; "
+         "NULL for sessions of Spark Connect"),
         ("address", "string", "where it comes from"),
         ("since_ms", "bigint", "when it began: ms since 1970"),
         ("state", "string", "active: a statement runs; idle"),
