@@ -197,6 +197,44 @@ async def test_no_response_leaves_without_its_right_or_after_the_end() -> None:
         session.check_operation("2")
 
 
+class SlowContext:
+    """Takes a response only once it is told to."""
+
+    def __init__(self) -> None:
+        self.begun, self.taken, self.left = anyio.Event(), anyio.Event(), False
+
+    async def write(self, data: bytes) -> None:
+        self.begun.set()
+        try:
+            await self.taken.wait()
+        except BaseException:
+            self.left = True
+            raise
+
+
+@pytest.mark.parametrize("takes", [True, False], ids=["takes", "takes nothing"])
+async def test_a_response_on_its_way_is_not_left_halfway(takes: bool) -> None:
+    session = GatewaySession(SessionKey("me", "s"), "server")
+    operation = OpenOperation(session, "1", 10 * PATIENCE_S * 1000 if takes else 50)
+    context, ended = SlowContext(), anyio.Event()
+
+    async def call() -> None:
+        with pytest.raises(OperationCanceled), operation.worked_on():
+            await operation.hand_on(context, b"first")
+            await anyio.sleep_forever()
+        ended.set()
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(call)
+        await context.begun.wait()
+        operation.stop(OperationCanceled("over"))
+        await anyio.wait_all_tasks_blocked()
+        if takes:
+            assert not ended.is_set()
+            context.taken.set()
+    assert context.left is not takes
+
+
 async def test_a_stream_ends_with_the_right_to_what_it_follows(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         app = await reader(world)

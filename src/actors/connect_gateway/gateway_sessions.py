@@ -49,9 +49,12 @@ def key_of_request(request: ProtoMessage) -> SessionKey:
 class OpenOperation:
     """An operation that has not ended: one of Spark's, or one of the gateway's own."""
 
-    def __init__(self, session: GatewaySession, operation_id: str) -> None:
+    def __init__(
+        self, session: GatewaySession, operation_id: str, write_timeout_ms: int = 30_000
+    ) -> None:
         self.session = session
         self.operation_id = operation_id
+        self._write_s = write_timeout_ms / 1000
         self.own: OwnOperation | None = None
         self.rows = AsyncExitStack()
         """Holds, leases and views of the objects that it reads."""
@@ -65,6 +68,8 @@ class OpenOperation:
         """Why it was ended by somebody else than its client."""
         self._scopes: set[anyio.CancelScope] = set()
         """Scopes of the calls that work for it now."""
+        self._writes: set[anyio.CancelScope] = set()
+        """Scopes of the responses that are on their way."""
 
     def check(self) -> None:
         """Raise the error with which it was ended, or `AccessDenied` if the right to what it reads
@@ -84,7 +89,13 @@ class OpenOperation:
     async def hand_on(self, context: Any, data: bytes) -> None:
         """Send a response to the client. Raises as `check`, and sends nothing then."""
         self.check()
-        await context.write(data)
+        # gRPC sends no status, and so nothing at all, after a write that was left halfway.
+        with anyio.CancelScope(shield=True) as scope:
+            self._writes.add(scope)
+            try:
+                await context.write(data)
+            finally:
+                self._writes.discard(scope)
 
     def stop(self, error: PenstockError) -> None:
         """Stop all calls that work for it: each raises the error."""
@@ -95,6 +106,9 @@ class OpenOperation:
             self.own.cancel(error)
         for scope in self._scopes:
             scope.cancel()
+        # A client that takes nothing is told nothing.
+        for scope in self._writes:
+            scope.deadline = anyio.current_time() + self._write_s
 
     @contextmanager
     def worked_on(self) -> Iterator[None]:
@@ -263,7 +277,9 @@ class SessionTable:
             )
         # Counted here and not by the sessions: each `ExecutePlan` asks.
         self._operations += 1
-        made = session.operations[operation_id] = OpenOperation(session, operation_id)
+        made = session.operations[operation_id] = OpenOperation(
+            session, operation_id, self._settings.write_timeout_ms
+        )
         return made
 
     async def end(self, operation: OpenOperation) -> None:
