@@ -193,6 +193,7 @@ async def test_settings_are_those_of_postgresql(
                 in_transaction = theirs.info.transaction_status == FAILED
                 for again in ("ROLLBACK", text) if in_transaction else ():
                     await compare(ours, theirs, again, told)
+        assert await shown(ours) == await shown(theirs)
 
 
 # -- what PostgreSQL would take, and what is of this service alone ---------------------------------

@@ -30,6 +30,7 @@ def format_of(options: sql.CopyOptions) -> RowFormat:
         options.delimiter.encode(),
         options.null.encode(),
         options.header,
+        options.header_match,
         options.quote.encode(),
         options.escape.encode(),
     )
@@ -96,6 +97,8 @@ async def copy_to_client(
 ) -> int:
     """Send the rows of a table, a query or a subscribe. Return their number."""
     session.begin_statement(statement)
+    if statement.options.header_match:
+        raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
     result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
