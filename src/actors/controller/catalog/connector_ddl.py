@@ -29,6 +29,7 @@ from actors.controller.catalog.catalog import (
 from actors.controller.catalog.ddl import (
     CatalogChanged,
     CatalogStore,
+    cascade_notices,
     retain,
     table_schema,
 )
@@ -244,7 +245,11 @@ class StorageStore:
         kept = self._makers.kept(entry.configuration, entry.id)
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
         records = [record_cas(leftover_of(entry, kept))] if kept else []
-        return await self._store.drop_all(smaller, seqno, entry, gone, records)
+        changed = await self._store.drop_all(smaller, seqno, entry, gone, records)
+        # The source's own tables go with it in any case.
+        also = [each for each in gone if each not in tables]
+        notices = cascade_notices(also) if request.cascade else ()
+        return msgspec.structs.replace(changed, notices=notices)
 
     # -- sinks ---------------------------------------------------------------------------------
 
