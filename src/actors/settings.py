@@ -7,7 +7,6 @@ in rising precedence (`load`).
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import tomllib
@@ -19,8 +18,6 @@ import msgspec
 
 from actors.errors import BadSettings, nearest_hint
 from actors.threshold_probes import KERNEL_LIMITS
-
-log = logging.getLogger("penstock.settings")
 
 FRAME_OVERHEAD_BYTES = 4096
 """Bytes of a frame beside a result: names, trace context, names of fields."""
@@ -762,12 +759,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 _FLAGS: Final = {"true": True, "on": True, "1": True, "false": False, "off": False, "0": False}
 """Spellings of a setting that is on or off, in any case."""
 
-_NOT_SETTINGS: Final = re.compile(
-    r"PENSTOCK_(?:SECRET_.*|WAL_TOKEN|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT(?:_.*)?)"
-)
-"""Variables of the environment that are no settings: secrets, and those by which Kubernetes tells
-of a service of this name."""
-
 
 def load(
     file: Path | None = None,
@@ -789,9 +780,6 @@ def load(
         key = name.removeprefix("PENSTOCK_").lower()
         if name.startswith("PENSTOCK_") and key in fields and key not in MAPPINGS:
             values[key] = text
-        elif name.startswith("PENSTOCK_") and _NOT_SETTINGS.fullmatch(name) is None:
-            hint = nearest_hint(name, [f"PENSTOCK_{each.upper()}" for each in fields])
-            log.warning("environment variable %s is no setting, and is ignored%s", name, hint)
     values |= {key: value for key, value in (flags or {}).items() if value is not None}
     for name in values:
         if name not in fields:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
@@ -16,12 +17,13 @@ import anyio
 import msgspec
 import typer
 
-from actors.errors import BadSettings
-from actors.settings import Settings, load
+from actors.errors import BadSettings, nearest_hint
+from actors.settings import MAPPINGS, Settings, load
 
 if TYPE_CHECKING:
     from actors.client.client import Client
 
+log = logging.getLogger("penstock.settings")
 R = TypeVar("R")
 
 LEVELS: Final = ("debug", "info", "warning", "error")
@@ -176,6 +178,25 @@ def set_up_logging(level: str, *, traced: bool = False) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    warn_of_variables(os.environ)
+
+
+_NOT_SETTINGS: Final = re.compile(
+    r"PENSTOCK_(?:SECRET_.*|WAL_TOKEN|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT(?:_.*)?)"
+)
+"""Variables of the environment that are no settings: secrets, and those by which Kubernetes tells
+of a service of this name."""
+
+
+def warn_of_variables(environment: Mapping[str, str]) -> None:
+    """Log each variable ``PENSTOCK_*`` that is no setting, with the nearest that there is."""
+    fields = {each.name for each in msgspec.structs.fields(Settings)} - {*MAPPINGS}
+    known = [f"PENSTOCK_{name.upper()}" for name in sorted(fields)]
+    for name in environment:
+        wrong = name.startswith("PENSTOCK_") and name.upper() not in known
+        if wrong and _NOT_SETTINGS.fullmatch(name) is None:
+            hint = nearest_hint(name, known)
+            log.warning("environment variable %s is no setting, and is ignored%s", name, hint)
 
 
 _SWITCH_SECONDS: Final = 0.0005
