@@ -29,6 +29,7 @@ R = TypeVar("R")
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+LogFormat = Annotated[str, typer.Option("--log-format", help="text, or json: an object a line.")]
 Connect = Annotated[
     str,
     typer.Option(
@@ -162,9 +163,11 @@ class OneLine(logging.Formatter):
         return " | ".join(line for line in super().format(record).splitlines() if line.strip())
 
 
-def set_up_logging(level: str, *, traced: bool = False) -> None:
-    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids. Raises
-    `BadSettings` for an unknown level."""
+def set_up_logging(level: str, *, traced: bool = False, log_format: str = "text") -> None:
+    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids,
+    as text or as JSON. Raises `BadSettings` for an unknown level or format."""
+    if log_format not in ("text", "json"):
+        raise BadSettings(f"log format {log_format!r}: must be text or json")
     if level.lower() not in LEVELS:
         raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
@@ -172,7 +175,7 @@ def set_up_logging(level: str, *, traced: bool = False) -> None:
         # Imported only here: structlog takes a while to load.
         from actors.tracing.logs import formatter
 
-        handler.setFormatter(formatter())
+        handler.setFormatter(formatter("json" if log_format == "json" else "text"))
     else:
         handler.setFormatter(OneLine())
     root = logging.getLogger()
