@@ -79,6 +79,8 @@ class OwnRoute(msgspec.Struct, frozen=True):
     """The gateway answers by itself."""
 
     answers: Callable[[], AnswerStream]
+    changes: bool = False
+    """True if it may change something of the service: then it is carried out once."""
 
 
 class ForwardRoute(msgspec.Struct, frozen=True):
@@ -127,13 +129,13 @@ class PlanRouter:
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
         if command.WhichOneof("command_type") == "pipeline_command":
-            return OwnRoute(self._pipelines.answers(session, command.pipeline_command))
+            return OwnRoute(self._pipelines.answers(session, command.pipeline_command), True)
         if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
             return self._within_pipeline(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
                 filled = await self._filled_from_views(operation, text)
-                return filled or OwnRoute(lambda: self._run_statement(text, session.caller))
+                return filled or OwnRoute(lambda: self._run_statement(text, session.caller), True)
             setting = setting_of(text)
             if setting is not None:
                 session.note_setting(setting)
@@ -572,7 +574,7 @@ class PlanRouter:
         relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
         plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
         await self._guard.check(operation.session, plan, names)
-        return OwnRoute(lambda: self._fill(operation, plan, names, key))
+        return OwnRoute(lambda: self._fill(operation, plan, names, key), True)
 
     async def _fill(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
@@ -610,7 +612,9 @@ class PlanRouter:
             )
         self._check(operation.session, "write", [key])
         plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
-        return OwnRoute(lambda: self._insert(operation, plan, names, key, by_position=by_position))
+        return OwnRoute(
+            lambda: self._insert(operation, plan, names, key, by_position=by_position), True
+        )
 
     async def _insert(
         self,

@@ -25,7 +25,12 @@ from actors.access.access_rules import UNPROVEN
 from actors.access.open_sessions import OpenSessions
 from actors.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
-from actors.connect_gateway.error_status import engine_ended, status_of
+from actors.connect_gateway.error_status import (
+    engine_ended,
+    session_changed,
+    session_missing,
+    status_of,
+)
 from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
 from actors.connect_gateway.gateway_sessions import (
     GatewaySession,
@@ -41,6 +46,7 @@ from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
 from actors.connect_gateway.plan_rights import check_form
 from actors.connect_gateway.session_endings import SessionEndings
+from actors.connect_gateway.session_ledger import SessionLedger
 from actors.connect_gateway.session_settings import (
     POOL_SETTING,
     check_settings,
@@ -107,11 +113,13 @@ class GatewayCalls:
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
+        ledger: SessionLedger,
         prove: Callable[[str], str],
         opened: OpenSessions,
     ) -> None:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest, `prove` notes that gRPC's peer has shown what is asked
+        the role whose token has a digest, `ledger` has the sessions that changed something, `prove`
+        notes that gRPC's peer has shown what is asked
         for, and returns its address, `opened` are the sessions of all doors."""
         self._settings = settings
         self._clock = clock
@@ -122,6 +130,7 @@ class GatewayCalls:
         self._run = run
         self._security = security
         self._find_token = find_token
+        self._ledger = ledger
         self._prove = prove
         message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
         # Apart, so that work that is carried out cannot keep out what would end it.
@@ -253,12 +262,24 @@ class GatewayCalls:
                     self._sessions.check_room()
                     first = {} if who.runs_code else settings_without_code(self._settings)
                     opened = await self._calls.open_session(request, first)
+                    await self._check_new(request, opened)
                     found = self._endings.add_session(key, opened, who, self._upstream.server)
+        if _observed(request) not in ("", found.server_side_session_id):
+            raise session_changed(key.session_id)
         found.ran_code = found.ran_code or who.runs_code
         found.used_ms = self._clock.monotonic_ms()
         if found.opened is not None:
             found.opened.requests += 1
         return found
+
+    async def _check_new(self, request: ProtoMessage, opened: str) -> None:
+        """Raise `SparkCondition` if a session that Spark has just opened under this id is not new
+        to its client, which may send an operation again that was carried out."""
+        key = key_of_request(request)
+        if _observed(request) in ("", opened) and not await self._ledger.is_noted(key):
+            return
+        await self._calls.release(key)
+        raise session_changed(key.session_id)
 
     def _found(self, key: SessionKey) -> GatewaySession | None:
         """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
@@ -280,15 +301,12 @@ class GatewayCalls:
             )
         return found
 
-    def _operation(self, request: ProtoMessage) -> OpenOperation | None:
-        """Return the operation that a request names; None if it is not known. No session is opened
-        for it: one that was released must stay so."""
-        session = self._found(key_of_request(request))
-        if session is None:
-            return None
+    def _operation(self, session: GatewaySession, operation_id: str) -> OpenOperation | None:
+        """Return an operation that has not ended; None if it is not known. Raises its error if it
+        was stopped."""
         session.used_ms = self._clock.monotonic_ms()
-        session.check_operation(request.operation_id)
-        return session.operations.get(request.operation_id)
+        session.check_operation(operation_id)
+        return session.operations.get(operation_id)
 
     async def _forget(self, session: GatewaySession) -> None:
         """Forget a session that Spark has not any more, or is to release."""
@@ -416,7 +434,7 @@ class GatewayCalls:
             # What is read for the plan is part of the operation: bounded, and ended with it.
             route = await self._router.route(operation, request)
             if isinstance(route, OwnRoute):
-                self._begin_own(operation, route, request, reattachable=reattachable)
+                await self._begin_own(operation, route, request, reattachable=reattachable)
                 try:
                     over = await self._stream_own(operation, context, "", reattachable)
                     return
@@ -424,7 +442,7 @@ class GatewayCalls:
                     operation.own = None
                 route = await self._router.route(operation, request, declined=True)
             if isinstance(route, OwnRoute):
-                self._begin_own(operation, route, request, reattachable=reattachable)
+                await self._begin_own(operation, route, request, reattachable=reattachable)
                 over = await self._stream_own(operation, context, "", reattachable)
             else:
                 over = await self._stream_spark(operation, route, context, reattachable)
@@ -434,8 +452,9 @@ class GatewayCalls:
                 await self._forget(session)
             raise
         except anyio.get_cancelled_exc_class():
-            # The client has left: it may come back for an operation that it may reattach to.
-            over = not reattachable
+            # The client has left: it may come back for an operation that it may reattach to, and
+            # begins one anew that had not begun.
+            over = not reattachable or not operation.left_ms
             if over:
                 with anyio.CancelScope(shield=True):
                     await self._give_up(operation)
@@ -444,7 +463,7 @@ class GatewayCalls:
             if over:
                 await self._sessions.end(operation)
 
-    def _begin_own(
+    async def _begin_own(
         self,
         operation: OpenOperation,
         route: OwnRoute,
@@ -453,6 +472,10 @@ class GatewayCalls:
         reattachable: bool,
     ) -> None:
         session = operation.session
+        operation.changes = route.changes
+        if route.changes and not session.noted:
+            await self._ledger.note(session.key)
+            session.noted = True
         names = OperationTags(
             session.key.session_id, session.server_side_session_id, operation.operation_id
         )
@@ -499,7 +522,18 @@ class GatewayCalls:
         return complete or not reattachable
 
     async def _reattach(self, data: bytes, context: Any) -> None:
-        operation = self._operation(request := self._decode(base_pb2.ReattachExecuteRequest, data))
+        request = self._decode(base_pb2.ReattachExecuteRequest, data)
+        key = key_of_request(request)
+        session = self._found(key)
+        # None is opened for it: one that was released must stay so.
+        if session is None:
+            known = _observed(request) or await self._ledger.is_noted(key)
+            raise (session_changed if known else session_missing)(key.session_id)
+        if _observed(request) not in ("", session.server_side_session_id):
+            raise session_changed(key.session_id)
+        operation = self._operation(session, request.operation_id)
+        if operation is None:
+            self._sessions.check_carried_out(session, request.operation_id)
         with nullcontext() if operation is None else operation.worked_on():
             await self._reattach_operation(operation, request, data, context)
 
@@ -533,10 +567,11 @@ class GatewayCalls:
                 await self._sessions.end(operation)
 
     async def _release_execute(self, data: bytes, context: Any) -> bytes:
-        operation = self._operation(request := self._decode(base_pb2.ReleaseExecuteRequest, data))
+        request = self._decode(base_pb2.ReleaseExecuteRequest, data)
         whole = not request.HasField("release_until")
-        own = None if operation is None else operation.own
         session = self._found(key_of_request(request))
+        operation = None if session is None else self._operation(session, request.operation_id)
+        own = None if operation is None else operation.own
         if session is None or (whole and own is None):
             answer = await self._pass_on("ReleaseExecute", data, context)
         else:
@@ -750,6 +785,11 @@ async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes
             if message is grpc.aio.EOF:
                 return
             yield message
+
+
+def _observed(request: ProtoMessage) -> str:
+    """Return Spark's id of the session that a client has seen in answers; empty for none."""
+    return str(getattr(request, "client_observed_server_side_session_id", ""))
 
 
 class _Attached:

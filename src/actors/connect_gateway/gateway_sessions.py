@@ -15,7 +15,7 @@ import anyio
 
 from actors.access.open_sessions import OpenSession, ReadRights
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
-from actors.connect_gateway.error_status import SparkCondition
+from actors.connect_gateway.error_status import SparkCondition, operation_abandoned
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
@@ -56,6 +56,8 @@ class OpenOperation:
         self.operation_id = operation_id
         self._write_s = write_timeout_ms / 1000
         self.own: OwnOperation | None = None
+        self.changes = False
+        """True if the gateway's own operation may change something of the service."""
         self.rows = AsyncExitStack()
         """Holds, leases and views of the objects that it reads."""
         self.attached = 0
@@ -158,6 +160,8 @@ class GatewaySession:
         """Reads of the streams that were started."""
         self._refused: dict[str, PenstockError] = {}
         """Errors of operations that were stopped, by id: Spark may have responses of them still."""
+        self.noted = False
+        """True if it is in the `SessionLedger`."""
         self.ran_code = False
         """True if code of the client may have run in it: functions of it may be left."""
         self.used_ms = 0.0
@@ -230,6 +234,8 @@ class SessionTable:
         self._run = run
         self._sessions: dict[SessionKey, GatewaySession] = {}
         self._operations = 0
+        self._carried_out: dict[tuple[SessionKey, str], None] = {}
+        """Operations that are over and may have changed something, oldest first."""
         self._stopping = False
 
     def __iter__(self) -> Iterator[GatewaySession]:
@@ -262,7 +268,8 @@ class SessionTable:
 
     def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
         """Begin an operation. Raises `ResourceBusy`, and `SparkCondition` if it has begun
-        already."""
+        already, or was carried out."""
+        self.check_carried_out(session, operation_id)
         if operation_id in session.operations:
             raise SparkCondition(
                 "INVALID_HANDLE.OPERATION_ALREADY_EXISTS",
@@ -282,6 +289,20 @@ class SessionTable:
         )
         return made
 
+    def check_carried_out(self, session: GatewaySession, operation_id: str) -> None:
+        """Raise `SparkCondition` for an operation that is over and may have changed something."""
+        if (session.key, operation_id) in self._carried_out:
+            raise operation_abandoned(operation_id)
+
+    def _remember(self, operation: OpenOperation) -> None:
+        """Let an operation that may have changed something not be carried out again."""
+        own = operation.own
+        if own is None or not operation.changes or own.is_repeatable:
+            return
+        self._carried_out[operation.session.key, operation.operation_id] = None
+        if len(self._carried_out) > self._settings.connect_operations_kept_max:
+            del self._carried_out[next(iter(self._carried_out))]
+
     async def end(self, operation: OpenOperation) -> None:
         """End an operation and return what it holds. Idempotent. If the caller is cancelled
         meanwhile, the return goes on without it."""
@@ -293,6 +314,7 @@ class SessionTable:
         self._operations -= 1
         if session.opened is not None and not session.operations:
             session.opened.begin("")
+        self._remember(operation)
         if operation.own is not None:
             operation.own.cancel()
         returned = anyio.Event()
