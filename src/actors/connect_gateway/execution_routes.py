@@ -29,6 +29,12 @@ from actors.connect_gateway.own_operations import AnswerStream
 from actors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
 from actors.connect_gateway.plain_reads import DirectRead, direct_read
 from actors.connect_gateway.plan_guard import PlanGuard
+from actors.connect_gateway.plan_options import (
+    check_reads,
+    check_write,
+    creates,
+    wants_absence,
+)
 from actors.connect_gateway.plan_rewriting import (
     PlanNames,
     ProtoMessage,
@@ -54,6 +60,8 @@ from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
     NameParts,
     TemporaryViewText,
+    changed_name_of,
+    created_name_of,
     dropped_view_of,
     find_text_reads,
     is_query,
@@ -62,17 +70,43 @@ from actors.connect_gateway.sql_names import (
     setting_of,
     temporary_view_of,
 )
+from actors.connect_gateway.statement_arguments import text_with_arguments
 from actors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
-from actors.errors import AccessDenied, InvalidUsage, SqlSyntaxError
+from actors.errors import (
+    AccessDenied,
+    InvalidUsage,
+    ObjectExists,
+    SqlSyntaxError,
+    UnknownObject,
+)
 from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
 from actors.sql.grammar import parse_statement
 from actors.sql.statements import InsertStatement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
+from actors.sql_session.row_values import schema_of
 
 VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
+
+
+_LOST: Final = {
+    "TABLE": (
+        "CREATE TABLE {name} with a format or a clause of Spark's own: Spark would forget the "
+        "table with its process. Create it as a table of Penstock, by CREATE TABLE {name} "
+        "(columns) or CREATE TABLE {name} AS query; or write files, by their path."
+    ),
+    "VIEW": (
+        "CREATE VIEW {name} over what is not Penstock's: Spark would forget the view with its "
+        "process. Make a temporary view."
+    ),
+    "FUNCTION": (
+        "CREATE FUNCTION {name}: Spark would forget the function with its process. Make it a "
+        "temporary one, in each session."
+    ),
+}
+"""Refusals of what Spark would keep in its process alone."""
 
 
 class OwnRoute(msgspec.Struct, frozen=True):
@@ -128,6 +162,8 @@ class PlanRouter:
         service. Raises errors of the service, and Spark's."""
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
+        if text is None and not declined:
+            text = self._argued_text(session, request.plan, await self._directory.names())
         if command.WhichOneof("command_type") == "pipeline_command":
             return OwnRoute(self._pipelines.answers(session, command.pipeline_command), True)
         if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
@@ -136,6 +172,7 @@ class PlanRouter:
             if self._execute is not None and not declined and not is_query(text):
                 filled = await self._filled_from_views(operation, text)
                 return filled or OwnRoute(lambda: self._run_statement(text, session.caller), True)
+            self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
             if setting is not None:
                 session.note_setting(setting)
@@ -150,6 +187,28 @@ class PlanRouter:
         if request.plan.WhichOneof("op_type") == "command":
             return await self._command(operation, request, names)
         return await self._relation(operation, request, names)
+
+    def _argued_text(
+        self, session: GatewaySession, plan: ProtoMessage, names: ObjectNames
+    ) -> str | None:
+        """Return the text of a statement that has arguments, with these in it; None for a query,
+        and every other plan."""
+        if plan.command.WhichOneof("command_type") != "sql_command":
+            return None
+        relation = relation_of_command(plan.command.sql_command)
+        written = written_text_of(relation)
+        # Spark binds the arguments of a query.
+        if written is None or is_query(written):
+            return None
+        if relation.WhichOneof("rel_type") == "sql":
+            return text_with_arguments(relation.sql)
+        target = changed_name_of(written)
+        if target is not None and names.key_of(target, session.hidden) is not None:
+            raise unsupported(
+                "A statement of Penstock with DataFrames as arguments: make them temporary views, "
+                "or use df.writeTo(…).append()."
+            )
+        return None
 
     def _within_pipeline(self, plan: ProtoMessage) -> OwnRoute:
         """Return the route of a text in code that defines a pipeline: the relation itself. Raises
@@ -236,6 +295,11 @@ class PlanRouter:
             if session.drop_view(catalog.drop_temp_view.view_name):
                 return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
             return None
+        kind = catalog.WhichOneof("cat_type")
+        if kind in ("create_table", "create_external_table"):
+            parts = parse_identifier(getattr(catalog, kind).table_name)
+            if parts is not None and names.own_name(parts) is not None:
+                raise unsupported(_LOST["TABLE"].format(name=".".join(parts)))
         known = names.with_plain()
         found = answer_catalog(catalog, known, known.resolver(session.hidden))
         if found is None:
@@ -293,6 +357,13 @@ class PlanRouter:
                 insert = self._insert_route(operation, request, names)
                 if insert is not None:
                     return insert
+            case "write_stream_operation_start" if command.write_stream_operation_start.table_name:
+                parts = parse_identifier(command.write_stream_operation_start.table_name)
+                if parts is not None and names.own_name(parts) is not None:
+                    raise unsupported(
+                        f"A stream into the table {parts[-1]} of Penstock: append its batches, by "
+                        "foreachBatch."
+                    )
             case "write_stream_operation_start" if command.write_stream_operation_start.query_name:
                 return await self._stream(operation, request, names)
         return await self._bound(operation, request, names)
@@ -351,6 +422,14 @@ class PlanRouter:
             return bound
         name = started.query_name
         return msgspec.structs.replace(bound, done=lambda: session.note_own_view(name))
+
+    def _refuse_lost(self, session: GatewaySession, text: str, names: ObjectNames) -> None:
+        """Raise `SparkCondition` for a text that would make something in Spark's catalog, whose
+        process forgets it, under a name of the service's own."""
+        made = created_name_of(text)
+        if made is not None and names.own_name(made[1]) is not None:
+            kind, parts = made
+            raise unsupported(_LOST[kind].format(name=".".join(parts)))
 
     # -- temporary views -----------------------------------------------------------------------
 
@@ -423,6 +502,10 @@ class PlanRouter:
         """Return a plan with the definitions of the session's views and of plain views in place of
         their names. Raises `SparkCondition`."""
 
+        def resolve_any(parts: NameParts) -> str | None:
+            found = resolve(parts) or resolve_plain(parts)
+            return found or names.key_of(parts, session.hidden)
+
         def resolve(parts: NameParts) -> str | None:
             alone = fold(parts[0]) if len(parts) == 1 else ""
             return f"{VIEW_KEY}{alone}" if alone in session.views else None
@@ -431,6 +514,7 @@ class PlanRouter:
             key = names.plain_key_of(parts, session.hidden)
             return None if key is None else f"{VIEW_KEY}{key}"
 
+        check_reads(message, resolve_any)
         # The session's views first: they may name plain views.
         for found, relation_of in (
             (resolve, session.views.__getitem__),
@@ -591,17 +675,29 @@ class PlanRouter:
     def _insert_route(
         self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
     ) -> OwnRoute | None:
-        """Return the route of a write into a table of the service; None for other writes."""
+        """Return the route of a write into a table of the service, which may be new; None for other
+        writes."""
         command = request.plan.command
         first = command.WhichOneof("command_type") == "write_operation"
         write = command.write_operation if first else command.write_operation_v2
         if first and not write.HasField("table"):
             return None
-        written = write.table.table_name if first else write.table_name
-        parts = parse_identifier(written)
-        key = None if parts is None else names.key_of(parts, operation.session.hidden)
-        if key is None:
+        session = operation.session
+        parts = parse_identifier(write.table.table_name if first else write.table_name)
+        name = None if parts is None else names.own_name(parts, session.hidden)
+        if parts is None or name is None:
             return None
+        check_write(write, name)
+        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
+        key = names.key_of(parts, session.hidden)
+        if key is None:
+            if not creates(write):
+                raise UnknownObject(f"there is no table named {name!r}: create it first")
+            return OwnRoute(lambda: self._create(operation, plan, names, name), True)
+        if wants_absence(write):
+            raise ObjectExists(f"there is a table or view named {key!r} already")
+        if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
+            return OwnRoute(_nothing)
         by_position = first and write.table.save_method == (
             commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
         )
@@ -610,11 +706,26 @@ class PlanRouter:
                 f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
                 "does not replace it."
             )
-        self._check(operation.session, "write", [key])
-        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
+        self._check(session, "write", [key])
         return OwnRoute(
             lambda: self._insert(operation, plan, names, key, by_position=by_position), True
         )
+
+    async def _create(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, name: str
+    ) -> AnswerStream:
+        """Create a table with the columns and rows of a plan that Spark executes. The rows come
+        after the table, as those of CREATE TABLE AS."""
+        session = operation.session
+        rows = await self._gathered(session, await self._bound(operation, request, names), name)
+        if rows is None:
+            raise InvalidUsage("the DataFrame has no columns")
+        rows = _in_utc(rows)
+        async with await self._client.of_role(session.caller.role) as client:
+            await client.create_table(name, schema_of(rows.schema))
+            if rows.num_rows:
+                await client.insert(name, rows)
+        yield complete_answer()
 
     async def _insert(
         self,

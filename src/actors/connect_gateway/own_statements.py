@@ -26,6 +26,7 @@ from actors.views.query_analysis import find_mentioned_tables
 
 _OWN: Final = (
     sql.CreateTableStatement,
+    sql.CreateTableAsStatement,
     sql.CreateMaterializedViewStatement,
     sql.CreateViewStatement,
     sql.CreateIndexStatement,

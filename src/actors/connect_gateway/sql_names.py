@@ -253,6 +253,14 @@ class _WordReader:
             self.at += 1
         return found
 
+    def parts(self) -> NameParts | None:
+        """Take a name; None if none comes next."""
+        chain = next(find_chains(self.words[self.at :]), None)
+        if chain is None or chain.spans[0][0] != self.words[self.at].start:
+            return None
+        self.at += 2 * len(chain.parts) - 1
+        return chain.parts
+
     def rest(self) -> str:
         """Return what is left of the text."""
         return self.sql[self.words[self.at].start :] if self.at < len(self.words) else ""
@@ -281,6 +289,42 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
         while reader.at < len(reader.words) and not reader.takes("AS"):
             reader.at += 1
     return TemporaryViewText(name, reader.rest(), replace, if_absent, is_global, not bare)
+
+
+def created_name_of(sql: str) -> tuple[str, NameParts] | None:
+    """Return what a text makes in Spark's catalog (TABLE, VIEW, FUNCTION), and its name; None for
+    other texts, and for what is temporary.
+
+    >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
+    ('TABLE', ('default', 't'))
+    """
+    reader = _WordReader(sql)
+    if not reader.takes("CREATE") and not reader.takes("REPLACE"):
+        return None
+    reader.takes("OR", "REPLACE")
+    reader.takes("EXTERNAL")
+    for kind in ("TABLE", "VIEW", "FUNCTION"):
+        if reader.takes(kind):
+            reader.takes("IF", "NOT", "EXISTS")
+            parts = reader.parts()
+            return None if parts is None else (kind, parts)
+    return None
+
+
+def changed_name_of(sql: str) -> NameParts | None:
+    """Return the name of the table that an INSERT, UPDATE, DELETE or MERGE changes; None for other
+    texts.
+
+    >>> changed_name_of("MERGE INTO a.t USING {s} ON true"), changed_name_of("SELECT 1")
+    (('a', 't'), None)
+    """
+    reader = _WordReader(sql)
+    for head in ("INSERT", "UPDATE", "DELETE", "MERGE"):
+        if reader.takes(head):
+            for word in ("INTO", "OVERWRITE", "FROM", "TABLE"):
+                reader.takes(word)
+            return reader.parts()
+    return None
 
 
 def dropped_view_of(sql: str) -> str | None:
