@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
 from actors.access.open_sessions import ReadRights
-from actors.connect_gateway.callers import CallerIdentity, caller
+from actors.connect_gateway.callers import caller
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.change_streams import bind_streams
 from actors.connect_gateway.error_status import unsupported
@@ -171,7 +171,7 @@ class PlanRouter:
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
                 filled = await self._filled_from_views(operation, text)
-                return filled or OwnRoute(lambda: self._run_statement(text, session.caller), True)
+                return filled or OwnRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
             if setting is not None:
@@ -394,11 +394,15 @@ class PlanRouter:
         written = written_text_of(original)
         return await self._bound(operation, request, names, original=original, text=written)
 
-    async def _run_statement(self, text: str, who: CallerIdentity) -> AnswerStream:
+    async def _run_statement(self, text: str, session: GatewaySession) -> AnswerStream:
         """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
         # Within the operation: a statement may wait long, and its client come back for the answer.
         assert self._execute is not None
-        found = await self._execute(text, who)
+        if session.changed_settings:
+            conf = await self._calls.settings_of(session, session.changed_settings)
+            found = await self._execute(text, session.caller, conf)
+        else:
+            found = await self._execute(text, session.caller)
         if found is None:
             raise StatementDeclined("the text is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])

@@ -705,6 +705,7 @@ class GatewayCalls:
         made.ran_code = session.ran_code
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
+        made.changed_settings = set(session.changed_settings)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
         made.used_ms = self._clock.monotonic_ms()
         return told

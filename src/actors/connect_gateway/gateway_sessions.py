@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from actors.access.open_sessions import OpenSession, ReadRights
+from actors.catalyst.permitted_settings import is_of_meaning
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.connect_gateway.error_status import SparkCondition, operation_abandoned
 from actors.connect_gateway.own_operations import OwnOperation
@@ -150,6 +151,8 @@ class GatewaySession:
         """Pipelines that the client defines, by id, the oldest first."""
         self.changed_meaning = False
         """True if a setting of the session may give texts another meaning than by default."""
+        self.changed_settings: set[str] = set()
+        """Settings that change what a text means, and that the client has changed."""
         self.reads_files = False
         """True if the session's settings are those under which Spark may read parts of shards."""
         self.reads_streams = False
@@ -190,6 +193,8 @@ class GatewaySession:
 
     def note_setting(self, name: str) -> None:
         """Note that a setting is changed."""
+        if is_of_meaning(name):
+            self.changed_settings.add(name)
         if not name or name.lower().startswith(CHANGES_MEANING):
             self.changed_meaning = True
 

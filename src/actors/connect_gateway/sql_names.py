@@ -216,7 +216,7 @@ def needs_no_rows(sql: str) -> bool:
 
 
 def setting_of(sql: str) -> str | None:
-    """Return the setting, in lower case, that a SET statement changes; None for other texts.
+    """Return the setting that a SET statement changes; None for other texts.
 
     >>> setting_of("SET spark.sql.ansi.enabled = false")
     'spark.sql.ansi.enabled'
@@ -225,7 +225,9 @@ def setting_of(sql: str) -> str | None:
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
-    return ".".join(chains[0].parts).lower() if chains else ""
+    found = ".".join(chains[0].parts) if chains else ""
+    # SET TIME ZONE has a word of its own.
+    return "spark.sql.session.timeZone" if found.upper() == "TIME" else found
 
 
 class _WordReader:
