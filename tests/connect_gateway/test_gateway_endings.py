@@ -86,6 +86,19 @@ async def test_an_operation_of_spark_ends_with_the_right_to_what_it_reads(tmp_pa
         assert (await world.run(lambda: app.range(1).toArrow())).num_rows == 1
 
 
+async def test_an_operation_of_a_role_without_code_has_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.connect_gateway.listening.SWEEP_MS", 20)
+    async with gateway_world(tmp_path, query_deadline_ms=200) as world:
+        app = await reader(world)
+        frame = app.table("orders").groupBy("name").count().withColumnRenamed("count", "hang")
+        with pytest.raises(PySparkException, match="query_deadline_ms"):
+            await world.run(lambda: frame.toArrow())
+        await until(lambda: bool(world.spark.interrupted))
+        assert (await world.run(lambda: app.range(1).toArrow())).num_rows == 1
+
+
 async def test_operations_of_other_objects_go_on(tmp_path: Path) -> None:
     async with gateway_world(tmp_path) as world:
         app = await reader(world)

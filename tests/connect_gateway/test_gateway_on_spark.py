@@ -250,6 +250,17 @@ def test_frames_make_tables(house: SparkHouse, spark: Any) -> None:
         spark.read.option("versionAsOf", 1).table("saved").collect()
 
 
+def test_a_temporary_function_is_no_part_of_a_view(house: SparkHouse, spark: Any) -> None:
+    spark.udf.register("f_of_session", lambda number: number, "bigint")
+    spark.sql("CREATE TEMPORARY FUNCTION s_of_session(n BIGINT) RETURNS BIGINT RETURN n + 1")
+    for name in ("f_of_session", "s_of_session"):
+        for kind in ("MATERIALIZED VIEW", "VIEW"):
+            with pytest.raises(PySparkException, match=name):
+                spark.sql(f"CREATE {kind} made_of AS SELECT {name}(id) AS a FROM orders")
+    explained = spark.sql("EXPLAIN CREATE MATERIALIZED VIEW made_of AS SELECT id FROM orders")
+    assert explained.collect()[0][0] == "mode: incremental"
+
+
 def test_values_of_every_type_pass_through_spark(house: SparkHouse, spark: Any) -> None:
     columns = {
         "b": "boolean",

@@ -59,6 +59,7 @@ from actors.connect_gateway.statement_execution import StatementDeclined
 from actors.errors import (
     AccessDenied,
     AuthenticationFailed,
+    DeadlineExceeded,
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -335,6 +336,8 @@ class GatewayCalls:
                 await self._release(session)
                 continue
             for operation in list(session.operations.values()):
+                if not session.ran_code and now - operation.begun_ms > settings.query_deadline_ms:
+                    await self._expire(operation)
                 left = not operation.attached and operation.left_ms
                 if left and now - operation.left_ms > settings.connect_detached_ms:
                     await self._give_up(operation)
@@ -347,6 +350,16 @@ class GatewayCalls:
         """Return whether a session's role has lost what the session was opened or ran under."""
         may, role = self._directory.may, session.caller.role
         return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
+
+    async def _expire(self, operation: OpenOperation) -> None:
+        """End what a role that may not run code has Spark execute, as a query of another door."""
+        # The gateway's own end by deadlines of their own, and only their answers are kept.
+        if operation.own is None or not operation.own.ended:
+            limit = self._settings.query_deadline_ms
+            operation.stop(
+                DeadlineExceeded(f"the operation took more than {limit} ms (query_deadline_ms)")
+            )
+            await self._give_up(operation)
 
     async def _release(self, session: GatewaySession) -> None:
         """End a session that its client has not ended, at Spark too."""
@@ -417,6 +430,7 @@ class GatewayCalls:
         session = await self._session(request)
         request.operation_id = request.operation_id or str(uuid.uuid4())
         operation = self._sessions.begin(session, request.operation_id)
+        operation.begun_ms = self._clock.monotonic_ms()
         if session.opened is not None:
             session.opened.begin(shown_plan(request.plan))
         with operation.worked_on():

@@ -63,6 +63,8 @@ class OpenOperation:
         """Holds, leases and views of the objects that it reads."""
         self.attached = 0
         """Calls that stream its responses now."""
+        self.begun_ms = 0.0
+        """Time at which it began, on the monotonic clock."""
         self.left_ms = 0.0
         """Time at which the last of them left, on the monotonic clock."""
         self.rights = ReadRights(session.opened)

@@ -109,7 +109,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
     """Return whether a statement is the service's: by its kind, or by the object that it names."""
     match statement:
         case sql.ExplainStatement():
-            return statement.mode == "incremental"
+            # Spark explains queries by itself, and refuses the other.
+            made = isinstance(statement.statement, sql.CreateMaterializedViewStatement)
+            return made or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.
