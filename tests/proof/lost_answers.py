@@ -1,6 +1,6 @@
 """Loses the answers of writes, kills the service, and comes back late: no row twice, none lost.
 
-Run: ``python tests/proof/lost_answers.py [--writes 2000] [--seed 1] [--every 40]``.
+Run: ``python tests/proof/lost_answers.py [--writes 2000] [--seed 1] [--every 40] [--keep FOLDER]``.
 
 A service process (`penstock serve`) gets INSERTs of one row each, by an unmodified PySpark over
 Spark Connect and by psycopg, through proxies. Before most of them an answer is lost: the service's
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shutil
 import sys
 import tempfile
 from collections import Counter
@@ -93,12 +94,15 @@ class LostAnswers:
             address = f"sc://{spark.address}"
             self.spark = await anyio.to_thread.run_sync(lambda: SparkSession(address))
         # A kill ends it unseen.
-        if self.postgres is None or self.killed:
+        while self.postgres is None or self.killed:
             host, _, port = postgres.address.rpartition(":")
-            self.postgres = await psycopg.AsyncConnection.connect(
-                host=host, port=int(port), user="writer", autocommit=True, connect_timeout=60
-            )
-            self.killed = False
+            place = f"host={host} port={port} user=writer sslmode=disable connect_timeout=60"
+            try:
+                self.postgres = await psycopg.AsyncConnection.connect(place, autocommit=True)
+                self.killed = False
+            except psycopg.OperationalError:
+                # The service may be starting still.
+                await anyio.sleep(0.1)
 
     async def _disturb(self, fault: str, number: int, proxy: TcpProxy) -> None:
         # Half of them when the row is there, the others at any moment before.
@@ -192,11 +196,15 @@ def main() -> None:
     parser.add_argument("--writes", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=int, default=40, help="writes between two kills")
+    parser.add_argument("--keep", default="", help="folder for the state and log of a wrong run")
     arguments = parser.parse_args()
     # PySpark logs each error that it raises, too.
     logging.getLogger("pyspark.sql.connect").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="penstock_lost_") as folder:
-        sys.exit(1 if anyio.run(run, arguments, Path(folder)) else 0)
+        wrong = anyio.run(run, arguments, Path(folder))
+        if wrong and arguments.keep:
+            shutil.copytree(folder, arguments.keep, dirs_exist_ok=True)
+    sys.exit(1 if wrong else 0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from typing import Final
+from typing import Any, Final
 
 from actors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.connect_gateway.plan_rewriting import ProtoMessage
@@ -64,7 +64,7 @@ def _literal_of(expression: ProtoMessage) -> str:
 def _written(literal: ProtoMessage) -> str:
     """Return a literal as Spark's SQL has it."""
     kind = literal.WhichOneof("literal_type")
-    value = getattr(literal, kind) if kind else None
+    value: Any = getattr(literal, kind) if kind else None
     match kind:
         case "null":
             return "NULL"
