@@ -420,12 +420,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
     """An operation to which no client is attached for so long is given up."""
-    connect_operations_kept_max: int = 100_000
-    """Operations of Connect clients that changed something and are over: of so many, the last ones,
-    the service remembers that they are not to be repeated."""
-    connect_sessions_kept_max: int = 10_000
-    """Sessions of Connect clients that changed something: the last ones are remembered durably, so
-    that no other service repeats an operation of theirs."""
+    connect_kept_max: int = 20_000
+    """Sessions, and operations, that changed something: of the last so many none is repeated."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message of a Connect client, and of an answer to it."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024

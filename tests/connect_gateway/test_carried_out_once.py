@@ -101,7 +101,7 @@ async def test_what_surely_failed_is_begun_again_and_what_may_have_happened_is_n
 
 async def test_only_so_many_operations_are_remembered(tmp_path: Path) -> None:
     execute = CountedStatements()
-    changes = {"connect_operations_kept_max": 2, "execute_statement": execute}
+    changes = {"connect_kept_max": 2, "execute_statement": execute}
     async with raw_client(tmp_path, **changes) as (_, client):
         for name in "abc":
             await insert(client, name, reattachable=False).read()

@@ -90,6 +90,7 @@ async def test_an_operation_of_a_role_without_code_has_a_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.connect_gateway.listening.SWEEP_MS", 20)
+    # expires: Spark hangs
     async with gateway_world(tmp_path, query_deadline_ms=200) as world:
         app = await reader(world)
         frame = app.table("orders").groupBy("name").count().withColumnRenamed("count", "hang")

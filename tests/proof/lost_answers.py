@@ -122,6 +122,7 @@ class LostAnswers:
 
     async def _until_there(self, number: int) -> None:
         async with await Client.connect(self.service.address) as client:
+            # expires: it never came to the service
             with anyio.move_on_after(10):
                 while not (await client.peek("t", where=[("id", "=", number)])).num_rows:
                     await anyio.sleep(0.02)

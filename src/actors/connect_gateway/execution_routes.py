@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Collection
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
+from pyspark.sql.connect.proto import relations_pb2
 
 from actors.access.open_sessions import ReadRights
 from actors.connect_gateway.callers import caller
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.change_streams import bind_streams
 from actors.connect_gateway.error_status import unsupported
+from actors.connect_gateway.frame_writes import FrameWrites
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
 from actors.connect_gateway.object_catalog import (
     ObjectDirectory,
@@ -31,9 +32,6 @@ from actors.connect_gateway.plain_reads import DirectRead, direct_read
 from actors.connect_gateway.plan_guard import PlanGuard
 from actors.connect_gateway.plan_options import (
     check_reads,
-    check_write,
-    creates,
-    wants_absence,
 )
 from actors.connect_gateway.plan_rewriting import (
     PlanNames,
@@ -44,6 +42,12 @@ from actors.connect_gateway.plan_rewriting import (
     relation_of_command,
     statement_of,
     written_text_of,
+)
+from actors.connect_gateway.plan_routes import (
+    ForwardRoute,
+    OwnRoute,
+    nothing,
+    nothing_as_command,
 )
 from actors.connect_gateway.row_messages import (
     RowGatherer,
@@ -63,7 +67,6 @@ from actors.connect_gateway.sql_names import (
     changed_name_of,
     created_name_of,
     dropped_view_of,
-    find_text_reads,
     is_query,
     needs_no_rows,
     parse_identifier,
@@ -75,17 +78,11 @@ from actors.connect_gateway.statement_execution import ExecuteStatement, Stateme
 from actors.errors import (
     AccessDenied,
     InvalidUsage,
-    ObjectExists,
-    SqlSyntaxError,
-    UnknownObject,
 )
 from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
-from actors.sql.grammar import parse_statement
-from actors.sql.statements import InsertStatement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
-from actors.sql_session.row_values import schema_of
 
 VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
@@ -107,29 +104,6 @@ _LOST: Final = {
     ),
 }
 """Refusals of what Spark would keep in its process alone."""
-
-
-class OwnRoute(msgspec.Struct, frozen=True):
-    """The gateway answers by itself."""
-
-    answers: Callable[[], AnswerStream]
-    changes: bool = False
-    """True if it may change something of the service: then it is carried out once."""
-
-
-class ForwardRoute(msgspec.Struct, frozen=True):
-    """Spark executes this request."""
-
-    request: ProtoMessage
-    original: ProtoMessage | None = None
-    """Relation that the client gets in place of the one that Spark was given: so it has the names
-    again, which are read at the time of each use."""
-    views: Mapping[str, ProtoMessage] = {}
-    """Relations that must be temporary views while Spark analyses the plan."""
-    names_texts: bool = False
-    """True if texts in the plan come with temporary views of their own."""
-    done: Callable[[], None] | None = None
-    """Called when Spark has executed it."""
 
 
 class PlanRouter:
@@ -154,6 +128,9 @@ class PlanRouter:
         self._guard = guard
         self._execute = execute_statement
         self._pipelines = pipelines
+        self._writes = FrameWrites(
+            settings, directory, client, calls, guard, self._bound, self._check
+        )
 
     async def route(
         self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
@@ -170,7 +147,7 @@ class PlanRouter:
             return self._within_pipeline(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
-                filled = await self._filled_from_views(operation, text)
+                filled = await self._writes.filled_from_views(operation, text)
                 return filled or OwnRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
@@ -180,7 +157,7 @@ class PlanRouter:
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
             if dropped is not None and session.drop_view(dropped):
-                return OwnRoute(_nothing_as_command)
+                return OwnRoute(nothing_as_command)
             if dropped is not None and is_sparks:
                 return OwnRoute(lambda: self._drop_view(session, dropped))
         names = await self._directory.names()
@@ -354,7 +331,7 @@ class PlanRouter:
             case "create_dataframe_view":
                 return await self._view(session, request, names)
             case "write_operation" | "write_operation_v2":
-                insert = self._insert_route(operation, request, names)
+                insert = self._writes.route(operation, request, names)
                 if insert is not None:
                     return insert
             case "write_stream_operation_start" if command.write_stream_operation_start.table_name:
@@ -451,14 +428,14 @@ class PlanRouter:
         if made.is_global:
             raise unsupported("A global temporary view over objects of Penstock is not kept.")
         await self._define(session, made.name, made.input, names, replace=made.replace)
-        return OwnRoute(_nothing)
+        return OwnRoute(nothing)
 
     async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
         """Drop a temporary view that Spark keeps."""
         root = relations_pb2.Relation()
         root.catalog.drop_temp_view.view_name = name
         await self._calls.execute(session, plan_of(root))
-        async for answer in _nothing_as_command():
+        async for answer in nothing_as_command():
             yield answer
 
     async def _define_text(
@@ -473,7 +450,7 @@ class PlanRouter:
             relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
             await self._guard.check(session, relation, names)
             await self._define(session, view.name, relation, names, replace=view.replace)
-        return OwnRoute(_nothing_as_command)
+        return OwnRoute(nothing_as_command)
 
     async def _define(
         self,
@@ -636,164 +613,6 @@ class PlanRouter:
         plain = self.plain(session, plan.root, names)
         return None if plain is None else spark_struct_of(plain.columns())
 
-    # -- writes --------------------------------------------------------------------------------
-
-    async def _filled_from_views(self, operation: OpenOperation, text: str) -> OwnRoute | None:
-        """Return the route of an INSERT whose query reads temporary views of the session; None for
-        every other text. Only Spark knows these views, so it makes the rows."""
-        hidden = operation.session.hidden
-        # Most sessions have none, and their texts are not read twice.
-        if not hidden:
-            return None
-        try:
-            statement = parse_statement(text)
-        except SqlSyntaxError:
-            return None  # whoever carries it out says so
-        if not isinstance(statement, InsertStatement) or statement.query is None:
-            return None
-        query, names = statement.query.query.text, await self._directory.names()
-        key = names.key_of(statement.table, hidden)
-
-        def resolve(parts: NameParts) -> str | None:
-            return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
-
-        if key is None or statement.columns is not None or not find_text_reads(query, resolve):
-            return None
-        relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
-        plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
-        await self._guard.check(operation.session, plan, names)
-        return OwnRoute(lambda: self._fill(operation, plan, names, key), True)
-
-    async def _fill(
-        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
-    ) -> AnswerStream:
-        """Insert the rows of a query that Spark executes, as a statement is answered."""
-        async with aclosing(
-            self._insert(operation, request, names, key, by_position=True)
-        ) as answers:
-            async for _ in answers:
-                pass
-        async for answer in _nothing_as_command():
-            yield answer
-
-    def _insert_route(
-        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | None:
-        """Return the route of a write into a table of the service, which may be new; None for other
-        writes."""
-        command = request.plan.command
-        first = command.WhichOneof("command_type") == "write_operation"
-        write = command.write_operation if first else command.write_operation_v2
-        if first and not write.HasField("table"):
-            return None
-        session = operation.session
-        parts = parse_identifier(write.table.table_name if first else write.table_name)
-        name = None if parts is None else names.own_name(parts, session.hidden)
-        if parts is None or name is None:
-            return None
-        check_write(write, name)
-        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
-        key = names.key_of(parts, session.hidden)
-        if key is None:
-            if not creates(write):
-                raise UnknownObject(f"there is no table named {name!r}: create it first")
-            return OwnRoute(lambda: self._create(operation, plan, names, name), True)
-        if wants_absence(write):
-            raise ObjectExists(f"there is a table or view named {key!r} already")
-        if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
-            return OwnRoute(_nothing)
-        by_position = first and write.table.save_method == (
-            commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
-        )
-        if not _appends(write, first=first, by_position=by_position):
-            raise unsupported(
-                f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
-                "does not replace it."
-            )
-        self._check(session, "write", [key])
-        return OwnRoute(
-            lambda: self._insert(operation, plan, names, key, by_position=by_position), True
-        )
-
-    async def _create(
-        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, name: str
-    ) -> AnswerStream:
-        """Create a table with the columns and rows of a plan that Spark executes. The rows come
-        after the table, as those of CREATE TABLE AS."""
-        session = operation.session
-        rows = await self._gathered(session, await self._bound(operation, request, names), name)
-        if rows is None:
-            raise InvalidUsage("the DataFrame has no columns")
-        rows = _in_utc(rows)
-        async with await self._client.of_role(session.caller.role) as client:
-            await client.create_table(name, schema_of(rows.schema))
-            if rows.num_rows:
-                await client.insert(name, rows)
-        yield complete_answer()
-
-    async def _insert(
-        self,
-        operation: OpenOperation,
-        request: ProtoMessage,
-        names: ObjectNames,
-        key: str,
-        *,
-        by_position: bool,
-    ) -> AnswerStream:
-        """Insert the rows of a plan that Spark executes, all or none."""
-        bound = await self._bound(operation, request, names)
-        rows = await self._gathered(operation.session, bound, key)
-        columns = names.schemas[key].names
-        if by_position and rows is not None:
-            if len(columns) != rows.num_columns:
-                raise InvalidUsage(
-                    f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
-                )
-            rows = rows.rename_columns(list(columns))
-        if rows is not None and rows.num_rows:
-            await (await self._client.get()).insert(key, _in_utc(rows))
-        yield complete_answer()
-
-    async def _gathered(
-        self, session: GatewaySession, bound: ForwardRoute, key: str
-    ) -> pa.Table | None:
-        """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
-        for one write."""
-        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
-        async with AsyncExitStack() as naming:
-            if bound.names_texts or bound.views:
-                await naming.enter_async_context(self._calls.naming(session, bound.views))
-            async with aclosing(self._calls.answers(session, bound.request.plan)) as answers:
-                async for answer in answers:
-                    # Spark has analysed the plan: the names are not needed any more.
-                    await naming.aclose()
-                    gathered.add(answer)
-                    if gathered.bytes > limit:
-                        raise InvalidUsage(
-                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
-                            f"is not inserted into {key} at once"
-                        )
-        return gathered.table()
-
-
-def _appends(write: ProtoMessage, *, first: bool, by_position: bool) -> bool:
-    if not first:
-        return bool(write.mode == commands_pb2.WriteOperationV2.MODE_APPEND)
-    if by_position:
-        return bool(write.mode != commands_pb2.WriteOperation.SAVE_MODE_OVERWRITE)
-    return bool(write.mode == commands_pb2.WriteOperation.SAVE_MODE_APPEND)
-
-
-def _in_utc(rows: pa.Table) -> pa.Table:
-    """Return rows whose instants are in UTC; Spark sends them in the session's time zone."""
-    fields = [
-        field.with_type(pa.timestamp("us", "UTC"))
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None
-        else field
-        for field in rows.schema
-    ]
-    return rows.cast(pa.schema(fields))
-
 
 def _refuse_changes(found: PlanNames) -> None:
     """Raise `SparkCondition` if changes of an object are read."""
@@ -819,13 +638,4 @@ async def _of_table(rows: pa.Table) -> AnswerStream:
 
 async def _of_command(relation: ProtoMessage) -> AnswerStream:
     yield command_answer(relation)
-    yield complete_answer()
-
-
-async def _nothing() -> AnswerStream:
-    yield complete_answer()
-
-
-async def _nothing_as_command() -> AnswerStream:
-    yield command_answer(answer_relation(pa.table({})))
     yield complete_answer()

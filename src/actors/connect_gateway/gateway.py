@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, Final
 
@@ -24,6 +24,11 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.access.access_rules import UNPROVEN
 from actors.access.open_sessions import OpenSessions
 from actors.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
+from actors.connect_gateway.call_messages import (
+    is_interrupted,
+    observed_session,
+    with_original,
+)
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
 from actors.connect_gateway.error_status import (
     engine_ended,
@@ -31,20 +36,22 @@ from actors.connect_gateway.error_status import (
     session_missing,
     status_of,
 )
-from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
+from actors.connect_gateway.execution_routes import PlanRouter
 from actors.connect_gateway.gateway_sessions import (
+    AttachedCall,
     GatewaySession,
     OpenOperation,
     SessionKey,
     SessionTable,
     key_of_request,
 )
-from actors.connect_gateway.message_budget import MessageReader
+from actors.connect_gateway.message_budget import MessageReader, read_messages
 from actors.connect_gateway.object_catalog import ObjectDirectory
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
 from actors.connect_gateway.plan_rights import check_form
+from actors.connect_gateway.plan_routes import ForwardRoute, OwnRoute
 from actors.connect_gateway.session_endings import SessionEndings
 from actors.connect_gateway.session_ledger import SessionLedger
 from actors.connect_gateway.session_settings import (
@@ -75,8 +82,6 @@ SERVICE_NAME: Final = "spark.connect.SparkConnectService"
 USER_CHARACTERS_MAX: Final = 1024
 _DETAILS: Final = "grpc-status-details-bin"
 _BEARER: Final = "bearer "
-_SMALL_BYTES: Final = 4096
-"""The last response of an operation, and others without rows, are smaller."""
 _STILL_THERE: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -175,7 +180,7 @@ class GatewayCalls:
 
         async def carry_out(context: Any) -> None:
             if several:
-                async with aclosing(_messages(reader, context)) as messages:
+                async with aclosing(read_messages(reader, context)) as messages:
                     answer = await handler(messages, context)
             else:
                 # Held up to the answer: an operation may need its message to its end.
@@ -265,7 +270,7 @@ class GatewayCalls:
                     opened = await self._calls.open_session(request, first)
                     await self._check_new(request, opened)
                     found = self._endings.add_session(key, opened, who, self._upstream.server)
-        if _observed(request) not in ("", found.server_side_session_id):
+        if observed_session(request) not in ("", found.server_side_session_id):
             raise session_changed(key.session_id)
         found.ran_code = found.ran_code or who.runs_code
         found.used_ms = self._clock.monotonic_ms()
@@ -277,7 +282,7 @@ class GatewayCalls:
         """Raise `SparkCondition` if a session that Spark has just opened under this id is not new
         to its client, which may send an operation again that was carried out."""
         key = key_of_request(request)
-        if _observed(request) in ("", opened) and not await self._ledger.is_noted(key):
+        if observed_session(request) in ("", opened) and not await self._ledger.is_noted(key):
             return
         await self._calls.release(key)
         raise session_changed(key.session_id)
@@ -504,7 +509,7 @@ class GatewayCalls:
         """Stream an operation of the gateway. Return whether it is over: a client that may reattach
         releases it itself."""
         assert operation.own is not None
-        with _Attached(operation, self._clock):
+        with AttachedCall(operation, self._clock):
             async for data in operation.own.stream(after):
                 await operation.hand_on(context, data)
         return not reattachable
@@ -524,12 +529,12 @@ class GatewayCalls:
                 metadata=passed_on(context.invocation_metadata()),
             )
             complete = False
-            with _Attached(operation, self._clock):
+            with AttachedCall(operation, self._clock):
                 async with aclosing(stream) as answers:
                     async for data in answers:
                         # Spark has analysed the plan: the names are not needed any more.
                         await naming.aclose()
-                        told, complete = _looked_at(data, route.original)
+                        told, complete = with_original(data, route.original)
                         if complete and route.done is not None:
                             route.done()
                         await operation.hand_on(context, told)
@@ -541,9 +546,9 @@ class GatewayCalls:
         session = self._found(key)
         # None is opened for it: one that was released must stay so.
         if session is None:
-            known = _observed(request) or await self._ledger.is_noted(key)
+            known = observed_session(request) or await self._ledger.is_noted(key)
             raise (session_changed if known else session_missing)(key.session_id)
-        if _observed(request) not in ("", session.server_side_session_id):
+        if observed_session(request) not in ("", session.server_side_session_id):
             raise session_changed(key.session_id)
         operation = self._operation(session, request.operation_id)
         if operation is None:
@@ -565,10 +570,10 @@ class GatewayCalls:
         )
         over = False
         try:
-            with _Attached(operation, self._clock):
+            with AttachedCall(operation, self._clock):
                 async with aclosing(stream) as answers:
                     async for answer in answers:
-                        over = _looked_at(answer, None)[1]
+                        over = with_original(answer, None)[1]
                         if operation is None:
                             await context.write(answer)
                         else:
@@ -659,7 +664,7 @@ class GatewayCalls:
             operation.operation_id
             for operation in session.operations.values()
             if operation.own is not None
-            and _is_meant(request, operation.operation_id, operation.own.tags)
+            and is_interrupted(request, operation.operation_id, operation.own.tags)
             and operation.own.cancel()
         ]
         kinds = base_pb2.InterruptRequest
@@ -791,62 +796,3 @@ class GatewayCalls:
         if not who.runs_code:
             check_form(request, who.role)
         return request
-
-
-async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
-    while True:
-        async with reader.reading(context.read) as message:
-            if message is grpc.aio.EOF:
-                return
-            yield message
-
-
-def _observed(request: ProtoMessage) -> str:
-    """Return Spark's id of the session that a client has seen in answers; empty for none."""
-    return str(getattr(request, "client_observed_server_side_session_id", ""))
-
-
-class _Attached:
-    """Counts a call that streams an operation, while the block runs."""
-
-    def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
-        self._operation = operation
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        if self._operation is not None:
-            self._operation.attached += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self._operation is not None:
-            self._operation.attached -= 1
-            self._operation.left_ms = self._clock.monotonic_ms()
-
-
-def _looked_at(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:
-    """Return a response of Spark, with the client's own relation in it, and whether it is the last
-    one."""
-    if original is None and len(data) > _SMALL_BYTES:
-        return data, False
-    answer = base_pb2.ExecutePlanResponse.FromString(data)
-    if original is not None and answer.HasField("sql_command_result"):
-        relation = answer.sql_command_result.relation
-        # A command's rows come as a relation of their own; a query's is the one that was sent.
-        if relation.WhichOneof("rel_type") in ("sql", "with_relations"):
-            relation.CopyFrom(original)
-            data = answer.SerializeToString()
-    return data, answer.HasField("result_complete")
-
-
-def _is_meant(request: ProtoMessage, operation_id: str, tags: frozenset[str]) -> bool:
-    """Return whether an interrupt is for an operation."""
-    kinds = base_pb2.InterruptRequest
-    match request.interrupt_type:
-        case kinds.INTERRUPT_TYPE_ALL:
-            return True
-        case kinds.INTERRUPT_TYPE_TAG:
-            return request.operation_tag in tags
-        case kinds.INTERRUPT_TYPE_OPERATION_ID:
-            return bool(request.operation_id == operation_id)
-    return False

@@ -21,6 +21,7 @@ from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import AccessDenied, InvalidUsage, PenstockError, ResourceBusy
+from actors.kernel import ActorClock
 from actors.protocol.relations import fold
 from actors.settings import Settings
 from actors.views.compile import CHANGES_MEANING
@@ -230,6 +231,24 @@ class GatewaySession:
         return self.views.pop(fold(name), None) is not None
 
 
+class AttachedCall:
+    """Counts a call that streams an operation, while the block runs."""
+
+    def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
+        """Take the operation; None for one that is not known."""
+        self._operation = operation
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        if self._operation is not None:
+            self._operation.attached += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._operation is not None:
+            self._operation.attached -= 1
+            self._operation.left_ms = self._clock.monotonic_ms()
+
+
 class SessionTable:
     """All sessions and operations."""
 
@@ -307,7 +326,7 @@ class SessionTable:
         if own is None or not operation.changes or own.is_repeatable:
             return
         self._carried_out[operation.session.key, operation.operation_id] = None
-        if len(self._carried_out) > self._settings.connect_operations_kept_max:
+        if len(self._carried_out) > self._settings.connect_kept_max:
             del self._carried_out[next(iter(self._carried_out))]
 
     async def end(self, operation: OpenOperation) -> None:

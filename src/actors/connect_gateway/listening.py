@@ -230,7 +230,7 @@ class ConnectGateway(Actor[GatewayMessage]):
             self._run,
             self._bound.security,
             _token_finder(parts.controller),
-            SessionLedger(parts.persist, settings.connect_sessions_kept_max),
+            SessionLedger(parts.persist, settings.connect_kept_max),
             self._bound.front.prove,
             parts.sessions,
         )

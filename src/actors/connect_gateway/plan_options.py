@@ -1,4 +1,4 @@
-"""What a plan says of the service's objects beside their names: obeyed, or refused by name. Pure.
+"""Refuses what a plan says of the service's objects beside their names, if nothing obeys it. Pure.
 
 Spark would take these fields for its own tables. What no field here obeys must not be dropped: a
 read with `versionAsOf` that returns the present rows is a wrong answer. A test compares the lists
