@@ -327,6 +327,7 @@ class SessionTable:
             return
         self._carried_out[operation.session.key, operation.operation_id] = None
         if len(self._carried_out) > self._settings.connect_kept_max:
+            # The oldest: its client has long stopped to ask.
             del self._carried_out[next(iter(self._carried_out))]
 
     async def end(self, operation: OpenOperation) -> None:

@@ -116,4 +116,5 @@ def wants_absence(write: ProtoMessage) -> bool:
             commands_pb2.WriteOperation.SAVE_MODE_UNSPECIFIED,
             commands_pb2.WriteOperation.SAVE_MODE_ERROR_IF_EXISTS,
         )
+    # The second version's other modes replace what is there, or append to it.
     return bool(write.mode == commands_pb2.WriteOperationV2.MODE_CREATE)

@@ -35,6 +35,7 @@ class LedgerRecord(msgspec.Struct, frozen=True):
 
 def digest_of(key: SessionKey) -> bytes:
     """Return the digest of a session's name."""
+    # Names are a client's texts of any length; these are all as long, and few bytes.
     name = msgspec.msgpack.encode((key.user_id, key.session_id))
     return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()
 
@@ -84,6 +85,7 @@ class SessionLedger:
     async def note(self, key: SessionKey) -> None:
         """Note a session. It is durable when this returns. Raises `StorageError`."""
         digest = digest_of(key)
+        # One after the other: each stores the whole record.
         async with self._lock:
             for _ in range(ATTEMPTS_MAX):
                 known = await self._known()

@@ -28,7 +28,7 @@ LOG_TAIL_CHARACTERS: Final = 2000
 SUFFIX: Final = ".jsa"
 _distrusted: Final[set[Path]] = set()
 _SHARING: Final = ", sharing"
-"""What a JVM's build says once Java's own classes have an archive."""
+"""Words in a JVM's build once Java's own classes have an archive."""
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """Options that keep an archive that does not fit out of the engine's log."""
 

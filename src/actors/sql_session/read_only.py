@@ -71,5 +71,6 @@ def command_of(statement: sql.SqlStatement) -> str:
             return f"ALTER {kind.upper()}"
         case sql.CopyStatement():
             return "COPY FROM"
+    # The classes are named after their commands.
     words = re.findall("[A-Z][a-z]*", type(statement).__name__.removesuffix("Statement"))
     return " ".join(words).upper()

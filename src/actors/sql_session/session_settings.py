@@ -164,7 +164,7 @@ def _duration(name: str) -> ParseSetting:
         time_ms = duration_ms(text)
         if not 0 <= time_ms <= _INTEGER_MAX:
             raise _invalid(name, text, f"at least 0 and at most {_INTEGER_MAX} ms")
-        # The largest unit of which it is a whole number.
+        # As PostgreSQL shows it: the largest unit of which it is a whole number.
         for unit in ("d", "h", "min", "s") if time_ms else ():
             if time_ms % int(_UNITS_MS[unit]) == 0:
                 return f"{time_ms // int(_UNITS_MS[unit])}{unit}"
@@ -235,6 +235,7 @@ def _as_of(text: str, _: str) -> str:
 
 
 def _any_text(text: str, _: str) -> str:
+    # Whoever uses the value checks it: only the service knows its roles.
     return text
 
 
