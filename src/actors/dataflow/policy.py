@@ -103,7 +103,8 @@ class CostLine:
         It is not where `rows` is further beyond the measured sizes than these are apart: steps of
         200 to 1,500 rows differ by chance, and their slope says nothing of 100,000.
         """
-        if not self._weight:
+        # The clock's steps may have no rows at all.
+        if not self._weight or self._smallest <= rows <= self._largest:
             return None
         known = max(ALIKE, self._largest / max(1, self._smallest))
         if known * rows <= self._smallest:

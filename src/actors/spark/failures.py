@@ -96,7 +96,7 @@ _ONE_VALUE: Final = ("exceeds VM limit", "exceeds implementation limit")
 _RAISED: Final = re.compile(
     r"Caused by: |most recent failure: [^\n]*?\): |An error occurred while calling [^\n]*\n: "
 )
-"""What comes before the exception that was raised; of several the last one is nearest to it."""
+"""Prefixes of the exception that was raised; the last of several is nearest to it."""
 _PACKAGE: Final = re.compile(r"^(?:[a-z][\w$]*\.)+(?=[A-Z]\w*)")
 
 
