@@ -118,6 +118,10 @@ class CostLine:
         return mean_ms if rows <= LEAP_MAX * self._largest else mean_ms + rows * SLOW_ROW_MS
 
 
+class StepDeclined(Exception):
+    """Raised when the view is to be computed whole instead of stepped."""
+
+
 class StepChoice(msgspec.Struct, frozen=True):
     """Choice for one step, and the estimates in ms (None: not known yet)."""
 
