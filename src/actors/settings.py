@@ -393,6 +393,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_attempts_max: int = 2
     """A job during which the engine dies this often, with nothing beside it, is given up with
     `JobTooLarge`."""
+    step_attempts_max: int = 3
+    """A view's step that fails so often in the same way is its error, unless something was lost."""
     engine_killer_retry_ms_min: int = 60_000
     """Pause before such a job is run again, and the view that it is for is computed: once, alone.
     The pause doubles each time that the job kills again."""

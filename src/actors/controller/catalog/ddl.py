@@ -39,6 +39,7 @@ from actors.controller.tables.rows import check_key_columns
 from actors.dataflow.hydrate import note_key
 from actors.errors import (
     InvalidUsage,
+    JobTooLarge,
     PenstockError,
     ReadBelowSince,
     ResourceBusy,
@@ -50,7 +51,14 @@ from actors.kernel import ActorAddress
 from actors.persist import CompareAndSet, NewShard, PersistClient
 from actors.plan.column_defaults import DEFAULT_BYTES_MAX, ColumnDefault
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import AnalyzeStatement, ExecutorMessage, QueryAnalyzed, SubmitJob
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ExecutorMessage,
+    ForgetPlan,
+    PreparePlan,
+    QueryAnalyzed,
+    SubmitJob,
+)
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import from_ipc
@@ -60,7 +68,7 @@ from actors.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_su
 from actors.settings import Settings
 from actors.spans import span
 from actors.telemetry import SPARK_JOB
-from actors.views.compile import compile_view
+from actors.views.compile import CheckPlan, compile_view
 from actors.views.eager_choice import EagerChoice
 from actors.views.fingerprint import rules_digest, with_policy
 from actors.views.query_analysis import AnalyzeQuery, Conf, Tables
@@ -88,6 +96,27 @@ def analyzer(
         return answer
 
     return analyze
+
+
+def plan_checker(executor: ActorAddress[ExecutorMessage], name: str) -> CheckPlan:
+    """Return a function that has an executor prepare a plan under a name of its own, and forget
+    it."""
+    asked = 0
+
+    async def check(plan: DeltaPlan) -> None:
+        nonlocal asked
+        asked += 1
+        job_id = f"{name}-{asked}"
+        try:
+            with span(SPARK_JOB, job_id, ""), suppress(JobTooLarge):  # its steps are cut in pieces
+                await executor.ask(
+                    lambda reply: SubmitJob(PreparePlan(job_id, job_id, plan), reply)
+                )
+        finally:
+            forget = ForgetPlan(f"{job_id}-forget", job_id)
+            await executor.ask(lambda reply: SubmitJob(forget, reply))
+
+    return check
 
 
 def check_subscribed_view(request: CreateView) -> None:
@@ -143,6 +172,7 @@ class CatalogStore:
     ) -> None:
         self._persist = persist
         self._analyze = analyzer(executor, "analyze")
+        self._check = plan_checker(executor, "check")
         self._settings = settings
 
     # -- creation ------------------------------------------------------------------------------
@@ -263,7 +293,9 @@ class CatalogStore:
         choose = partial(self._eager_choice, catalog)
         settings = tuple(sorted(conf.items()))
         readable = catalog.readable_by(former)
-        plan = await compile_view(sql, readable, self._analyze, settings, limits, choose)
+        plan = await compile_view(
+            sql, readable, self._analyze, settings, limits, choose, self._check
+        )
         return with_policy(plan, policy)
 
     async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
