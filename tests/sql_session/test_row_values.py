@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.schema import TableColumn
 from actors.sql.statements import TextSpan
 from actors.sql.tokens import SqlDialect
@@ -99,6 +100,36 @@ def test_default_is_a_value_where_there_are_defaults() -> None:
 def test_what_is_not_surely_the_same_is_left_to_spark(text: str, kind: str) -> None:
     with pytest.raises(NotLocal):
         value_of(text, kind)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        (r"'\xdead'", "binary", b"\xde\xad"),
+        (r"'a\134\001'", "binary", b"a\\\x01"),
+        ("'é'", "binary", "é".encode()),
+        (r"""'{"\\xde",b,NULL}'""", "array<binary>", [b"\xde", b"b", None]),
+        ("'{\u00a0a\u00a0, \x1cb }'", "array<string>", ["\u00a0a\u00a0", "\x1cb"]),
+        ("'{1, 2}'", "array<int>", [1, 2]),
+    ],
+)
+def test_texts_of_bytes_and_arrays_are_read_as_postgresql_does(
+    text: str, kind: str, value: Any
+) -> None:
+    column = TableColumn("c", kind)
+    given = literal_value(text, SqlDialect.POSTGRES, ())
+    assert column_array([given], column, utc=True).to_pylist() == [value]
+    # To Spark a text is no array, and its bytes are its letters.
+    with pytest.raises(NotLocal):
+        column_array(
+            [literal_value(text.replace("\\", ""), SqlDialect.SPARK, ())], column, utc=True
+        )
+
+
+def test_bytes_in_no_form_are_refused_and_not_left_to_spark() -> None:
+    given = literal_value(r"'\xabc'", SqlDialect.POSTGRES, ())
+    with pytest.raises(InvalidClientData, match="invalid input syntax for type bytea"):
+        column_array([given], TableColumn("c", "binary"), utc=True)
 
 
 def test_dialects_differ_in_strings() -> None:

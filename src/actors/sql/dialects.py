@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Container, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from actors.errors import SqlSyntaxError
+from actors.plan.schema import text_limit
+from actors.sql.cast_finding import CastFinder
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.tokens import (
     SqlDialect,
@@ -39,9 +41,14 @@ from actors.sql.tokens import (
     syntax_error,
     text_value,
 )
-from actors.sql.type_names import read_type
+from actors.sql.type_names import WrittenType, read_written_type
 
-_TYPED_LITERALS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ"})
+_TYPED_LITERALS: Final = frozenset(
+    {"TIMESTAMP", "TIMESTAMPTZ", "BYTEA", "UUID", "JSON", "JSONB", "NUMERIC"}
+)
+_BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
+TypedReader: TypeAlias = Callable[[str, WrittenType], str]
+"""Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
 _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
@@ -78,20 +85,25 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
         return position - edit.end + edit.old_end
 
 
-def to_spark(text: str, parameters: Sequence[str] = ()) -> SparkText:
+def to_spark(
+    text: str, parameters: Sequence[str] = (), read_typed: TypedReader = lambda *_: ""
+) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
-    `parameters` are literals of Spark's for ``$1``, ``$2``, … Raises `SqlSyntaxError` for a text
-    that cannot be split, and for a parameter that is not given.
+    `parameters` are literals of Spark's for ``$1``, ``$2``, …; `read_typed` reads texts that are
+    cast. Raises `SqlSyntaxError` for a text that cannot be split, for a parameter that is not
+    given, and for casts whose result PostgreSQL checks and Spark does not.
     """
-    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters)
+    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters, read_typed)
     return writer.written()
 
 
 class _SparkWriter:
     """Writes the tokens of a text, one after the other, as Spark's."""
 
-    def __init__(self, lexed: LexedText, parameters: Sequence[str]) -> None:
+    def __init__(
+        self, lexed: LexedText, parameters: Sequence[str], read_typed: TypedReader
+    ) -> None:
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
@@ -99,6 +111,8 @@ class _SparkWriter:
         self._parts: list[str] = []
         self._length = 0
         self._edits: list[TextEdit] = []
+        self._read_typed = read_typed
+        self._casts = CastFinder(lexed)
         self._types: set[int] = set()
         """Places of tokens with which the type of a CAST begins."""
         self._at = 0
@@ -109,7 +123,9 @@ class _SparkWriter:
         place = 0
         while place < len(self._tokens):
             self._gap(self._tokens[place].start)
+            self._insert(self._casts.opening.get(place, ""))
             place = self._token(place)
+            self._insert(self._casts.closing.get(place, ""))
         self._gap(len(self._text))
         return SparkText("".join(self._parts), tuple(self._edits))
 
@@ -139,6 +155,10 @@ class _SparkWriter:
         self._append(new)
         self._edits.append(TextEdit(start, self._length, self._at, end))
         self._at = end
+
+    def _insert(self, new: str) -> None:
+        if new:
+            self._edit(self._at, new)
 
     def _separate(self, following: str) -> None:
         """Write a blank if the next character would become part of the token before it."""
@@ -170,7 +190,7 @@ class _SparkWriter:
             case "name" if token.text[0] == '"':
                 self._edit(token.end, quote_name(name_value(token.text)))
             case "text":
-                self._string(token)
+                return self._string(place)
             case "parameter":
                 return self._bound(place)
             case "word":
@@ -183,18 +203,45 @@ class _SparkWriter:
                 self._copy(token.end)
         return place + 1
 
-    def _string(self, token: SqlToken) -> None:
+    def _string(self, place: int) -> int:
+        token, kind = self._tokens[place], None
+        reader = StatementReader(self._lexed, place + 1)
+        if reader.take("::"):
+            kind = read_written_type(reader)
+            if self._typed(place, reader.place, kind):
+                return reader.place
         inner = token.text[1:-1]
         # Written alike in both dialects.
         if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
             self._copy(token.end)
-            return
+            return place + 1
+        value = self._text_at(place)
+        if kind is None and place not in self._casts.read and _BYTES.fullmatch(value):
+            # Beside a column of bytes it would be compared with its letters.
+            raise syntax_error(
+                self._text,
+                token.start,
+                f"the type of {token.text} is not known here",
+                hint="write ::bytea behind it for bytes, or ::text",
+            )
+        self._edit(token.end, quote_text(value))
+        return place + 1
+
+    def _text_at(self, place: int) -> str:
+        token = self._tokens[place]
         try:
-            value = text_value(token.text, SqlDialect.POSTGRES)
+            return text_value(token.text, SqlDialect.POSTGRES)
         except ValueError:
             problem = "a string has an escape that is no character"
             raise syntax_error(self._text, token.start, problem) from None
-        self._edit(token.end, quote_text(value))
+
+    def _typed(self, place: int, end: int, kind: WrittenType) -> bool:
+        """Write the text at a place as a literal of the type that the statement gives it, up to the
+        token at `end`; return whether it differs from what Spark would read."""
+        literal = self._read_typed(self._text_at(place), kind)
+        if literal:
+            self._edit(self._tokens[end - 1].end, literal)
+        return bool(literal)
 
     def _bound(self, place: int) -> int:
         """Write a parameter's literal. A cast behind it that only says the type, as drivers write
@@ -202,11 +249,17 @@ class _SparkWriter:
         token = self._tokens[place]
         literal = self._parameter(token)
         reader = StatementReader(self._lexed, place + 1)
-        if reader.take("::") and (kept := literal_cast_to(literal, read_type(reader))):
+        if reader.take("::") and (kept := self._cast_literal(literal, read_written_type(reader))):
             self._edit(self._tokens[reader.place - 1].end, kept)
             return reader.place
         self._edit(token.end, literal)
         return place + 1
+
+    def _cast_literal(self, literal: str, kind: WrittenType) -> str:
+        """Return a parameter's literal as one of a type; "" if only Spark's cast knows it."""
+        if literal.startswith("'") and (typed := self._read_typed(text_value(literal), kind)):
+            return typed
+        return literal_cast_to(literal, kind.spark)
 
     def _parameter(self, token: SqlToken) -> str:
         # Python refuses to read longer ones.
@@ -231,6 +284,8 @@ class _SparkWriter:
             self._edit(self._tokens[place + 2].start, "")
             return place + 2
         if word == "CAST" and following[:1] == ["("]:
+            if end := self._cast_call(place):
+                return end
             self._note_type(place + 1)
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
             return end
@@ -243,6 +298,24 @@ class _SparkWriter:
         after = self._tokens[place + 1 : place + 3]
         named = len(after) == 2 and after[0].text == "." and after[1].kind in ("word", "name")
         return named and before != "."
+
+    def _cast_call(self, place: int) -> int:
+        """Write ``CAST ('…' AS type)`` as a literal; return the place behind it, 0 if it is none
+        that is read here."""
+        if self._tokens[place + 2].kind not in ("text", "parameter"):
+            return 0
+        reader = StatementReader(self._lexed, place + 3)
+        if not reader.take("AS"):
+            return 0
+        kind = read_written_type(reader)
+        token, end = self._tokens[place + 2], reader.place + 1
+        if token.kind == "text":
+            return end if self._typed(place + 2, end, kind) else 0
+        literal = self._parameter(token)
+        typed = self._read_typed(text_value(literal), kind) if literal[0] == "'" else ""
+        if typed:
+            self._edit(self._tokens[end - 1].end, typed)
+        return end if typed else 0
 
     def _note_type(self, opened: int) -> None:
         """Note where the type of ``CAST (… AS type)`` begins."""
@@ -257,18 +330,21 @@ class _SparkWriter:
         """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""
         reader = StatementReader(self._lexed, place)
         try:
-            written = read_type(reader)
+            kind = read_written_type(reader)
         # A column or a function of that name.
         except SqlSyntaxError:
             return 0
         if reader.peek().kind != "text":
             return 0
-        self._edit(self._tokens[reader.place - 1].end, written)
+        if self._typed(reader.place, reader.place + 1, kind):
+            return reader.place + 1
+        self._edit(self._tokens[reader.place - 1].end, kind.spark)
         return reader.place
 
     def _type(self, place: int) -> int:
         reader = StatementReader(self._lexed, place)
-        written = read_type(reader)
+        kind = read_written_type(reader)
+        written = "string" if text_limit(kind.spark) is not None else kind.spark
         end = self._tokens[reader.place - 1].end
         # Unchanged, so that positions in it stay exact.
         if self._text[self._at : end].lower() == written:

@@ -21,6 +21,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.pgwire.sqlstate import names_place, spark_position
+from actors.pgwire.typed_texts import typed_literal
 from actors.plan.column_defaults import ColumnDefaults
 from actors.plan.schema import TableSchema
 from actors.progress import Time
@@ -30,6 +31,7 @@ from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql.type_names import WrittenType
 from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
 from actors.sql_session.session_variables import SessionVariables
@@ -175,12 +177,15 @@ class SessionContext:
             if self.dialect is SqlDialect.SPARK:
                 spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
             else:
-                spark = to_spark(span.text, [each.text for each in parameters])
+                spark = to_spark(span.text, [each.text for each in parameters], self._read_typed)
         except SqlSyntaxError as error:
             if error.position is not None:
                 error.position = span.place_of(error.position)
             raise
         return PlacedText.of(span, spark)
+
+    def _read_typed(self, text: str, kind: WrittenType) -> str:
+        return typed_literal(text, kind, self.variables.get("TimeZone"))
 
     @property
     def utc(self) -> bool:

@@ -310,6 +310,17 @@ def cast_or_default(
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
+    kind = arrow_type(column.type)
+    if context.dialect is SqlDialect.POSTGRES and (
+        pa.types.is_binary(kind) or pa.types.is_list(kind)
+    ):
+        # A text is read as PostgreSQL does, and not as Spark casts it.
+        try:
+            value = literal_value(span.text, context.dialect, parameters)
+            found = column_array([value], column, utc=context.utc)
+            return placed(spark_literal(found[0].as_py(), column.type)).around(span)
+        except NotLocal:
+            pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
     text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)

@@ -17,6 +17,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
+from actors.pgwire.value_parsing import parse_array, parse_bytea
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import (
     TableColumn,
@@ -28,7 +29,7 @@ from actors.plan.schema import (
 )
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
-from actors.sql.type_names import read_type
+from actors.sql.type_names import read_written_type
 
 
 class SqlParameter(msgspec.Struct, frozen=True):
@@ -126,10 +127,12 @@ def _cast_parameter(
 ) -> SqlParameter:
     """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
     reader = StatementReader(lex_text(text, dialect), 2)
-    cast = read_type(reader)
-    if not reader.ends():
+    written = read_written_type(reader)
+    given = _parameter(reader.tokens[0], parameters)
+    # A text whose form is to be checked, or that is read as another type's.
+    if not reader.ends() or (written.checked and isinstance(given.value, str)):
         raise NotLocal
-    return msgspec.structs.replace(_parameter(reader.tokens[0], parameters), cast=cast)
+    return msgspec.structs.replace(given, cast=written.spark)
 
 
 def _number(text: str, *, negative: bool) -> int | Decimal:
@@ -212,7 +215,7 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         (element,) = inner_types(spark)
         return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
     if untyped and isinstance(value, str) and not pa.types.is_string(kind):
-        return _parsed(value, kind, utc=utc)
+        return _parsed(value, spark, kind, utc=utc)
     exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
     tests = {
         bool: pa.types.is_boolean,
@@ -244,8 +247,18 @@ def _is_kept(cast: str, spark: str) -> bool:
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
-def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:
-    """Return a text as a value of a type, if it is written in the plainest form."""
+def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+    """Return a text as a value of a type, if it is written in the plainest form. Raises
+    `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
+    if pa.types.is_binary(kind):
+        return parse_bytea(text)
+    if pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        words = [
+            None if each is None else SqlParameter(each, "", untyped=True)
+            for each in parse_array(text)
+        ]
+        return [_fitted(each, element, kind.value_type, utc=utc) for each in words]
     negative = text.startswith("-")
     if pa.types.is_integer(kind) and _WHOLE.fullmatch(text.removeprefix("-")):
         return int(text)

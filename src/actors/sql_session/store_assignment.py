@@ -125,6 +125,7 @@ def _kind(type_: pa.DataType) -> str:
         "date": pa.types.is_date,
         "timestamp": pa.types.is_timestamp,
         "string": pa.types.is_string,
+        "binary": pa.types.is_binary,
         "interval": lambda kind: pa.types.is_duration(kind) or pa.types.is_interval(kind),
     }
     return next((kind for kind, test in tests.items() if test(type_)), "")
