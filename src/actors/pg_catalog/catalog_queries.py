@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
@@ -237,6 +239,10 @@ class CatalogQueries:
             return int(value)
         if isinstance(value, list | tuple):
             return array_json(value)
+        if isinstance(value, datetime | date):
+            value = value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+        elif isinstance(value, Decimal):
+            value = str(value)
         if not isinstance(value, str):
             return value
         if kind in REGISTERED:

@@ -22,6 +22,7 @@ from actors.errors import InvalidUsage
 from actors.pgwire.decimal_digits import parse_binary_decimal
 from actors.pgwire.sqlstate import (
     INVALID_BINARY,
+    INVALID_PARAMETER,
     INVALID_TEXT,
     INVALID_TIME,
     LIMIT_EXCEEDED,
@@ -232,7 +233,7 @@ def parse_bytea(text: str) -> bytes:
     """
     if text.startswith("\\x"):
         if _HEX.fullmatch(text, 2) is None:
-            raise invalid("bytea", text)
+            raise invalid("bytea", text, INVALID_PARAMETER)
         return bytes.fromhex(text[2:])
     raw = text.encode()
     parts = _OCTAL.findall(raw)

@@ -310,10 +310,7 @@ def cast_or_default(
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
-    kind = arrow_type(column.type)
-    if context.dialect is SqlDialect.POSTGRES and (
-        pa.types.is_binary(kind) or pa.types.is_list(kind)
-    ):
+    if context.dialect is SqlDialect.POSTGRES:
         # A text is read as PostgreSQL does, and not as Spark casts it.
         try:
             value = literal_value(span.text, context.dialect, parameters)

@@ -16,8 +16,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
-from actors.pgwire.value_parsing import parse_array, parse_bytea
+from actors.errors import InvalidUsage, ValueTooLong
+from actors.pgwire.column_parsing import fitted
+from actors.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
+from actors.pgwire.type_map import pg_type
+from actors.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import (
     TableColumn,
@@ -67,7 +70,6 @@ _MOMENT: Final = re.compile(
 )
 _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 """Whole numbers up to which a floating type has every one."""
-_BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
@@ -207,9 +209,13 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     limit = text_limit(spark)
     if limit is not None:
         length, padded = limit
-        # What is longer is Spark's to cut off or to refuse.
-        if not isinstance(value, str) or len(value) > length:
+        if not isinstance(value, str):
             raise NotLocal
+        if len(value) > length:
+            # Blanks beyond the length are cut off.
+            if value[length:].strip(" "):
+                raise ValueTooLong(f"a text of {len(value)} characters is longer than {spark}")
+            value = value[:length]
         return value.ljust(length) if padded else value
     if isinstance(value, list) and pa.types.is_list(kind):
         (element,) = inner_types(spark)
@@ -239,7 +245,23 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         # Only in a session in UTC a time without a zone is the same moment in both types.
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
-    return Decimal(value) if pa.types.is_decimal(kind) else value
+    return _number_fitted(value, kind) if _is_number(kind) else value
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_floating)
+    return any(test(kind) for test in numbers)
+
+
+def _number_fitted(value: int | Decimal, kind: pa.DataType) -> int | Decimal:
+    """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
+    range: Spark's error would not say which value it is."""
+    if pa.types.is_decimal(kind):
+        return fitted(Decimal(value), kind)
+    limit = 1 << (kind.bit_width - 1)
+    if not -limit <= value < limit:
+        raise InvalidClientData(f"value {value} is out of range for {kind}", NUMBER_OUT_OF_RANGE)
+    return value
 
 
 def _is_kept(cast: str, spark: str) -> bool:
@@ -252,6 +274,8 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
     if pa.types.is_binary(kind):
         return parse_bytea(text)
+    if _is_number(kind) or pa.types.is_boolean(kind):
+        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
     if pa.types.is_list(kind):
         (element,) = inner_types(spark)
         words = [
@@ -259,15 +283,6 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
             for each in parse_array(text)
         ]
         return [_fitted(each, element, kind.value_type, utc=utc) for each in words]
-    negative = text.startswith("-")
-    if pa.types.is_integer(kind) and _WHOLE.fullmatch(text.removeprefix("-")):
-        return int(text)
-    if pa.types.is_decimal(kind) and _FRACTION.fullmatch(text.removeprefix("-")):
-        return Decimal(text)
-    if pa.types.is_float64(kind) and _FRACTION.fullmatch(text[negative:]):
-        return float(text)
-    if pa.types.is_boolean(kind) and text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
     if pa.types.is_date(kind) and _DAY.fullmatch(text):
         return date.fromisoformat(text)
     moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None
