@@ -88,6 +88,22 @@ def test_casts_cut_and_fill_as_postgresql_does(text: str, wanted: str) -> None:
     assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
 
 
+ARRAYS: list[tuple[str, str]] = [
+    ("ARRAY[1, a[2]], 3", "array(1, a[2]), 3"),
+    ("array [ARRAY['b']]::text[][]", "array(array('b'))::array<array<string>>"),
+    ("1 = ANY(a) AND b", "1 IN (SELECT explode(coalesce(a, array(NULL)))) AND b"),
+    ("(b)<>all (ARRAY[1])", "(b)NOT IN (SELECT explode(coalesce(array(1), array(NULL))))"),
+    ("1 = ANY (SELECT 2), a = some",) * 2,
+    ("penstock.public.t.a, \"penstock\".\"public\".t", "t.a, t"),
+    ("penstock.objects.a, penstock.public, a.penstock.public.t",) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), ARRAYS)
+def test_arrays_and_qualified_names_are_written_as_sparks(text: str, wanted: str) -> None:
+    assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
+
+
 TYPED: list[tuple[str, list[str], str]] = [
     ("'a'::bytea", [], "<bytea a>"),
     ("bytea 'a' || 'b'", [], "<bytea a> || 'b'"),

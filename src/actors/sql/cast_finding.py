@@ -14,7 +14,7 @@ _WORDS: Final = (
     "ALL ANY BETWEEN DISTINCT ELSE END EXISTS FILTER HAVING ILIKE INTERVAL LIKE LIMIT OFFSET OVER "
     "RETURNING SOME UNION VALUES WITHIN"
 )
-_NOT_CALLED: Final = NO_NAMES | frozenset(_WORDS.split())
+NOT_CALLED: Final = NO_NAMES | frozenset(_WORDS.split())
 """Words before a bracket that name no function."""
 
 
@@ -107,7 +107,7 @@ class CastFinder:
                     return opened
                 if before.word in ("OVER", "FILTER", "END", "GROUP", "INTERVAL"):
                     return None
-                if before.word in _NOT_CALLED:
+                if before.word in NOT_CALLED:
                     return opened
             at = opened - 1
         if at < 0 or self._tokens[at].kind == "sign" or self._tokens[at].word == "END":

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
@@ -30,6 +30,7 @@ import msgspec
 from actors.errors import SqlSyntaxError
 from actors.plan.schema import text_limit
 from actors.sql.cast_finding import CastFinder
+from actors.sql.column_naming import missing_names
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.tokens import (
     SqlDialect,
@@ -49,6 +50,8 @@ _TYPED_LITERALS: Final = frozenset(
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 TypedReader: TypeAlias = Callable[[str, WrittenType], str]
 """Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
+_DATABASE: Final = "penstock"
+_SCHEMA: Final = "public"
 _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
@@ -86,23 +89,38 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
 
 
 def to_spark(
-    text: str, parameters: Sequence[str] = (), read_typed: TypedReader = lambda *_: ""
+    text: str,
+    parameters: Sequence[str] = (),
+    read_typed: TypedReader = lambda *_: "",
+    *,
+    name_columns: bool = False,
 ) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
-    `parameters` are literals of Spark's for ``$1``, ``$2``, …; `read_typed` reads texts that are
-    cast. Raises `SqlSyntaxError` for a text that cannot be split, for a parameter that is not
-    given, and for casts whose result PostgreSQL checks and Spark does not.
+    Args:
+        text: The query.
+        parameters: Literals of Spark's for ``$1``, ``$2``, …
+        read_typed: Reads texts that are cast.
+        name_columns: True to give columns without an alias PostgreSQL's names.
+
+    Raises:
+        SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
+            result of a cast as Spark does not.
     """
-    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters, read_typed)
-    return writer.written()
+    lexed = lex_text(text, SqlDialect.POSTGRES)
+    names = missing_names(lexed) if name_columns else {}
+    return _SparkWriter(lexed, parameters, read_typed, names).written()
 
 
 class _SparkWriter:
     """Writes the tokens of a text, one after the other, as Spark's."""
 
     def __init__(
-        self, lexed: LexedText, parameters: Sequence[str], read_typed: TypedReader
+        self,
+        lexed: LexedText,
+        parameters: Sequence[str],
+        read_typed: TypedReader,
+        names: Mapping[int, str],
     ) -> None:
         self._lexed = lexed
         self._text = lexed.text
@@ -113,6 +131,9 @@ class _SparkWriter:
         self._edits: list[TextEdit] = []
         self._read_typed = read_typed
         self._casts = CastFinder(lexed)
+        self._names = names
+        self._closed: dict[int, str] = {}
+        """What is written for closing brackets, by their places."""
         self._types: set[int] = set()
         """Places of tokens with which the type of a CAST begins."""
         self._at = 0
@@ -126,6 +147,8 @@ class _SparkWriter:
             self._insert(self._casts.opening.get(place, ""))
             place = self._token(place)
             self._insert(self._casts.closing.get(place, ""))
+            if name := self._names.get(place):
+                self._insert(f" AS {quote_name(name)}")
         self._gap(len(self._text))
         return SparkText("".join(self._parts), tuple(self._edits))
 
@@ -183,10 +206,10 @@ class _SparkWriter:
         token = self._tokens[place]
         if place in self._types:
             return self._type(place)
+        if token.kind in ("word", "name") and (end := self._behind_schema(place)):
+            self._edit(self._tokens[end].start, "")
+            return end
         match token.kind:
-            case "name" if name_value(token.text) == "public" and self._qualifies(place):
-                self._edit(self._tokens[place + 2].start, "")
-                return place + 2
             case "name" if token.text[0] == '"':
                 self._edit(token.end, quote_name(name_value(token.text)))
             case "text":
@@ -195,6 +218,14 @@ class _SparkWriter:
                 return self._bound(place)
             case "word":
                 return self._word(place)
+            case "sign" if place in self._closed:
+                self._edit(token.end, self._closed[place])
+            case "sign" if opened := self._of_array(place):
+                # NULL for an array is no empty one: what is compared with it is NULL.
+                negated = "NOT " if token.text != "=" else ""
+                self._edit(self._tokens[opened].end, f"{negated}IN (SELECT explode(coalesce(")
+                self._closed[self._lexed.partners[opened]] = ", array(NULL))))"
+                return opened + 1
             case "sign" if token.text == "::":
                 # Spark has this operator too: only the type behind it is rewritten.
                 self._copy(token.end)
@@ -277,9 +308,6 @@ class _SparkWriter:
         token = self._tokens[place]
         word = token.word
         following = [each.word for each in self._tokens[place + 1 : place + 4]]
-        if word == "PUBLIC" and self._qualifies(place):
-            self._edit(self._tokens[place + 2].start, "")
-            return place + 2
         if word == "PG_CATALOG" and following[:1] == ["."] and following[2:3] == ["("]:
             self._edit(self._tokens[place + 2].start, "")
             return place + 2
@@ -287,17 +315,36 @@ class _SparkWriter:
             if end := self._cast_call(place):
                 return end
             self._note_type(place + 1)
+        if word == "ARRAY" and following[:1] == ["["]:
+            # Spark's is a function.
+            self._closed[self._lexed.partners[place + 1]] = ")"
+            self._edit(self._tokens[place + 1].end, "array(")
+            return place + 2
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
             return end
         self._copy(token.end)
         return place + 1
 
-    def _qualifies(self, place: int) -> bool:
-        """Return whether a token is the schema before an object's name: all are in one."""
-        before = self._tokens[place - 1].text if place else ""
-        after = self._tokens[place + 1 : place + 3]
-        named = len(after) == 2 and after[0].text == "." and after[1].kind in ("word", "name")
-        return named and before != "."
+    def _of_array(self, place: int) -> int:
+        """Return the place of the bracket in ``= ANY (array)`` or ``<> ALL (array)``; 0 if the sign
+        there begins neither."""
+        following = [each.text.upper() for each in self._tokens[place : place + 4]]
+        if len(following) < 4:
+            return 0
+        sign, word, opened, first = following
+        wanted = ("ANY", "SOME") if sign == "=" else ("ALL",) if sign in ("<>", "!=") else ()
+        queries = ("SELECT", "WITH", "VALUES", "TABLE", "(")
+        return place + 2 if word in wanted and opened == "(" and first not in queries else 0
+
+    def _behind_schema(self, place: int) -> int:
+        """Return the place behind the schema, or the database and the schema, before an object's
+        name; 0 if none stands there: all objects are in one."""
+        if place and self._tokens[place - 1].text == ".":
+            return 0
+        names = [_name_of(each).lower() for each in _chain(self._tokens, place)]
+        if len(names) > 2 and names[0] == _DATABASE and names[1] == _SCHEMA:
+            return place + 4
+        return place + 2 if len(names) > 1 and names[0] == _SCHEMA else 0
 
     def _cast_call(self, place: int) -> int:
         """Write ``CAST ('…' AS type)`` as a literal; return the place behind it, 0 if it is none

@@ -233,7 +233,8 @@ class SessionContext:
             if self.dialect is SqlDialect.SPARK:
                 spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
             else:
-                spark = to_spark(span.text, [each.text for each in parameters], self._read_typed)
+                literals = [each.text for each in parameters]
+                spark = to_spark(span.text, literals, self._read_typed, name_columns=True)
         except SqlSyntaxError as error:
             if error.position is not None:
                 error.position = span.place_of(error.position)

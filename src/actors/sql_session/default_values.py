@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.column_defaults import (
     ColumnDefault,
     DefaultValues,
@@ -185,7 +186,10 @@ async def defined_default(
     query = context.spark(span)
     text = query.text
     kind = arrow_type(column.type)
-    value = _local_value(context, span, text, column)
+    try:
+        value = _local_value(context, span, text, column)
+    except (TypeMismatch, InvalidClientData) as error:
+        raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     if value is None:
         _refuse_user(text, span)
         moment = _moment_of(text)
