@@ -61,8 +61,8 @@ from actors.pg_server.statements import (
 )
 from actors.pg_server.wire import PgWire
 from actors.pgwire import messages as pg
+from actors.pgwire import sqlstate
 from actors.pgwire.parameters import parse_parameters, spark_literal
-from actors.pgwire.sqlstate import error_report
 from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.sql import statements as sql
@@ -219,7 +219,9 @@ class PgConnection:
         try:
             # A client that takes nothing does not hold the end of its session back.
             with anyio.move_on_after(GOODBYE_SECONDS):
-                await self.wire.send(pg.encode_error(error_report(error, severity="FATAL")))
+                await self.wire.send(
+                    pg.encode_error(sqlstate.error_report(error, severity="FATAL"))
+                )
                 await self.wire.flush()
         except ConnectionBroken:
             pass  # it left before it could be told
@@ -374,17 +376,17 @@ class PgConnection:
             log.error("a statement failed by a fault of this program", exc_info=fault)
             error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
         self.session.failed = self.session.in_transaction
-        await self.wire.send(pg.encode_error(error_report(error)))
+        await self.wire.send(pg.encode_error(sqlstate.error_report(error)))
         return True
 
     def _begin_timeout(self) -> None:
         self._statement.begin_timeout(self.session.context.deadline_ms)
 
-    async def _notice(self, text: str, severity: str = "NOTICE") -> None:
+    async def _notice(self, text: str, severity: str = "NOTICE", state: str = "00000") -> None:
         least = self.session.variables.get("client_min_messages")
         if MESSAGE_LEVELS.index(severity.lower()) < MESSAGE_LEVELS.index(least):
             return
-        report = pg.ErrorReport("00000", text, severity)
+        report = pg.ErrorReport(state, text, severity)
         await self.wire.send(pg.encode_notice(report))
 
     async def _end_implicit(self) -> None:
@@ -456,7 +458,8 @@ class PgConnection:
             result = await self.session.execute(statement, parameters)
         result = while_connected(self.wire, result)
         for notice in result.notices:
-            await self._notice(notice)
+            state = sqlstate.NOTICE_STATES.get(notice)
+            await self._notice(notice, "NOTICE" if state is None else "WARNING", state or "00000")
         return result
 
     def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
@@ -563,7 +566,7 @@ class PgConnection:
 
     async def _parse(self, message: pg.ParseStatement) -> None:
         if message.name and message.name in self._kept:
-            raise InvalidUsage(f'prepared statement "{message.name}" already exists')
+            raise sqlstate.statement_exists(message.name)
         if len(self._kept) >= KEPT_STATEMENTS_MAX:
             raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
         found = split_statements(message.query, SqlDialect.POSTGRES)
@@ -606,7 +609,7 @@ class PgConnection:
                 f'statement "{message.statement}" requires {len(kept.parameter_oids)}'
             )
         if message.portal and message.portal in self._portals:
-            raise InvalidUsage(f'cursor "{message.portal}" already exists')
+            raise sqlstate.cursor_exists(message.portal)
         await self._close_portal(message.portal)
         if len(self._portals) >= PORTALS_MAX:
             raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
@@ -616,7 +619,7 @@ class PgConnection:
     def _kept_named(self, name: str) -> KeptStatement:
         kept = self._kept.get(name)
         if kept is None:
-            raise InvalidUsage(f'prepared statement "{name}" does not exist')
+            raise sqlstate.unknown_statement(name)
         return kept
 
     def _is_cursor(self, name: str) -> bool:
@@ -627,7 +630,7 @@ class PgConnection:
     def _portal_named(self, name: str) -> OpenPortal:
         portal = self._portals.get(name)
         if portal is None:
-            raise InvalidUsage(f'portal "{name}" does not exist')
+            raise sqlstate.unknown_cursor(name, "portal")
         return portal
 
     async def _describe_statement(self, kept: KeptStatement) -> None:

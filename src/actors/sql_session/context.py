@@ -20,6 +20,7 @@ from actors.errors import (
     UnknownObject,
 )
 from actors.pgwire.sqlstate import names_place, spark_position
+from actors.pgwire.typed_texts import typed_literal
 from actors.plan.column_defaults import ColumnDefaults
 from actors.plan.schema import TableSchema
 from actors.progress import Time
@@ -29,6 +30,7 @@ from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql.type_names import WrittenType
 from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
@@ -231,12 +233,16 @@ class SessionContext:
             if self.dialect is SqlDialect.SPARK:
                 spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
             else:
-                spark = to_spark(span.text, [each.text for each in parameters])
+                literals = [each.text for each in parameters]
+                spark = to_spark(span.text, literals, self._read_typed, name_columns=True)
         except SqlSyntaxError as error:
             if error.position is not None:
                 error.position = span.place_of(error.position)
             raise
         return PlacedText.of(span, spark)
+
+    def _read_typed(self, text: str, kind: WrittenType) -> str:
+        return typed_literal(text, kind, self.variables.get("TimeZone"))
 
     @property
     def utc(self) -> bool:

@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.column_defaults import (
     ColumnDefault,
     DefaultValues,
@@ -185,7 +186,10 @@ async def defined_default(
     query = context.spark(span)
     text = query.text
     kind = arrow_type(column.type)
-    value = _local_value(context, span, text, column)
+    try:
+        value = _local_value(context, span, text, column)
+    except (TypeMismatch, InvalidClientData) as error:
+        raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     if value is None:
         _refuse_user(text, span)
         moment = _moment_of(text)
@@ -310,6 +314,14 @@ def cast_or_default(
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
+    if context.dialect is SqlDialect.POSTGRES:
+        # A text is read as PostgreSQL does, and not as Spark casts it.
+        try:
+            value = literal_value(span.text, context.dialect, parameters)
+            found = column_array([value], column, utc=context.utc)
+            return placed(spark_literal(found[0].as_py(), column.type)).around(span)
+        except NotLocal:
+            pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
     text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)

@@ -16,7 +16,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, ValueTooLong
+from actors.pgwire.column_parsing import fitted
+from actors.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
+from actors.pgwire.type_map import pg_type
+from actors.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import (
     TableColumn,
@@ -28,7 +32,7 @@ from actors.plan.schema import (
 )
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
-from actors.sql.type_names import read_type
+from actors.sql.type_names import read_written_type
 
 
 class SqlParameter(msgspec.Struct, frozen=True):
@@ -66,7 +70,6 @@ _MOMENT: Final = re.compile(
 )
 _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 """Whole numbers up to which a floating type has every one."""
-_BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
@@ -126,10 +129,12 @@ def _cast_parameter(
 ) -> SqlParameter:
     """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
     reader = StatementReader(lex_text(text, dialect), 2)
-    cast = read_type(reader)
-    if not reader.ends():
+    written = read_written_type(reader)
+    given = _parameter(reader.tokens[0], parameters)
+    # A text whose form is to be checked, or that is read as another type's.
+    if not reader.ends() or (written.checked and isinstance(given.value, str)):
         raise NotLocal
-    return msgspec.structs.replace(_parameter(reader.tokens[0], parameters), cast=cast)
+    return msgspec.structs.replace(given, cast=written.spark)
 
 
 def _number(text: str, *, negative: bool) -> int | Decimal:
@@ -204,15 +209,19 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     limit = text_limit(spark)
     if limit is not None:
         length, padded = limit
-        # What is longer is Spark's to cut off or to refuse.
-        if not isinstance(value, str) or len(value) > length:
+        if not isinstance(value, str):
             raise NotLocal
+        if len(value) > length:
+            # Blanks beyond the length are cut off.
+            if value[length:].strip(" "):
+                raise ValueTooLong(f"a text of {len(value)} characters is longer than {spark}")
+            value = value[:length]
         return value.ljust(length) if padded else value
     if isinstance(value, list) and pa.types.is_list(kind):
         (element,) = inner_types(spark)
         return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
     if untyped and isinstance(value, str) and not pa.types.is_string(kind):
-        return _parsed(value, kind, utc=utc)
+        return _parsed(value, spark, kind, utc=utc)
     exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
     tests = {
         bool: pa.types.is_boolean,
@@ -236,7 +245,23 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         # Only in a session in UTC a time without a zone is the same moment in both types.
         aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
         return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
-    return Decimal(value) if pa.types.is_decimal(kind) else value
+    return _number_fitted(value, kind) if _is_number(kind) else value
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_floating)
+    return any(test(kind) for test in numbers)
+
+
+def _number_fitted(value: int | Decimal, kind: pa.DataType) -> int | Decimal:
+    """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
+    range: Spark's error would not say which value it is."""
+    if pa.types.is_decimal(kind):
+        return fitted(Decimal(value), kind)
+    limit = 1 << (kind.bit_width - 1)
+    if not -limit <= value < limit:
+        raise InvalidClientData(f"value {value} is out of range for {kind}", NUMBER_OUT_OF_RANGE)
+    return value
 
 
 def _is_kept(cast: str, spark: str) -> bool:
@@ -244,17 +269,20 @@ def _is_kept(cast: str, spark: str) -> bool:
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
-def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:
-    """Return a text as a value of a type, if it is written in the plainest form."""
-    negative = text.startswith("-")
-    if pa.types.is_integer(kind) and _WHOLE.fullmatch(text.removeprefix("-")):
-        return int(text)
-    if pa.types.is_decimal(kind) and _FRACTION.fullmatch(text.removeprefix("-")):
-        return Decimal(text)
-    if pa.types.is_float64(kind) and _FRACTION.fullmatch(text[negative:]):
-        return float(text)
-    if pa.types.is_boolean(kind) and text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
+def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+    """Return a text as a value of a type, if it is written in the plainest form. Raises
+    `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
+    if pa.types.is_binary(kind):
+        return parse_bytea(text)
+    if _is_number(kind) or pa.types.is_boolean(kind):
+        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
+    if pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        words = [
+            None if each is None else SqlParameter(each, "", untyped=True)
+            for each in parse_array(text)
+        ]
+        return [_fitted(each, element, kind.value_type, utc=utc) for each in words]
     if pa.types.is_date(kind) and _DAY.fullmatch(text):
         return date.fromisoformat(text)
     moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None

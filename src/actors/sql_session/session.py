@@ -20,6 +20,12 @@ from actors.errors import (
     TransactionAborted,
     WriteConflict,
 )
+from actors.pgwire.sqlstate import (
+    NO_TRANSACTION,
+    RefusedStatement,
+    statement_exists,
+    unknown_statement,
+)
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
@@ -139,7 +145,7 @@ class SqlSession:
             case sql.ExecutePreparedStatement():
                 kept = self.prepared.get(statement.name)
                 if kept is None:
-                    raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+                    raise unknown_statement(statement.name)
                 inner = self.parse(kept.statement.text)
                 with without_places():
                     return await self.describe(inner, self._arguments(statement, kept, parameters))
@@ -256,7 +262,7 @@ class SqlSession:
     def _open(self, what: str) -> OpenTransaction:
         transaction = self.context.transaction
         if transaction is None:
-            raise InvalidUsage(f"{what} can only be used in transaction blocks")
+            raise RefusedStatement(f"{what} can only be used in transaction blocks", NO_TRANSACTION)
         return transaction
 
     async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
@@ -376,7 +382,7 @@ class SqlSession:
     async def prepare(self, statement: sql.PrepareTextStatement, _: Parameters) -> StatementResult:
         """Keep a statement's text under a name."""
         if statement.name in self.prepared:
-            raise InvalidUsage(f'prepared statement "{statement.name}" already exists')
+            raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
         # Parsed for its errors alone, which are due now and not at EXECUTE.
@@ -393,7 +399,7 @@ class SqlSession:
         """Carry out a prepared statement with these arguments."""
         kept = self.prepared.get(statement.name)
         if kept is None:
-            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+            raise unknown_statement(statement.name)
         inner = self.parse(kept.statement.text)
         given = self._arguments(statement, kept, parameters)
         # The statement's text came with PREPARE.
@@ -426,7 +432,7 @@ class SqlSession:
             self.prepared.clear()
             return StatementResult("DEALLOCATE ALL")
         if self.prepared.pop(statement.name, None) is None:
-            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+            raise unknown_statement(statement.name)
         return StatementResult("DEALLOCATE")
 
     async def do_nothing(

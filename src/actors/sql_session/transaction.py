@@ -16,7 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.client.client import TableWrite
-from actors.errors import DefaultsChanged, InvalidUsage, TypeMismatch
+from actors.errors import DefaultsChanged, InvalidUsage, ValueTooLong
+from actors.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import TextTooLong, consolidate, fit_texts_of
@@ -210,7 +211,7 @@ class OpenTransaction:
         for position in range(len(self._savepoints) - 1, -1, -1):
             if self._savepoints[position][0] == name:
                 return position
-        raise InvalidUsage(f'savepoint "{name}" does not exist')
+        raise RefusedStatement(f'savepoint "{name}" does not exist', UNKNOWN_SAVEPOINT)
 
 
 def keys_in(rows: pa.Table, schema: TableSchema) -> list[tuple[Any, ...]]:
@@ -244,7 +245,7 @@ def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
     try:
         return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
     except TextTooLong as error:
-        raise TypeMismatch(f"table {table}, {error}") from None
+        raise ValueTooLong(f"table {table}, {error}") from None
 
 
 def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:

@@ -55,8 +55,8 @@ from actors.sql_session.row_values import (
 from actors.sql_session.store_assignment import (
     cast_query,
     check_assignable,
+    fitted_numbers,
     needs_cast,
-    rounded_decimals,
 )
 from actors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
 
@@ -294,7 +294,7 @@ async def _assigned_rows(
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
-    return rounded_decimals(table, rows, columns)
+    return fitted_numbers(table, rows, columns)
 
 
 def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import TableSchema, arrow_type
+from actors.plan.schema import SYSTEM_COLUMNS, TableSchema, arrow_type
 from actors.plan.updates import to_ipc
 from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
@@ -103,6 +103,8 @@ def _columns(
         return tuple(scope.types), tuple(scope.types)
     project = tuple(scope.column(column) for column, _ in listed)
     names = tuple(named for _, named in listed)  # Spark keeps the case of the query
+    if any(each.lower() in SYSTEM_COLUMNS for each in names):
+        raise NotPlain("a name that is reserved, which the query's own check tells")
     if len(set(project)) < len(project) or len({each.lower() for each in names}) < len(names):
         raise NotPlain("a column twice")
     return project, names

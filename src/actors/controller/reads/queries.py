@@ -57,7 +57,7 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress, RunningEffect
 from actors.plan.jobs import ExecutorMessage, SelectContents
-from actors.plan.schema import DIFF, TableColumn, TableSchema, intervals_of_months
+from actors.plan.schema import DIFF, SYSTEM_COLUMNS, TableColumn, TableSchema, intervals_of_months
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
@@ -489,7 +489,7 @@ class _Run:
             as_of = max(state.latest_with_contents(entry) for entry in self._inputs)
         running.time = readable_time(state, self._inputs) if as_of is None else as_of
         for name in analyzed.schema.names:
-            if name.startswith("__"):
+            if name.lower() in SYSTEM_COLUMNS:
                 raise QueryRejected(f"column name {name!r} is reserved: give it an alias")
         return analyzed.schema
 
