@@ -143,7 +143,6 @@ class SessionCursors:
 
     async def declare(self, name: str, result: StatementResult, *, hold: bool) -> None:
         """Open a cursor. Raises `InvalidUsage` if the name is in use, or too many are open."""
-        refused = ""
         follows = result.tag == "SUBSCRIBE"
         refused: RefusedStatement | None = None
         if name in self._open:

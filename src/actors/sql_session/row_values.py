@@ -257,7 +257,8 @@ def _number_fitted(value: int | Decimal, kind: pa.DataType) -> int | Decimal:
     """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
-        return fitted(Decimal(value), kind)
+        rounded: Decimal = fitted(Decimal(value), kind)
+        return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:
         raise InvalidClientData(f"value {value} is out of range for {kind}", NUMBER_OUT_OF_RANGE)
