@@ -223,7 +223,7 @@ def test_settings(queries: CatalogQueries) -> None:
     shown = queries.answer_catalog_query("SHOW application_name", (), session)
     assert (shown.columns[0].name, shown.rows) == ("application_name", [("test",)])
     changed = queries.answer_catalog_query("SELECT set_config('jit', 'off', false)", (), session)
-    assert (changed.rows, changed.settings) == ([("off",)], (("jit", "off"),))
+    assert (changed.rows, changed.settings) == ([("off",)], (("jit", "off", False),))
     listed = queries.answer_catalog_query(
         "SELECT setting FROM pg_settings WHERE name = 'application_name'", (), session
     )

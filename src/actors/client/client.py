@@ -364,10 +364,10 @@ class Client(ClientSources, ClientRoles):
         `ObjectExists`, `InvalidUsage`."""
         await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
 
-    async def drop(self, name: str, *, cascade: bool = False) -> None:
-        """Drop a table, view or index, with `cascade` and all that depends on it, at once. Raises
-        `UnknownObject`, `ObjectInUse`."""
-        await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
+    async def drop(self, name: str, *, cascade: bool = False) -> str:
+        """Drop a table, view or index, with `cascade` and all that depends on it, at once; return a
+        line for each of those. Raises `UnknownObject`, `ObjectInUse`."""
+        return await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
 
     async def status(self) -> StatusReport:
         """Return all objects: frontiers, lag, state and step times."""
@@ -683,9 +683,9 @@ class Client(ClientSources, ClientRoles):
 
     async def _change(
         self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
-    ) -> None:
+    ) -> str:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
-            await self._done(statement, make_request_context(opened))
+            return await self._done(statement, make_request_context(opened))
 
-    async def _done(self, request: Request, traceparent: str | None = None) -> None:
-        await self._exchange.ask(request, RequestDone, traceparent)
+    async def _done(self, request: Request, traceparent: str | None = None) -> str:
+        return (await self._exchange.ask(request, RequestDone, traceparent)).text

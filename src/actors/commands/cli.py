@@ -32,6 +32,7 @@ from actors.commands.console import (
     Certificate,
     Identity,
     Key,
+    LogFormat,
     LogLevel,
     TokenFile,
     parse_settings,
@@ -78,6 +79,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"penstock {importlib.metadata.version('penstock-views')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Shows the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Keeps Spark SQL views fresh: small Spark jobs over the changes alone."""
 
 
 Role = Annotated[
@@ -155,6 +172,7 @@ def serve(
         typer.Option("--set", help="Any other setting: name=value. May be repeated."),
     ] = None,
     log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
 ) -> None:
     """Runs the service until SIGINT or SIGTERM.
 
@@ -163,7 +181,7 @@ def serve(
     The first line printed is the address; then `ready`, once clients are served. A restart on
     the same state directory goes on where the last one stopped.
     """
-    set_up_logging(log_level, traced=True)
+    set_up_logging(log_level, traced=True, log_format=log_format)
     options = {
         "state_dir": state_dir,
         "listen": listen,
@@ -438,7 +456,7 @@ def java(
 @app.command()
 def version() -> None:
     """Shows the version."""
-    print(f"penstock {importlib.metadata.version('penstock-views')}")
+    _show_version(True)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -89,8 +89,9 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
 
     columns: tuple[AnswerColumn, ...]
     rows: list[tuple[Any, ...]]
-    settings: tuple[tuple[str, str], ...] = ()
-    """Settings that it changed by `set_config`: name and value."""
+    settings: tuple[tuple[str, str | None, bool], ...] = ()
+    """Settings that it changed by `set_config`: name, value (None: the default), and whether for
+    its transaction alone."""
     signals: tuple[SessionSignal, ...] = ()
     """Sessions that it ends, or whose statements it cancels."""
     warnings: tuple[str, ...] = ()

@@ -13,7 +13,13 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Container,
+    Mapping,
+    Sequence,
+)
 from typing import Final
 
 import anyio
@@ -22,10 +28,10 @@ from actors.access.access_rules import UNPROVEN, RoleLogin
 from actors.access.open_sessions import OpenSession, OpenSessions, ReadObjects
 from actors.controller.reads.point_reads import PointReads
 from actors.errors import (
+    AccessDenied,
     AuthenticationFailed,
     ConnectionBroken,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     ProtocolError,
     RemoteProtocolError,
@@ -42,7 +48,9 @@ from actors.pg_server.point_answers import answer_point
 from actors.pg_server.point_statements import find_point
 from actors.pg_server.row_sending import send_portal, send_result
 from actors.pg_server.startup import startup_variables
+from actors.pg_server.statement_scope import StatementScope, receive_in_time
 from actors.pg_server.statements import (
+    SETTING_STATEMENTS,
     TRANSACTION_STATEMENTS,
     WRITES,
     KeptStatement,
@@ -66,7 +74,7 @@ from actors.sql_session.error_places import counted_from
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
-from actors.sql_session.session_variables import ROLE_VARIABLES
+from actors.sql_session.session_settings import MESSAGE_LEVELS
 
 log = logging.getLogger("penstock.pg")
 
@@ -146,8 +154,9 @@ class PgConnection:
         """True after an error in a pipeline, until its Sync."""
         self._implicit = False
         """True in a transaction that nobody opened by BEGIN."""
-        self._running: anyio.CancelScope | None = None
-        self._canceled = False
+        self._reported: Mapping[str, str] = {}
+        """Settings as the client was told them last."""
+        self._statement = StatementScope()
 
     @property
     def opened(self) -> OpenSession:
@@ -170,17 +179,12 @@ class PgConnection:
     def cancel(self, secret_key: bytes) -> None:
         """Cancel the statement that runs, if the key is right."""
         if secret_key == self.secret_key:
-            self._cancel_running()
+            self._statement.cancel()
 
     def _end(self, _: SessionEnded) -> None:
         """End the connection: at once, unless its own statement asked for what ends it."""
         if not self.opened.answer_first:
             self._life.cancel()
-
-    def _cancel_running(self) -> None:
-        if self._running is not None:
-            self._canceled = True
-            self._running.cancel()
 
     # -- the connection's life ---------------------------------------------------------------------
 
@@ -195,7 +199,8 @@ class PgConnection:
                     await self._say_goodbye(self.opened.ended)
         except SessionEnded as error:
             await self._say_goodbye(error)
-        except (ProtocolError, ResourceBusy) as error:
+        # A client that asks for what is not there is not let in.
+        except (ProtocolError, ResourceBusy, InvalidUsage, AccessDenied) as error:
             await self._say_goodbye(error)
         except ConnectionBroken as error:
             log.info("%s is gone: %s", self.wire.peer, error)
@@ -281,20 +286,17 @@ class PgConnection:
             "postgresql", role, peer, number=self.process_id, proven=True
         )
         opened.on_end = self._end
-        opened.on_cancel = self._cancel_running
+        opened.on_cancel = self._statement.cancel
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
         self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
+        # Not in another state than the client believes: what it asked for is obeyed or refused.
         for name, value in startup_variables(packet.parameters):
-            try:
-                session.variables.set(name, value)
-            except InvalidUsage as error:
-                # Not as another role than the client believes.
-                if name.lower() in ROLE_VARIABLES:
-                    raise AuthenticationFailed(str(error)) from None
-                await self._notice(str(error))
-        for name, value in session.variables.reported():
-            await self.wire.send(pg.encode_parameter_status(name, value))
+            if not session.context.set_variable(name, value):
+                raise InvalidUsage(f'parameter "{name}" is set in a transaction alone')
+        session.variables.mark_start()
+        session.context.committing = self._statement.committing
+        await self._report_settings()
         # Clients of 3.0 keep exactly four bytes of it.
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
@@ -313,7 +315,7 @@ class PgConnection:
 
     async def _serve(self) -> None:
         while True:
-            message = await self.wire.receive()
+            message = await receive_in_time(self.wire, self.session)
             if message is None or isinstance(message, pg.TerminateSession):
                 return
             if isinstance(message, pg.SyncPipeline):
@@ -339,8 +341,17 @@ class PgConnection:
                 return
 
     async def _ready(self) -> None:
+        await self._report_settings()
         await self.wire.send(pg.encode_ready(self._status()))
         await self.wire.flush()
+
+    async def _report_settings(self) -> None:
+        """Tell the client of settings that have changed, which it keeps."""
+        reported = self.session.variables.reported()
+        for name, value in reported.items():
+            if self._reported.get(name) != value:
+                await self.wire.send(pg.encode_parameter_status(name, value))
+        self._reported = reported
 
     def _status(self) -> bytes:
         if not self.session.in_transaction:
@@ -352,18 +363,9 @@ class PgConnection:
     async def _guarded(self, run: Callable[[], Awaitable[None]]) -> bool:
         """Run a part of the protocol; tell the client of its error. Return whether it failed."""
         error: BaseException
-        # A cancel that came too late was of the statement before.
-        self._canceled = False
         try:
-            with anyio.CancelScope() as scope:
-                self._running = scope
-                try:
-                    await run()
-                finally:
-                    self._running = None
-            if not (scope.cancelled_caught and self._canceled):
-                return False
-            error = OperationCanceled("canceling statement due to user request")
+            await self._statement.run(run)
+            return False
         except (ProtocolError, ConnectionBroken):
             raise  # the connection ends
         except PenstockError as known:
@@ -375,7 +377,13 @@ class PgConnection:
         await self.wire.send(pg.encode_error(error_report(error)))
         return True
 
+    def _begin_timeout(self) -> None:
+        self._statement.begin_timeout(self.session.context.deadline_ms)
+
     async def _notice(self, text: str, severity: str = "NOTICE") -> None:
+        least = self.session.variables.get("client_min_messages")
+        if MESSAGE_LEVELS.index(severity.lower()) < MESSAGE_LEVELS.index(least):
+            return
         report = pg.ErrorReport("00000", text, severity)
         await self.wire.send(pg.encode_notice(report))
 
@@ -412,6 +420,9 @@ class PgConnection:
     async def _simple_one(self, text: str, *, begins: bool) -> None:
         """Carry out one statement of a simple query; `begins`: several follow as one
         transaction."""
+        self._begin_timeout()
+        if begins and self.catalog.answers(text):
+            self._begin_implicit(None)
         if await self._answer_catalog(text, ()):
             return
         statement = self.session.parse(text)
@@ -424,7 +435,7 @@ class PgConnection:
             result = await self._execute(statement, ())
         await self._send_result(result)
 
-    def _begin_implicit(self, statement: sql.SqlStatement) -> None:
+    def _begin_implicit(self, statement: sql.SqlStatement | None) -> None:
         """Open a transaction for what follows, unless one is open or the statement opens one."""
         if self.session.in_transaction or isinstance(statement, TRANSACTION_STATEMENTS):
             return
@@ -438,18 +449,14 @@ class PgConnection:
             # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
             self._implicit = False
             if isinstance(statement, sql.BeginStatement):
+                self.session.set_modes(statement.modes)
                 return StatementResult("BEGIN")
-        # Clients keep these values, and must hear of a change before the statement's end.
-        before = dict(self.session.variables.reported())
         result = self._deallocated(statement) or await self._declared(statement, parameters)
         if result is None:
             result = await self.session.execute(statement, parameters)
         result = while_connected(self.wire, result)
         for notice in result.notices:
             await self._notice(notice)
-        for name, value in self.session.variables.reported():
-            if before.get(name) != value:
-                await self.wire.send(pg.encode_parameter_status(name, value))
         return result
 
     def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
@@ -517,6 +524,7 @@ class PgConnection:
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
+        self._begin_timeout()
         match message:
             case pg.ParseStatement():
                 await self._parse(message)
@@ -741,7 +749,8 @@ class PgConnection:
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
-        if isinstance(statement, WRITES) and not last:
+        # Whatever a later error of the pipeline takes back.
+        if isinstance(statement, (*WRITES, *SETTING_STATEMENTS)) and not last:
             self._begin_implicit(statement)
         await self._begin_portal(portal)
         if last and self._implicit:

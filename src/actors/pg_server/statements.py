@@ -55,6 +55,12 @@ WRITES: Final = (
     sql.CopyStatement,
 )
 """Statements that change rows."""
+SETTING_STATEMENTS: Final = (
+    sql.SetVariableStatement,
+    sql.ResetVariableStatement,
+    sql.SetTransactionStatement,
+)
+"""Statements that change settings of the session."""
 TRANSACTION_STATEMENTS: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
 """Statements that begin or end a transaction."""
 

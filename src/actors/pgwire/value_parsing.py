@@ -23,6 +23,7 @@ from actors.pgwire.sqlstate import (
     INVALID_BINARY,
     INVALID_TEXT,
     INVALID_TIME,
+    LIMIT_EXCEEDED,
     NOT_IN_ENCODING,
     NOT_SUPPORTED,
     NUMBER_OUT_OF_RANGE,
@@ -68,6 +69,9 @@ ParameterValue: TypeAlias = (
     | list["ParameterValue | None"]
 )
 
+ARRAY_ELEMENTS_MAX: Final = 1_000_000
+"""Elements of one array, and of all arrays among the parameters of a statement: as values of Python
+they take many times the bytes that announce them."""
 UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
@@ -343,6 +347,14 @@ _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
 }
 
 
+def check_elements(count: int) -> None:
+    """Raise `InvalidClientData` for too many elements of arrays."""
+    if count > ARRAY_ELEMENTS_MAX:
+        raise InvalidClientData(
+            f"arrays have at most {ARRAY_ELEMENTS_MAX} elements", LIMIT_EXCEEDED
+        )
+
+
 def parse_array(text: str) -> list[str | None]:
     r"""Parse the elements of an array's text, of one dimension. Raises `InvalidClientData`.
 
@@ -360,6 +372,7 @@ def parse_array(text: str) -> list[str | None]:
     while True:
         word, at = _take_element(body, at, end, text)
         words.append(word)
+        check_elements(len(words))
         if at == end:
             return words
         at = _skip_blanks(body, at + 1, end)
@@ -478,6 +491,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
         # The remaining bytes bound a count from the wire: each element has four at least.
         if not 0 <= count <= (len(data) - at) // 4:
             raise _bad_binary(oid, f"{count} elements in {len(data)} bytes")
+        check_elements(count)
         for _ in range(count):
             (length,) = struct.unpack_from("!i", data, at)
             at += 4

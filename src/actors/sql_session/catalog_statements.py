@@ -348,7 +348,8 @@ async def drop_objects(context: SessionContext, statement: DropObjectsStatement)
     notices: list[str] = []
     for name in statement.names:
         try:
-            await _drop(context, statement, object_name(name))
+            told = await _drop(context, statement, object_name(name))
+            notices += told.splitlines()
         except UnknownObject as error:
             if not statement.if_exists:
                 raise
@@ -378,12 +379,14 @@ async def _of_kind(context: SessionContext, kind: str, name: str) -> ObjectStatu
     return found
 
 
-async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> None:
+async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> str:
+    """Drop an object. Return a line for each one that it took along."""
     client = context.client
     if statement.kind == "source":
         return await client.drop_source(name, cascade=statement.cascade)
     if statement.kind == "sink":
-        return await client.drop_sink(name)
+        await client.drop_sink(name)
+        return ""
     found = await _of_kind(context, statement.kind, name)
     return await client.drop(found.name, cascade=statement.cascade)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, nullcontext
 from datetime import UTC, datetime
 from typing import Final
 
 import pyarrow as pa
 
 from actors.access.open_sessions import ReadObjects, ReadRights
-from actors.access.session_role import RoleChoice, role_choice
-from actors.client.client import Client
+from actors.client.client import Client, TableWrite
 from actors.errors import (
     DefiniteError,
     InvalidUsage,
@@ -28,10 +27,19 @@ from actors.protocol.api import ObjectStatus
 from actors.protocol.relations import fold, is_subscribed_view
 from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
-from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
+from actors.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.placed_text import PlacedText, placed
+from actors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
+from actors.sql_session.session_settings import (
+    ISOLATION,
+    READ_ONLY,
+    REPEATABLE_READ,
+    SessionSetting,
+    parse_setting,
+    setting_named,
+)
 from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.transaction import OpenTransaction
 from actors.views.plain_sql import query_text
@@ -46,6 +54,12 @@ TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
 PLAIN_VIEW: Final = "plain view"
 QUERIED_KINDS: Final = READABLE_KINDS | {PLAIN_VIEW}
+
+
+class ActiveTransaction(InvalidUsage):
+    """The transaction has begun to read or write, so that its modes cannot change any more."""
+
+    sqlstate = "25001"
 
 
 def object_name(name: QualifiedName) -> str:
@@ -152,19 +166,61 @@ class SessionContext:
         self.variables = variables
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
+        self.committing: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        """Is around each write: the statement cannot be canceled then."""
 
-    # -- roles -------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------------
 
-    def role_choice(self) -> RoleChoice | None:
-        """Return the roles that the session has now; None if it cannot have others."""
-        session = self.client.session
-        return None if session is None else role_choice(session)
+    def set_variable(self, name: str, value: str | None, *, local: bool = False) -> bool:
+        """Set a setting, or reset it (None). Return whether that has an effect: `local`, and what
+        is the transaction's own, have none without a transaction. Raises as
+        `SessionVariables.set` does, and `ActiveTransaction`."""
+        setting, transaction = setting_named(name), self.transaction
+        own = setting is not None and bool(setting.of_transaction)
+        if setting is not None and transaction is not None and own:
+            self._check_mode(setting, value, transaction)
+        before = self.variables.state()
+        # The transaction's modes end with it.
+        local = local or own
+        if value is None:
+            self.variables.reset(name, local=local)
+        else:
+            self.variables.set(name, value, local=local)
+        if local and transaction is None:
+            self.variables.restore(before)
+            return False
+        return True
 
-    def keep_roles(self) -> None:
-        """Let COMMIT leave the session's roles as they are now."""
-        # Without a transaction there is nothing that could go back.
-        if self.transaction is not None:
-            self.transaction.kept_choice = self.role_choice()
+    def _check_mode(
+        self, setting: SessionSetting, value: str | None, transaction: OpenTransaction
+    ) -> None:
+        """Raise `ActiveTransaction` if a mode cannot change any more."""
+        present = self.variables.get(setting.name)
+        wanted = value or self.variables.get(setting.of_transaction)
+        wanted = parse_setting(setting, wanted, present)
+        if wanted == present or (setting.name == READ_ONLY and wanted == "on"):
+            return
+        what = "read-write mode" if setting.name == READ_ONLY else "isolation level"
+        if transaction.queried:
+            raise ActiveTransaction(f"transaction {what} must be set before any query")
+        if transaction.has_savepoints:
+            raise ActiveTransaction(f"transaction {what} must not be set behind a savepoint")
+
+    def begin_statement(self, statement: SqlStatement) -> None:
+        """Check that a statement may be carried out now. Raises `ReadOnlyTransaction`."""
+        name = READ_ONLY if self.transaction is not None else "default_transaction_read_only"
+        if self.variables.get(name) == "on" and not only_reads(statement):
+            raise ReadOnlyTransaction(
+                f"cannot execute {command_of(statement)} in a read-only transaction"
+            )
+        if self.transaction is not None and self.variables.get(ISOLATION) != REPEATABLE_READ:
+            # Each statement reads at the latest time.
+            self.transaction.time = None
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> None:
+        """Write changes at one time, which the session keeps. Raises as `Client.write` does."""
+        async with self.committing():
+            self.variables.note_write(await self.client.write(changes))
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -191,9 +247,7 @@ class SessionContext:
     @property
     def deadline_ms(self) -> int | None:
         """Return the deadline of a statement; None: the service's own."""
-        text = self.variables.get("statement_timeout").removesuffix("ms")
-        given = int(text) if text.isdecimal() else 0
-        return given or None
+        return self.variables.milliseconds("statement_timeout") or None
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -251,11 +305,12 @@ class SessionContext:
         for span in texts.values():
             return await self.time_of(span, parameters)
         variable = self.variables.get("penstock.as_of")
-        return int(variable) if variable.isdecimal() else None
+        return int(variable) if variable else None
 
     async def transaction_time(self) -> Time:
         """Return the time at which the open transaction reads, which its first read fixes."""
         assert self.transaction is not None
+        self.transaction.queried = True
         if self.transaction.time is None:
             self.transaction.time = max(0, (await self.client.status()).tables_upper - 1)
         return self.transaction.time

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
 
-from actors.access.session_role import RoleChoice, restore_role
 from actors.client.client import Client
 from actors.errors import (
     AbsentRow,
@@ -28,7 +27,7 @@ from actors.sql.tokens import SqlDialect
 from actors.sql_session import catalog_statements as catalog
 from actors.sql_session import merging, writing
 from actors.sql_session import role_statements as roles
-from actors.sql_session.context import SCHEMAS, SessionContext
+from actors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.sql_session.error_places import (
     counted_from,
@@ -38,7 +37,14 @@ from actors.sql_session.error_places import (
 from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
-from actors.sql_session.session_variables import ROLE_VARIABLES, SessionVariables
+from actors.sql_session.session_settings import (
+    AUTHORIZATION,
+    ISOLATION,
+    READ_ONLY,
+    quoted_name,
+    setting_named,
+)
+from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
@@ -95,18 +101,24 @@ class SqlSession:
         Rows of the result that are not taken hold resources: close its generator. Raises
         `TransactionAborted` in a failed transaction, and the statement's own errors.
         """
-        if self.failed and not isinstance(statement, _ENDING):
-            raise TransactionAborted(
-                "the transaction has failed: statements are ignored until ROLLBACK"
-            )
-        handler = STATEMENTS.get(type(statement))
-        if handler is None:
-            raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
         try:
+            self.begin_statement(statement)
+            handler = STATEMENTS.get(type(statement))
+            if handler is None:
+                raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
             return await handler(self, statement, parameters)
         except BaseException:
             self.failed = self.in_transaction
             raise
+
+    def begin_statement(self, statement: sql.SqlStatement) -> None:
+        """Check that a statement may be carried out now. Raises `TransactionAborted` and
+        `ReadOnlyTransaction`."""
+        if self.failed and not isinstance(statement, _ENDING):
+            raise TransactionAborted(
+                "the transaction has failed: statements are ignored until ROLLBACK"
+            )
+        self.context.begin_statement(statement)
 
     async def close(self) -> None:
         """End the session: cursors, and the changes that were not committed."""
@@ -149,31 +161,52 @@ class SqlSession:
 
     def begin_implicit(self) -> None:
         """Open a transaction that the client did not ask for, around several statements."""
-        self.context.transaction = self._transaction()
-
-    def _transaction(self, *, read_only: bool = False) -> OpenTransaction:
-        return OpenTransaction(read_only=read_only, choice=self.context.role_choice())
+        self.context.transaction = OpenTransaction(self.variables.state())
+        # Its own from now on: later defaults are of later transactions.
+        for name in (ISOLATION, READ_ONLY):
+            self.variables.set(name, self.variables.get(name), local=True)
 
     async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
         """Open a transaction; inside one it is a notice."""
+        notices: tuple[str, ...] = ()
         # PostgreSQL only warns, and pools send BEGIN without knowing.
         if self.in_transaction:
-            return StatementResult("BEGIN", notices=("there is already a transaction in progress",))
-        default = self.variables.get("default_transaction_read_only") == "on"
-        given = statement.modes.read_only
-        self.context.transaction = self._transaction(read_only=default if given is None else given)
-        return StatementResult("BEGIN")
+            notices = ("there is already a transaction in progress",)
+        else:
+            self.begin_implicit()
+        try:
+            self.set_modes(statement.modes)
+        except InvalidUsage:
+            # Nothing was begun if it cannot be as it was asked for.
+            transaction = self.context.transaction
+            if not notices and transaction is not None:
+                self.variables.restore(transaction.first_state)
+                self.context.transaction = None
+            raise
+        return StatementResult("BEGIN", notices=notices)
+
+    def set_modes(self, modes: sql.TransactionModes, prefix: str = "") -> bool:
+        """Set modes of the open transaction, or with the prefix ``default_`` those of later ones.
+        Return whether that has an effect. Raises as `SessionContext.set_variable` does."""
+        given = {
+            ISOLATION: modes.isolation,
+            READ_ONLY: {None: None, True: "on", False: "off"}[modes.read_only],
+        }
+        done = [
+            self.context.set_variable(prefix + name, value)
+            for name, value in given.items()
+            if value is not None
+        ]
+        return all(done)
 
     async def set_transaction(
         self, statement: sql.SetTransactionStatement, _: Parameters
     ) -> StatementResult:
         """Set the modes of the open transaction, or of all later ones."""
-        read_only = statement.modes.read_only
-        if read_only is not None and statement.session:
-            self.variables.set("default_transaction_read_only", "on" if read_only else "off")
-        elif read_only is not None and self.context.transaction is not None:
-            self.context.transaction.read_only = read_only
-        return StatementResult("SET")
+        if self.set_modes(statement.modes, "default_" if statement.session else ""):
+            return StatementResult("SET")
+        notice = "SET TRANSACTION can only be used in transaction blocks"
+        return StatementResult("SET", notices=(notice,))
 
     async def commit(self, _: sql.CommitStatement, __: Parameters) -> StatementResult:
         """Write all changes at one time. A failed transaction is rolled back.
@@ -187,7 +220,10 @@ class SqlSession:
             notice = "there is no transaction in progress"
             return StatementResult("COMMIT", notices=(notice,))
         failed, self.failed = self.failed, False
-        self._restore(transaction.first_choice if failed else transaction.kept_choice)
+        if failed:
+            self.variables.restore(transaction.first_state)
+        else:
+            self.variables.keep()
         # Over before the write: whether it succeeds or not, the next statement begins anew.
         self.context.transaction = None
         await self.cursors.end_transaction()
@@ -196,7 +232,7 @@ class SqlSession:
         changes = transaction.write()
         if changes:
             try:
-                self.variables.note_write(await self.context.client.write(changes))
+                await self.context.write(changes)
             except AbsentRow as error:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"
@@ -212,7 +248,7 @@ class SqlSession:
         transaction = self.context.transaction
         notices = () if transaction is not None else ("there is no transaction in progress",)
         if transaction is not None:
-            self._restore(transaction.first_choice)
+            self.variables.restore(transaction.first_state)
         self.context.transaction, self.failed = None, False
         await self.cursors.end_transaction()
         return StatementResult("ROLLBACK", notices=notices)
@@ -225,7 +261,7 @@ class SqlSession:
 
     async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
         """Remember the transaction's state."""
-        self._open("SAVEPOINT").save(statement.name, self.context.role_choice())
+        self._open("SAVEPOINT").save(statement.name, self.variables.state())
         return StatementResult("SAVEPOINT")
 
     async def release(
@@ -239,7 +275,8 @@ class SqlSession:
         self, statement: sql.RollbackToStatement, _: Parameters
     ) -> StatementResult:
         """Drop the changes since a savepoint."""
-        self._restore(self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name))
+        state = self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
+        self.variables.restore(state)
         self.failed = False
         return StatementResult("ROLLBACK")
 
@@ -248,45 +285,30 @@ class SqlSession:
     async def set_variable(
         self, statement: sql.SetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable of the session."""
-        if statement.name.lower() in ROLE_VARIABLES:
-            return self._change_role(statement)
-        if statement.values:
-            self.variables.set(statement.name, ", ".join(statement.values))
-        else:
-            self.variables.reset(statement.name)
-        return StatementResult("SET")
-
-    def _change_role(self, statement: sql.SetVariableStatement) -> StatementResult:
-        """Act as another role from now on, or with LOCAL until the transaction ends."""
-        if statement.local and not self.in_transaction:
-            notice = "SET LOCAL can only be used in transaction blocks"
-            return StatementResult("SET", notices=(notice,))
-        if len(statement.values) > 1:
+        """Set a variable of the session, or with LOCAL of the transaction."""
+        setting = setting_named(statement.name)
+        value: str | None
+        if not statement.values:
+            value = None
+        elif setting is not None and setting.quoted:
+            value = ", ".join(map(quoted_name, statement.values))
+        elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
             raise InvalidUsage(f"SET {statement.name} takes only one argument")
-        if statement.values:
-            self.variables.set(statement.name, statement.values[0])
         else:
-            self.variables.reset(statement.name)
-        if not statement.local:
-            self.context.keep_roles()
-        return StatementResult("SET")
-
-    def _restore(self, choice: RoleChoice | None) -> None:
-        session = self.context.client.session
-        if session is not None and choice is not None:
-            restore_role(session, choice)
+            value = ", ".join(statement.values)
+        if self.context.set_variable(statement.name, value, local=statement.local):
+            return StatementResult("SET")
+        notice = f"SET {'LOCAL' if statement.local else statement.name}"
+        return StatementResult("SET", notices=(f"{notice} can only be used in transaction blocks",))
 
     async def reset_variable(
         self, statement: sql.ResetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable, or all, to the default."""
-        names = [statement.name] if statement.name else [name for name, _ in self.variables.all()]
-        for name in names:
-            # As in PostgreSQL, RESET ALL leaves the roles alone.
-            if statement.name or name not in ROLE_VARIABLES:
-                self.variables.reset(name)
-        self.context.keep_roles()
+        """Set a variable, or all, to the value that it had when the session began."""
+        if statement.name is None:
+            self.variables.reset_all()
+        else:
+            self.context.set_variable(statement.name, None)
         return StatementResult("RESET")
 
     async def show_setting(
@@ -313,11 +335,11 @@ class SqlSession:
     async def discard(self, _: sql.DiscardAllStatement, __: Parameters) -> StatementResult:
         """Forget the session's state."""
         if self.in_transaction:
-            raise InvalidUsage("DISCARD ALL cannot run inside a transaction block")
+            raise ActiveTransaction("DISCARD ALL cannot run inside a transaction block")
         await self.cursors.close(None)
         self.prepared.clear()
-        for name, _value in self.variables.all():
-            self.variables.reset(name)
+        self.variables.reset(AUTHORIZATION)
+        self.variables.reset_all()
         return StatementResult("DISCARD ALL")
 
     # -- cursors and prepared statements -----------------------------------------------------------
@@ -361,6 +383,8 @@ class SqlSession:
         with counted_from(statement.statement.start):
             self.parse(statement.statement.text)
         self.prepared[statement.name] = statement
+        if self.context.transaction is not None:
+            self.context.transaction.queried = True
         return StatementResult("PREPARE")
 
     async def execute_prepared(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,8 @@ from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     HIDDEN_SHARD,
     INDEX,
+    PLAIN_VIEW,
+    SOURCE_TABLE,
     TABLE,
     VIEW,
     CatalogObject,
@@ -577,4 +579,17 @@ def fenced(seqno: int | None) -> WriterFenced:
     return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,
+    )
+
+
+_SHOWN_KINDS: Final = {VIEW: "materialized view", PLAIN_VIEW: "view", SOURCE_TABLE: "table"}
+
+
+def cascade_notices(gone: Iterable[CatalogObject]) -> tuple[str, ...]:
+    """Return a line for each object that a drop takes along, as PostgreSQL words it."""
+    return tuple(
+        f"drop cascades to {_SHOWN_KINDS.get(each.kind, each.kind)} {each.name}"
+        for each in gone
+        # These no user has made.
+        if not each.replaces and not is_subscribed_view(each.name)
     )
