@@ -590,6 +590,10 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """The view in whose place this one comes when it is computed."""
     id: str = ""
     column_defaults: dict[str, ColumnDefault] = {}
+    spark_conf: dict[str, str] = {}
+    """Settings of Spark that a view keeps."""
+    retain_history_ms: int | None = None
+    """Time for which its history is kept; None: the service's default."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):
