@@ -505,7 +505,7 @@ class PgConnection:
         await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
 
     def _time_zone(self) -> str:
-        return self.session.variables.get("TimeZone")
+        return self.session.context.zone
 
     # -- the extended protocol ---------------------------------------------------------------------
 
@@ -520,7 +520,12 @@ class PgConnection:
                 kept = None if portal is None else portal.kept
         offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
         shown = "" if kept is None else kept.text
-        with counted_from(offset, whole), self.opened.running(shown):
+        zone = self._time_zone() if kept is None else kept.zone
+        with (
+            counted_from(offset, whole),
+            self.opened.running(shown),
+            self.session.context.written_in(zone),
+        ):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
@@ -575,6 +580,7 @@ class PgConnection:
             with counted_from(offset, message.query):
                 kept = await self._prepared(text, message.parameter_oids)
             kept.whole, kept.offset = message.query, offset
+        kept.zone = self._time_zone()
         self._kept[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
 
@@ -610,7 +616,8 @@ class PgConnection:
         await self._close_portal(message.portal)
         if len(self._portals) >= PORTALS_MAX:
             raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
-        self._portals[message.portal] = OpenPortal(kept, message)
+        values = parse_parameters(message, kept.parameter_oids, self._time_zone())
+        self._portals[message.portal] = OpenPortal(kept, message, values)
         await self.wire.send(pg.BIND_COMPLETE)
 
     def _kept_named(self, name: str) -> KeptStatement:
@@ -681,8 +688,7 @@ class PgConnection:
         if portal.begun:
             return
         portal.begun = True
-        kept = portal.kept
-        values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
+        kept, values = portal.kept, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
             rows = self._points.find(kept.point.selection, kept.point.key(values), role)
@@ -709,11 +715,9 @@ class PgConnection:
 
     def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
         """Return the parameters that a portal's statement is carried out with."""
-        oids = portal.kept.parameter_oids
-        values = parse_parameters(portal.bound, oids, self._time_zone())
         return [
             SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
-            for value, oid in zip(values, oids, strict=True)
+            for value, oid in zip(portal.values, portal.kept.parameter_oids, strict=True)
         ]
 
     def _reads_latest(self) -> bool:

@@ -18,6 +18,7 @@ from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.pgwire.row_encoding import EncodedRows
 from actors.pgwire.type_map import INT8, INTERVAL, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
+from actors.pgwire.value_parsing import ParameterValue
 from actors.plan.schema import TableSchema
 from actors.protocol.relations import fold
 from actors.sql import statements as sql
@@ -76,6 +77,8 @@ class KeptStatement(msgspec.Struct):
     text: str
     statement: SqlStatement | None
     parameter_oids: tuple[int, ...]
+    zone: str = "UTC"
+    """Time zone of times in the text: the session's when it was parsed."""
     whole: str = ""
     """The text as it was sent, in which the positions of errors count."""
     offset: int = 0
@@ -94,6 +97,8 @@ class OpenPortal(msgspec.Struct):
 
     kept: KeptStatement
     bound: BindPortal
+    values: list[ParameterValue | None] = []
+    """Values of its parameters, read in the time zone that the session had then."""
     tag: str = ""
     shape: pa.Schema | None = None
     oids: tuple[int, ...] | None = None

@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Container, Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -42,6 +42,7 @@ from actors.sql.tokens import (
 from actors.sql.type_names import read_type
 
 _TYPED_LITERALS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ"})
+_LITERAL_TYPES: Final = frozenset({"DATE", "TIME", "TIMESTAMP", "INTERVAL"})
 _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
@@ -78,20 +79,38 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
         return position - edit.end + edit.old_end
 
 
-def to_spark(text: str, parameters: Sequence[str] = ()) -> SparkText:
+class TimeReader(Protocol):
+    """Reads texts of times that may name no zone."""
+
+    def absolute(self, text: str) -> str | None:
+        """Return a text of type timestamptz with its offset; None for one that is no time."""
+
+    def check_untyped(self, text: str) -> None:
+        """Raise an error for a text without a type that Spark would read as another time."""
+
+
+def to_spark(
+    text: str, parameters: Sequence[str] = (), times: TimeReader | None = None
+) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
-    `parameters` are literals of Spark's for ``$1``, ``$2``, … Raises `SqlSyntaxError` for a text
-    that cannot be split, and for a parameter that is not given.
+    `parameters` are literals of Spark's for ``$1``, ``$2``, … `times` reads texts of times; None:
+    they are left to Spark. Raises `SqlSyntaxError` for a text that cannot be split, and for a
+    parameter that is not given, and as `TimeReader.check_untyped`.
     """
-    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters)
+    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters, times)
     return writer.written()
 
 
 class _SparkWriter:
     """Writes the tokens of a text, one after the other, as Spark's."""
 
-    def __init__(self, lexed: LexedText, parameters: Sequence[str]) -> None:
+    def __init__(
+        self, lexed: LexedText, parameters: Sequence[str], times: TimeReader | None
+    ) -> None:
+        self._times = times
+        self._moments: set[int] = set()
+        """Places of texts that are of type timestamptz."""
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
@@ -170,7 +189,7 @@ class _SparkWriter:
             case "name" if token.text[0] == '"':
                 self._edit(token.end, quote_name(name_value(token.text)))
             case "text":
-                self._string(token)
+                self._string(place)
             case "parameter":
                 return self._bound(place)
             case "word":
@@ -183,8 +202,11 @@ class _SparkWriter:
                 self._copy(token.end)
         return place + 1
 
-    def _string(self, token: SqlToken) -> None:
+    def _string(self, place: int) -> None:
+        token = self._tokens[place]
         inner = token.text[1:-1]
+        if self._times is not None and self._time(place, self._times):
+            return
         # Written alike in both dialects.
         if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
             self._copy(token.end)
@@ -195,6 +217,40 @@ class _SparkWriter:
             problem = "a string has an escape that is no character"
             raise syntax_error(self._text, token.start, problem) from None
         self._edit(token.end, quote_text(value))
+
+    def _time(self, place: int, times: TimeReader) -> bool:
+        """Write a text of type timestamptz with its offset; return whether it is one."""
+        token = self._tokens[place]
+        try:
+            value = text_value(token.text, SqlDialect.POSTGRES)
+        except ValueError:
+            return False
+        kind = self._cast_of(place)
+        if place in self._moments or kind == "timestamp":
+            absolute = times.absolute(value)
+            if absolute is not None:
+                self._edit(token.end, quote_text(absolute))
+            return absolute is not None
+        if not kind:
+            times.check_untyped(value)
+        return False
+
+    def _cast_of(self, place: int) -> str:
+        """Return the type that a text is cast to, as Spark names it; "" if it has none."""
+        before = self._tokens[place - 1] if place else None
+        if before is not None and before.kind in ("word", "name"):
+            try:
+                # ``date '2024-01-01'``; other words before a text are no types.
+                written = read_type(StatementReader(self._lexed, place - 1))
+            except SqlSyntaxError:
+                written = ""
+            if before.word in _LITERAL_TYPES and written:
+                return written
+        reader = StatementReader(self._lexed, place + 1)
+        in_cast = place > 1 and self._tokens[place - 2].word == "CAST"
+        if reader.take("::") or (in_cast and reader.take("AS")):
+            return read_type(reader)
+        return ""
 
     def _bound(self, place: int) -> int:
         """Write a parameter's literal. A cast behind it that only says the type, as drivers write
@@ -263,6 +319,8 @@ class _SparkWriter:
             return 0
         if reader.peek().kind != "text":
             return 0
+        if written == "timestamp":
+            self._moments.add(reader.place)
         self._edit(self._tokens[reader.place - 1].end, written)
         return reader.place
 

@@ -255,7 +255,7 @@ async def _values(
             [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
         ]
         arrays = [
-            column_array(each, column, utc=context.utc, defaults=defaults.values)
+            column_array(each, column, times=context.times, defaults=defaults.values)
             for each, column in zip(zip(*values, strict=True), columns, strict=True)
         ]
         return pa.table(arrays, names=[column.name for column in columns])
@@ -415,7 +415,7 @@ class _LocalAssignments:
             try:
                 value = literal_value(span.text, context.dialect, parameters)
                 self._constants[column.name] = column_array(
-                    [value], column, utc=context.utc, defaults=defaults.values
+                    [value], column, times=context.times, defaults=defaults.values
                 )
             except NotLocal:
                 self._computed.append((column, context.spark(span, parameters).text))
