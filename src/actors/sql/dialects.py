@@ -27,7 +27,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from actors.errors import SqlSyntaxError
+from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.tokens import (
     SqlDialect,
@@ -111,6 +111,8 @@ class _SparkWriter:
         self._times = times
         self._moments: set[int] = set()
         """Places of texts that are of type timestamptz."""
+        self._counts: dict[int, str] = {}
+        """LIMIT or OFFSET, by the places of tokens of their number of rows."""
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
@@ -258,6 +260,17 @@ class _SparkWriter:
         token = self._tokens[place]
         literal = self._parameter(token)
         reader = StatementReader(self._lexed, place + 1)
+        clause = self._counts.get(place)
+        if clause is not None:
+            cast = reader.take("::")
+            if cast:
+                read_type(reader)
+            is_alone = reader.place not in self._counts and place - 1 not in self._counts
+            problem, written = count_literal(literal, clause if is_alone else "")
+            if problem:
+                raise _InvalidCount(problem, clause)
+            self._edit(self._tokens[reader.place - 1].end, written)
+            return reader.place
         if reader.take("::") and (kept := literal_cast_to(literal, read_type(reader))):
             self._edit(self._tokens[reader.place - 1].end, kept)
             return reader.place
@@ -288,10 +301,24 @@ class _SparkWriter:
             return place + 2
         if word == "CAST" and following[:1] == ["("]:
             self._note_type(place + 1)
+        # Behind a dot it is a column.
+        if word in ("LIMIT", "OFFSET") and self._tokens[place - 1].text != ".":
+            self._note_count(place)
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
             return end
         self._copy(token.end)
         return place + 1
+
+    def _note_count(self, place: int) -> None:
+        """Note the places of the number of rows behind LIMIT or OFFSET."""
+        at = place + 1
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.text in (")", ";") or token.word in _AFTER_COUNT:
+                return
+            closed = self._lexed.partners.get(at, at)
+            self._counts |= dict.fromkeys(range(at, closed + 1), self._tokens[place].word)
+            at = closed + 1
 
     def _qualifies(self, place: int) -> bool:
         """Return whether a token is the schema before an object's name: all are in one."""
@@ -334,6 +361,46 @@ class _SparkWriter:
         else:
             self._edit(end, written)
         return reader.place
+
+
+_AFTER_COUNT: Final = frozenset(
+    ("LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "EXCEPT", "INTERSECT", "ROW", "ROWS", "AS")
+)
+"""Words that end the number of rows of a LIMIT or OFFSET."""
+_TEXT_COUNT: Final = re.compile(r"'(-?[0-9]{1,19})'")
+_COUNT_MAX: Final = 2**31 - 1
+"""Spark counts rows in 32 bits."""
+
+
+class _InvalidCount(InvalidUsage):
+    """A number of rows that is negative."""
+
+    def __init__(self, problem: str, clause: str) -> None:
+        super().__init__(problem)
+        self.sqlstate = "2201W" if clause == "LIMIT" else "2201X"
+
+
+def count_literal(literal: str, clause: str) -> tuple[str, str]:
+    """Return what is wrong with a parameter as a number of rows, and its literal of type int, which
+    Spark wants there. `clause`: LIMIT or OFFSET if it is the whole number, "" within an expression.
+
+    >>> count_literal("5L", "LIMIT"), count_literal("CAST(NULL AS bigint)", "OFFSET")
+    (('', '5'), ('', '0'))
+    >>> count_literal("(-1L)", "LIMIT"), count_literal("9223372036854775807L", "LIMIT")
+    (('LIMIT must not be negative', ''), ('', 'ALL'))
+    """
+    if literal.strip("(").startswith(("NULL", "CAST(NULL")):
+        return "", {"LIMIT": "ALL", "OFFSET": "0"}.get(clause, "CAST(NULL AS int)")
+    whole = _WHOLE_LITERAL.fullmatch(literal) or _TEXT_COUNT.fullmatch(literal)
+    if whole is None:
+        return "", literal  # Spark says so
+    number = int(whole[1])
+    if clause and number < 0:
+        return f"{clause} must not be negative", ""
+    # No answer has more rows than that.
+    if clause == "LIMIT" and number > _COUNT_MAX:
+        return "", "ALL"
+    return "", f"({number})" if number < 0 else str(number)
 
 
 _DIGITS_MAX: Final = 12

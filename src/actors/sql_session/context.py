@@ -36,6 +36,7 @@ from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
@@ -251,6 +252,12 @@ class SessionContext:
                 error.position = span.place_of(error.position)
             raise
         return PlacedText.of(span, spark)
+
+    async def spark_off_loop(
+        self, span: TextSpan, parameters: Sequence[SqlParameter] = ()
+    ) -> PlacedText:
+        """Return what `spark` does; a long text is rewritten in a thread."""
+        return await work_on(len(span.text), lambda: self.spark(span, parameters))
 
     # -- the time zone -----------------------------------------------------------------------------
 

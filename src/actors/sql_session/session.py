@@ -139,7 +139,7 @@ class SqlSession:
         rows. The values of the parameters do not matter. Raises as `execute`."""
         match statement:
             case sql.QueryStatement():
-                text = self.context.spark(statement.query, parameters)
+                text = await self.context.spark_off_loop(statement.query, parameters)
                 return (await self.context.describe(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
