@@ -420,6 +420,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
     """An operation to which no client is attached for so long is given up."""
+    connect_kept_max: int = 20_000
+    """Sessions, and operations, that changed something: of the last so many none is repeated."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message of a Connect client, and of an answer to it."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024

@@ -94,7 +94,7 @@ async def compile_view(
             eager=derived.eager,
             eager_open=derived.eager_open,
             conf=conf,
-            tree=explain_tree(view),
+            tree=explain_tree(view, derived.mode),
         )
     except UnsupportedConstruct as why:
         # A recomputed view would show the clock at the time of its job.

@@ -61,6 +61,7 @@ from actors.plan.schema import DIFF, SYSTEM_COLUMNS, TableColumn, TableSchema, i
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
+    TIME_ZONE,
     CreateView,
     DescribeQuery,
     ExplainQuery,
@@ -75,7 +76,7 @@ from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.plain_sql import query_text
-from actors.views.query_analysis import AnalyzeQuery, analyzed_query
+from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -232,7 +233,8 @@ class RunningQueries:
 
         async def describe() -> None:
             try:
-                analyzed = await analyzed_query(sql, readable, analyze)
+                conf = zone_conf(request.time_zone)
+                analyzed = await analyzed_query(sql, readable, analyze, conf)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
@@ -475,7 +477,8 @@ class _Run:
         analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
         readable = readable_by(state.access, state.catalog, running.role)
         try:
-            analyzed = await analyzed_query(request.sql, readable, analyze)
+            conf = zone_conf(request.time_zone)
+            analyzed = await analyzed_query(request.sql, readable, analyze, conf)
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
@@ -538,6 +541,7 @@ class _Run:
                 sql=sql,
                 tables=tuple(zip(names, contents, strict=True)),
                 output=output,
+                conf=zone_conf(request.time_zone),
                 into_files=True,
             )
         )
@@ -558,6 +562,11 @@ class _Run:
             if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()
+
+
+def zone_conf(time_zone: str) -> Conf:
+    """Return the settings of Spark for a query of a session in this time zone."""
+    return ((TIME_ZONE, time_zone),) if time_zone else ()
 
 
 def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
