@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,7 +40,7 @@ from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.catalog.ddl import analyzer
 from actors.controller.roles.request_rights import named_denial, readable_by
 from actors.controller.roles.revocation import HeldRights, RunningRequest, held_reads
-from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.controller.state import ControllerState, NoContentsYet, reply_error, to_penstock_error
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
 from actors.errors import (
@@ -96,6 +96,8 @@ class QueryEnded(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     error: PenstockError | None = None
+    awaited: CatalogObject | None = None
+    """A source's table without contents: the query is to begin again when they are there."""
 
 
 class QueryLate(msgspec.Struct, frozen=True, gc=False):
@@ -143,9 +145,14 @@ class RunningQueries:
     """All running queries."""
 
     def __init__(
-        self, state: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
+        self,
+        state: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        await_contents: Callable[[ActorAddress[Any], RunQuery, str | None, CatalogObject], None],
     ) -> None:
         self._state = state
+        self._await_contents = await_contents
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
@@ -320,7 +327,7 @@ class RunningQueries:
         running.effect = self._state.ctx.effect(
             carry_out,
             done=lambda _: QueryEnded(number),
-            failed=lambda error: QueryEnded(number, to_penstock_error(error)),
+            failed=lambda error: _failed(number, error),
         )
 
     # -- progress ------------------------------------------------------------------------------
@@ -343,6 +350,10 @@ class RunningQueries:
                     self._forget(message.number)
                 else:
                     self._start_next()
+            case QueryEnded(awaited=CatalogObject() as table):
+                # Only the analysis has told what it reads.
+                self._forget(message.number)
+                self._await_contents(running.session, running.request, running.role, table)
             case QueryEnded(error=error):
                 if error is not None:
                     self._fail(message.number, error)
@@ -431,6 +442,13 @@ def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Ti
     if upper == 0:
         return max(state.latest_with_contents(entry) for entry in inputs)
     return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
+
+
+def _failed(number: int, error: Exception) -> QueryEnded:
+    """Return the end of a run that failed."""
+    if isinstance(error, NoContentsYet):
+        return QueryEnded(number, awaited=error.table)
+    return QueryEnded(number, to_penstock_error(error))
 
 
 class _Run:
