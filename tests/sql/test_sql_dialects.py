@@ -123,7 +123,7 @@ def test_texts_are_read_as_the_type_they_are_cast_to(
     def read(value: str, kind: WrittenType) -> str:
         return f"<{kind.name} {value}>" if kind.checked else ""
 
-    assert to_spark(f"SELECT {text}", parameters, read).text == f"SELECT {wanted}"
+    assert to_spark(f"SELECT {text}", parameters, read_typed=read).text == f"SELECT {wanted}"
 
 
 PARAMETERS: list[tuple[str, list[str], str]] = [

@@ -17,6 +17,7 @@ from actors.client.client import Client
 from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import InvalidUsage, SqlSyntaxError, UnknownObject
+from actors.protocol.api import TIME_ZONE
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
@@ -77,6 +78,8 @@ class OwnStatements:
         async with await self._connect(who.role) as client:
             session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
             try:
+                if TIME_ZONE in conf:
+                    session.context.set_variable("TimeZone", conf[TIME_ZONE])
                 if not await _is_own(session, statement):
                     return None
                 statement = _with_settings(statement, conf)

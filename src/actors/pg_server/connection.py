@@ -16,7 +16,6 @@ import ssl
 from collections.abc import (
     Awaitable,
     Callable,
-    Container,
     Mapping,
     Sequence,
 )
@@ -45,7 +44,7 @@ from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.copying import copy_from_client, copy_to_client
 from actors.pg_server.login import TokenProof, prove_role
 from actors.pg_server.point_answers import answer_point
-from actors.pg_server.point_statements import find_point
+from actors.pg_server.preparing import prepare_statement, schemas_of
 from actors.pg_server.row_sending import send_portal, send_result
 from actors.pg_server.startup import startup_variables
 from actors.pg_server.statement_scope import StatementScope, receive_in_time
@@ -56,7 +55,6 @@ from actors.pg_server.statements import (
     KeptStatement,
     OpenPortal,
     describe_fields,
-    infer_parameters,
     may_have_rows,
 )
 from actors.pg_server.wire import PgWire
@@ -69,8 +67,8 @@ from actors.sql import statements as sql
 from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
-from actors.sql_session.context import READABLE_KINDS
 from actors.sql_session.error_places import counted_from
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
@@ -409,7 +407,7 @@ class PgConnection:
     # -- the simple protocol -----------------------------------------------------------------------
 
     async def _simple(self, text: str) -> None:
-        found = split_statements(text, SqlDialect.POSTGRES)
+        found = await work_on(len(text), lambda: split_statements(text, SqlDialect.POSTGRES))
         if not found:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
@@ -427,7 +425,7 @@ class PgConnection:
             self._begin_implicit(None)
         if await self._answer_catalog(text, ()):
             return
-        statement = self.session.parse(text)
+        statement = await work_on(len(text), lambda: self.session.parse(text))
         if begins:
             self._begin_implicit(statement)
         if isinstance(statement, sql.CopyStatement):
@@ -496,7 +494,7 @@ class PgConnection:
 
     async def _audited_names(self) -> dict[str, TableSchema]:
         """Return the objects that a query may name, if that is written down."""
-        return await self._schemas() if self._audit.is_on else {}
+        return await schemas_of(self.session.context) if self._audit.is_on else {}
 
     async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
         session = self.session
@@ -508,7 +506,7 @@ class PgConnection:
         await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
 
     def _time_zone(self) -> str:
-        return self.session.variables.get("TimeZone")
+        return self.session.context.zone
 
     # -- the extended protocol ---------------------------------------------------------------------
 
@@ -523,7 +521,12 @@ class PgConnection:
                 kept = None if portal is None else portal.kept
         offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
         shown = "" if kept is None else kept.text
-        with counted_from(offset, whole), self.opened.running(shown):
+        zone = self._time_zone() if kept is None else kept.zone
+        with (
+            counted_from(offset, whole),
+            self.opened.running(shown),
+            self.session.context.written_in(zone),
+        ):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
@@ -569,7 +572,8 @@ class PgConnection:
             raise sqlstate.statement_exists(message.name)
         if len(self._kept) >= KEPT_STATEMENTS_MAX:
             raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
-        found = split_statements(message.query, SqlDialect.POSTGRES)
+        query = message.query
+        found = await work_on(len(query), lambda: split_statements(query, SqlDialect.POSTGRES))
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
         kept = KeptStatement("", None, ())
@@ -578,6 +582,7 @@ class PgConnection:
             with counted_from(offset, message.query):
                 kept = await self._prepared(text, message.parameter_oids)
             kept.whole, kept.offset = message.query, offset
+        kept.zone = self._time_zone()
         self._kept[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
 
@@ -585,21 +590,7 @@ class PgConnection:
         """Return a statement with the types of its parameters, of which the client gave some."""
         if self.catalog.answers(text):
             return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
-        statement = self.session.parse(text)
-        # Without a parameter nothing is inferred, so the catalog is not asked.
-        schemas = await self._schemas() if "$" in text else {}
-        oids = infer_parameters(text, statement, given, schemas)
-        point = None
-        if isinstance(statement, sql.QueryStatement) and schemas:
-            point = find_point(text, statement, oids, await self._schemas(READABLE_KINDS))
-        return KeptStatement(text, statement, oids, point=point)
-
-    async def _schemas(self, kinds: Container[str] | None = None) -> dict[str, TableSchema]:
-        return {
-            each.name: each.schema
-            for each in await self.session.context.catalog.known()
-            if each.schema is not None and (kinds is None or each.kind in kinds)
-        }
+        return await prepare_statement(self.session, text, given)
 
     async def _bind(self, message: pg.BindPortal) -> None:
         kept = self._kept_named(message.statement)
@@ -613,7 +604,11 @@ class PgConnection:
         await self._close_portal(message.portal)
         if len(self._portals) >= PORTALS_MAX:
             raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
-        self._portals[message.portal] = OpenPortal(kept, message)
+        zone = self._time_zone()
+        values = await work_on(
+            len(kept.text), lambda: parse_parameters(message, kept.parameter_oids, zone)
+        )
+        self._portals[message.portal] = OpenPortal(kept, message, values=values)
         await self.wire.send(pg.BIND_COMPLETE)
 
     def _kept_named(self, name: str) -> KeptStatement:
@@ -684,8 +679,7 @@ class PgConnection:
         if portal.begun:
             return
         portal.begun = True
-        kept = portal.kept
-        values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
+        kept, values = portal.kept, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
             rows = self._points.find(kept.point.selection, kept.point.key(values), role)
@@ -701,7 +695,7 @@ class PgConnection:
             for warning in result.notices:
                 await self._notice(warning, "WARNING")
         else:
-            parameters = self._parameters(portal)
+            parameters = await work_on(len(kept.text), lambda: self._parameters(portal))
             with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
                 result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
@@ -712,11 +706,9 @@ class PgConnection:
 
     def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
         """Return the parameters that a portal's statement is carried out with."""
-        oids = portal.kept.parameter_oids
-        values = parse_parameters(portal.bound, oids, self._time_zone())
         return [
             SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
-            for value, oid in zip(values, oids, strict=True)
+            for value, oid in zip(portal.values, portal.kept.parameter_oids, strict=True)
         ]
 
     def _reads_latest(self) -> bool:

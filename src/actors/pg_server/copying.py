@@ -57,7 +57,7 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
         form,
         batch_bytes=BATCH_BYTES,
         row_bytes_max=context.settings.frame_bytes_max,
-        time_zone=session.variables.get("TimeZone"),
+        time_zone=session.context.zone,
     )
     binary = form.kind is CopyFormat.BINARY
     await wire.send(pg.encode_copy_in(binary=binary, columns=len(columns)))

@@ -72,7 +72,7 @@ def find_point(
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
-        query = to_spark(statement.query.text, literals, typed_literal).text
+        query = to_spark(statement.query.text, literals, read_typed=typed_literal).text
     except InvalidClientData:
         return None  # what is cast to a uuid is another text afterwards
     read = simple_read(query, schemas)

@@ -330,6 +330,15 @@ class _Moment:
             raise self._out from None
 
 
+def local_moment(text: str) -> dt.datetime | None:
+    """Return the date and time of a text that names no zone; None for any other text."""
+    try:
+        found = _Moment(text, "timestamp")
+        return found.moment() if found.zone is None else None
+    except InvalidClientData:
+        return None
+
+
 def _offset_seconds(zone: str) -> int | None:
     """Return the seconds east of UTC that a zone's text gives; None if it is a name."""
     if zone in ("z", "Z"):

@@ -23,11 +23,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Final, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from actors.errors import SqlSyntaxError
+from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.plan.schema import text_limit
 from actors.sql.cast_finding import CastFinder
 from actors.sql.column_naming import missing_names
@@ -52,6 +52,7 @@ TypedReader: TypeAlias = Callable[[str, WrittenType], str]
 """Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
 _DATABASE: Final = "penstock"
 _SCHEMA: Final = "public"
+_LITERAL_TYPES: Final = frozenset({"DATE", "TIME", "TIMESTAMP", "INTERVAL"})
 _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
@@ -88,9 +89,20 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
         return position - edit.end + edit.old_end
 
 
+class TimeReader(Protocol):
+    """Reads texts of times that may name no zone."""
+
+    def absolute(self, text: str) -> str | None:
+        """Return a text of type timestamptz with its offset; None for one that is no time."""
+
+    def check_untyped(self, text: str) -> None:
+        """Raise an error for a text without a type that Spark would read as another time."""
+
+
 def to_spark(
     text: str,
     parameters: Sequence[str] = (),
+    times: TimeReader | None = None,
     read_typed: TypedReader = lambda *_: "",
     *,
     name_columns: bool = False,
@@ -100,16 +112,17 @@ def to_spark(
     Args:
         text: The query.
         parameters: Literals of Spark's for ``$1``, ``$2``, …
+        times: Reads texts of times; None: they are left to Spark.
         read_typed: Reads texts that are cast.
         name_columns: True to give columns without an alias PostgreSQL's names.
 
     Raises:
         SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
-            result of a cast as Spark does not.
+            result of a cast as Spark does not. And as `TimeReader.check_untyped`.
     """
     lexed = lex_text(text, SqlDialect.POSTGRES)
     names = missing_names(lexed) if name_columns else {}
-    return _SparkWriter(lexed, parameters, read_typed, names).written()
+    return _SparkWriter(lexed, parameters, times, read_typed, names).written()
 
 
 class _SparkWriter:
@@ -119,9 +132,15 @@ class _SparkWriter:
         self,
         lexed: LexedText,
         parameters: Sequence[str],
+        times: TimeReader | None,
         read_typed: TypedReader,
         names: Mapping[int, str],
     ) -> None:
+        self._times = times
+        self._moments: set[int] = set()
+        """Places of texts that are of type timestamptz."""
+        self._counts: dict[int, str] = {}
+        """LIMIT or OFFSET, by the places of tokens of their number of rows."""
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
@@ -242,6 +261,8 @@ class _SparkWriter:
             if self._typed(place, reader.place, kind):
                 return reader.place
         inner = token.text[1:-1]
+        if self._times is not None and self._time(place, self._times):
+            return place + 1
         # Written alike in both dialects.
         if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
             self._copy(token.end)
@@ -274,12 +295,57 @@ class _SparkWriter:
             self._edit(self._tokens[end - 1].end, literal)
         return bool(literal)
 
+    def _time(self, place: int, times: TimeReader) -> bool:
+        """Write a text of type timestamptz with its offset; return whether it is one."""
+        token = self._tokens[place]
+        try:
+            value = text_value(token.text, SqlDialect.POSTGRES)
+        except ValueError:
+            return False
+        kind = self._cast_of(place)
+        if place in self._moments or kind == "timestamp":
+            absolute = times.absolute(value)
+            if absolute is not None:
+                self._edit(token.end, quote_text(absolute))
+            return absolute is not None
+        if not kind:
+            times.check_untyped(value)
+        return False
+
+    def _cast_of(self, place: int) -> str:
+        """Return the type that a text is cast to, as Spark names it; "" if it has none."""
+        before = self._tokens[place - 1] if place else None
+        if before is not None and before.kind in ("word", "name"):
+            try:
+                # ``date '2024-01-01'``; other words before a text are no types.
+                written = read_written_type(StatementReader(self._lexed, place - 1)).spark
+            except SqlSyntaxError:
+                written = ""
+            if before.word in _LITERAL_TYPES and written:
+                return written
+        reader = StatementReader(self._lexed, place + 1)
+        in_cast = place > 1 and self._tokens[place - 2].word == "CAST"
+        if reader.take("::") or (in_cast and reader.take("AS")):
+            return read_written_type(reader).spark
+        return ""
+
     def _bound(self, place: int) -> int:
         """Write a parameter's literal. A cast behind it that only says the type, as drivers write
         for each, is left out: a comparison with a plain literal needs no Spark."""
         token = self._tokens[place]
         literal = self._parameter(token)
         reader = StatementReader(self._lexed, place + 1)
+        clause = self._counts.get(place)
+        if clause is not None:
+            cast = reader.take("::")
+            if cast:
+                read_written_type(reader)
+            is_alone = reader.place not in self._counts and place - 1 not in self._counts
+            problem, written = count_literal(literal, clause if is_alone else "")
+            if problem:
+                raise _InvalidCount(problem, clause)
+            self._edit(self._tokens[reader.place - 1].end, written)
+            return reader.place
         if reader.take("::") and (kept := self._cast_literal(literal, read_written_type(reader))):
             self._edit(self._tokens[reader.place - 1].end, kept)
             return reader.place
@@ -320,6 +386,9 @@ class _SparkWriter:
             self._closed[self._lexed.partners[place + 1]] = ")"
             self._edit(self._tokens[place + 1].end, "array(")
             return place + 2
+        # Behind a dot it is a column.
+        if word in ("LIMIT", "OFFSET") and self._tokens[place - 1].text != ".":
+            self._note_count(place)
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
             return end
         self._copy(token.end)
@@ -364,6 +433,17 @@ class _SparkWriter:
             self._edit(self._tokens[end - 1].end, typed)
         return end if typed else 0
 
+    def _note_count(self, place: int) -> None:
+        """Note the places of the number of rows behind LIMIT or OFFSET."""
+        at = place + 1
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.text in (")", ";") or token.word in _AFTER_COUNT:
+                return
+            closed = self._lexed.partners.get(at, at)
+            self._counts |= dict.fromkeys(range(at, closed + 1), self._tokens[place].word)
+            at = closed + 1
+
     def _note_type(self, opened: int) -> None:
         """Note where the type of ``CAST (… AS type)`` begins."""
         place, closed = opened + 1, self._lexed.partners[opened]
@@ -385,6 +465,8 @@ class _SparkWriter:
             return 0
         if self._typed(reader.place, reader.place + 1, kind):
             return reader.place + 1
+        if kind.spark == "timestamp":
+            self._moments.add(reader.place)
         self._edit(self._tokens[reader.place - 1].end, kind.spark)
         return reader.place
 
@@ -399,6 +481,46 @@ class _SparkWriter:
         else:
             self._edit(end, written)
         return reader.place
+
+
+_AFTER_COUNT: Final = frozenset(
+    ("LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "EXCEPT", "INTERSECT", "ROW", "ROWS", "AS")
+)
+"""Words that end the number of rows of a LIMIT or OFFSET."""
+_TEXT_COUNT: Final = re.compile(r"'(-?[0-9]{1,19})'")
+_COUNT_MAX: Final = 2**31 - 1
+"""Spark counts rows in 32 bits."""
+
+
+class _InvalidCount(InvalidUsage):
+    """A number of rows that is negative."""
+
+    def __init__(self, problem: str, clause: str) -> None:
+        super().__init__(problem)
+        self.sqlstate = "2201W" if clause == "LIMIT" else "2201X"
+
+
+def count_literal(literal: str, clause: str) -> tuple[str, str]:
+    """Return what is wrong with a parameter as a number of rows, and its literal of type int, which
+    Spark wants there. `clause`: LIMIT or OFFSET if it is the whole number, "" within an expression.
+
+    >>> count_literal("5L", "LIMIT"), count_literal("CAST(NULL AS bigint)", "OFFSET")
+    (('', '5'), ('', '0'))
+    >>> count_literal("(-1L)", "LIMIT"), count_literal("9223372036854775807L", "LIMIT")
+    (('LIMIT must not be negative', ''), ('', 'ALL'))
+    """
+    if literal.strip("(").startswith(("NULL", "CAST(NULL")):
+        return "", {"LIMIT": "ALL", "OFFSET": "0"}.get(clause, "CAST(NULL AS int)")
+    whole = _WHOLE_LITERAL.fullmatch(literal) or _TEXT_COUNT.fullmatch(literal)
+    if whole is None:
+        return "", literal  # Spark says so
+    number = int(whole[1])
+    if clause and number < 0:
+        return f"{clause} must not be negative", ""
+    # No answer has more rows than that.
+    if clause == "LIMIT" and number > _COUNT_MAX:
+        return "", "ALL"
+    return "", f"({number})" if number < 0 else str(number)
 
 
 _DIGITS_MAX: Final = 12

@@ -166,7 +166,10 @@ def read_set(reader: StatementReader) -> SqlStatement:
         reader.take("SESSION")
     for words, name in _SETTINGS_OF_WORDS.items():
         if not _is_assigned(reader, len(words)) and reader.take(*words):
-            values = _values(reader)
+            # As PostgreSQL has it, LOCAL is the zone of the server's configuration.
+            is_default = name == "timezone" and reader.take("LOCAL")
+            values = () if is_default else _values(reader)
+            reader.need_end()
             return SetVariableStatement(position=position, name=name, values=values, local=is_local)
     if spark:
         return _spark_setting(reader, position)

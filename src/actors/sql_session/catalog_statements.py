@@ -107,7 +107,8 @@ async def create_materialized_view(
     """Create a maintained view; with OR REPLACE, wait until it is in the place of the former."""
     given = dict(statement.properties)
     # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
-    conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
+    conf = context.spark_conf()
+    conf |= {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
     properties = whole_numbers(given, _PROPERTIES)
     policy = statement.policy or context.variables.get("penstock.refresh_policy")
     query = context.spark(statement.query, parameters)
@@ -133,7 +134,9 @@ async def create_view(
     # Others than ours are metadata that tools attach, and change nothing.
     for key in _PROPERTIES & statement.properties.keys():
         raise InvalidUsage(f"property {key!r} is one of materialized views")
-    query = context.spark(statement.query, parameters)
+    # Read anew in each session: a time that is the creator's alone is not left to its reader.
+    with context.written_in(context.zone, for_others=True):
+        query = context.spark(statement.query, parameters)
     made = context.client.create_plain_view(
         object_name(statement.name),
         query.text,
@@ -599,5 +602,7 @@ async def _explained(
     """Return the plan of a query as a view's."""
     query = context.spark(span, parameters)
     async with context.placed_errors(query):
-        text = await context.client.explain_query(query.text, refresh_policy=policy)
+        text = await context.client.explain_query(
+            query.text, spark_conf=context.spark_conf(), refresh_policy=policy
+        )
     return text_result(["plan"], [(line,) for line in text.splitlines()])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -33,6 +33,7 @@ from actors.plan.schema import (
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
 from actors.sql.type_names import read_written_type
+from actors.sql_session.written_times import WrittenTimes, local_in, moment_in
 
 
 class SqlParameter(msgspec.Struct, frozen=True):
@@ -65,7 +66,7 @@ _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _FRACTION: Final = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MOMENT: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
     r"(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
 _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
@@ -170,7 +171,7 @@ def column_array(
     values: Sequence[Any],
     column: TableColumn,
     *,
-    utc: bool,
+    times: WrittenTimes,
     defaults: DefaultValues | None = None,
 ) -> pa.Array:
     """Return the values of `literal_value` as an array of a column's type.
@@ -178,7 +179,7 @@ def column_array(
     Args:
         values: A value or a `SqlParameter` for each row.
         column: The column that they are for.
-        utc: True if the session's time zone is UTC: only then a moment without a zone is read.
+        times: Reads times without a zone.
         defaults: The values that DEFAULT stands for; None where it is no value.
 
     Raises:
@@ -189,13 +190,13 @@ def column_array(
         default = defaults.get(column.name)
         values = [default if each is DEFAULT_MARK else each for each in values]
     try:
-        return pa.array([_fitted(value, column.type, kind, utc=utc) for value in values], kind)
+        return pa.array([_fitted(value, column.type, kind, times=times) for value in values], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         # Spark says what does not fit, in its own words.
         raise NotLocal from None
 
 
-def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
     # A default has the column's type already.
     if isinstance(value, pa.Scalar):
         return value
@@ -219,9 +220,9 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         return value.ljust(length) if padded else value
     if isinstance(value, list) and pa.types.is_list(kind):
         (element,) = inner_types(spark)
-        return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
+        return [_fitted(each, element, kind.value_type, times=times) for each in value]
     if untyped and isinstance(value, str) and not pa.types.is_string(kind):
-        return _parsed(value, spark, kind, utc=utc)
+        return _parsed(value, spark, kind, times=times)
     exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
     tests = {
         bool: pa.types.is_boolean,
@@ -231,10 +232,7 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         str: pa.types.is_string,
         bytes: pa.types.is_binary,
         date: pa.types.is_date,
-        datetime: lambda each: (
-            pa.types.is_timestamp(each)
-            and (utc or (each.tz is not None) == (value.tzinfo is not None))
-        ),
+        datetime: pa.types.is_timestamp,
     }
     test = tests.get(type(value))
     if test is None or not test(kind):
@@ -242,9 +240,9 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     if pa.types.is_floating(kind):
         return float(value)
     if pa.types.is_timestamp(kind):
-        # Only in a session in UTC a time without a zone is the same moment in both types.
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
+        if kind.tz is None:
+            return local_in(times.present, value) if value.tzinfo is not None else value
+        return times.instant(value) if value.tzinfo is None else value
     return _number_fitted(value, kind) if _is_number(kind) else value
 
 
@@ -270,7 +268,7 @@ def _is_kept(cast: str, spark: str) -> bool:
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
-def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+def _parsed(text: str, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
     """Return a text as a value of a type, if it is written in the plainest form. Raises
     `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
     if pa.types.is_binary(kind):
@@ -283,7 +281,7 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
             None if each is None else SqlParameter(each, "", untyped=True)
             for each in parse_array(text)
         ]
-        return [_fitted(each, element, kind.value_type, utc=utc) for each in words]
+        return [_fitted(each, element, kind.value_type, times=times) for each in words]
     if pa.types.is_date(kind) and _DAY.fullmatch(text):
         return date.fromisoformat(text)
     moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None
@@ -294,11 +292,7 @@ def _parsed(text: str, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         if moment["zone"]:
             raise NotLocal
         return found
-    if found.tzinfo is None:
-        if not utc:
-            raise NotLocal
-        return found.replace(tzinfo=UTC)
-    return found
+    return moment_in(times.zone, found) if found.tzinfo is None else found
 
 
 # -- Rows as Spark's literals ----------------------------------------------------------------------

@@ -8,7 +8,7 @@ ROLLBACK TO) is taken, as PostgreSQL's clients expect.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
@@ -60,6 +60,13 @@ PREPARED_MAX: Final = 1_000
 """Number of statements that one session may have prepared by PREPARE."""
 
 
+class PreparedText(NamedTuple):
+    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+
+    statement: sql.PrepareTextStatement
+    zone: str
+
+
 class SqlSession:
     """A session of one client. Close it, which ends its cursors and drops its open changes."""
 
@@ -88,7 +95,7 @@ class SqlSession:
         self.cursors = SessionCursors(spawn)
         self.failed = False
         """True in a transaction after an error."""
-        self.prepared: dict[str, sql.PrepareTextStatement] = {}
+        self.prepared: dict[str, PreparedText] = {}
 
     @property
     def in_transaction(self) -> bool:
@@ -138,7 +145,7 @@ class SqlSession:
         rows. The values of the parameters do not matter. Raises as `execute`."""
         match statement:
             case sql.QueryStatement():
-                text = self.context.spark(statement.query, parameters)
+                text = await self.context.spark_off_loop(statement.query, parameters)
                 return (await self.context.describe(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
@@ -146,9 +153,10 @@ class SqlSession:
                 kept = self.prepared.get(statement.name)
                 if kept is None:
                     raise unknown_statement(statement.name)
-                inner = self.parse(kept.statement.text)
-                with without_places():
-                    return await self.describe(inner, self._arguments(statement, kept, parameters))
+                inner = self.parse(kept.statement.statement.text)
+                given = self._arguments(statement, kept.statement, parameters)
+                with without_places(), self.context.written_in(kept.zone):
+                    return await self.describe(inner, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
@@ -388,7 +396,7 @@ class SqlSession:
         # Parsed for its errors alone, which are due now and not at EXECUTE.
         with counted_from(statement.statement.start):
             self.parse(statement.statement.text)
-        self.prepared[statement.name] = statement
+        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
         if self.context.transaction is not None:
             self.context.transaction.queried = True
         return StatementResult("PREPARE")
@@ -400,10 +408,10 @@ class SqlSession:
         kept = self.prepared.get(statement.name)
         if kept is None:
             raise unknown_statement(statement.name)
-        inner = self.parse(kept.statement.text)
-        given = self._arguments(statement, kept, parameters)
+        inner = self.parse(kept.statement.statement.text)
+        given = self._arguments(statement, kept.statement, parameters)
         # The statement's text came with PREPARE.
-        with without_places():
+        with without_places(), self.context.written_in(kept.zone):
             result = await self.execute(inner, given)
         if result.batches is not None:
             result.batches = rows_without_places(result.batches)

@@ -15,6 +15,7 @@ from typing import Final
 import msgspec
 
 from actors.errors import InvalidUsage, nearest_hint
+from actors.pgwire.session_zones import parse_session_zone
 from actors.pgwire.sqlstate import NOT_SUPPORTED
 
 SERVER_VERSION: Final = "15.0 (Penstock)"
@@ -234,6 +235,10 @@ def _as_of(text: str, _: str) -> str:
     return text
 
 
+def _time_zone(text: str, _: str) -> str:
+    return parse_session_zone(text).shown
+
+
 def _any_text(text: str, _: str) -> str:
     # Whoever uses the value checks it: only the service knows its roles.
     return text
@@ -309,7 +314,12 @@ SETTINGS: Final = (
         "IntervalStyle", ("postgres",), "intervals are written in this style alone", reported=True
     ),
     SessionSetting(
-        "TimeZone", "UTC", "a time zone", "the session's time zone", _any_text, reported=True
+        "TimeZone",
+        "UTC",
+        "a name like `Europe/Rome`; hours east of UTC; an offset with POSIX's sign",
+        "times are read and written in it, and days, hours and texts of times are its own",
+        _time_zone,
+        reported=True,
     ),
     SessionSetting(
         "extra_float_digits",

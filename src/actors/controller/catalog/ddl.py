@@ -63,7 +63,7 @@ from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import from_ipc
 from actors.progress import ObjectId, ShardId, Time
-from actors.protocol.api import CreateIndex, CreateTable, CreateView
+from actors.protocol.api import TIME_ZONE, CreateIndex, CreateTable, CreateView
 from actors.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
 from actors.settings import Settings
 from actors.spans import span
@@ -127,6 +127,7 @@ def check_subscribed_view(request: CreateView) -> None:
         request.request,
         request.name,
         request.sql,
+        conf={key: each for key, each in request.conf.items() if key == TIME_ZONE},
         refresh_policy=request.refresh_policy,
         as_of=request.as_of,
         for_subscribe=True,
@@ -134,7 +135,8 @@ def check_subscribed_view(request: CreateView) -> None:
     if request != plain or not is_subscribed_view(request.name):
         raise InvalidUsage(
             f"view {request.name!r} of a subscribe: it has a name that begins with "
-            f"{SUBSCRIBED_PREFIX}, a query, a refresh policy and a time, and nothing else"
+            f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
+            "else"
         )
 
 
