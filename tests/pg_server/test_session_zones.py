@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import psycopg
 import pytest
 
-from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
+from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -35,10 +35,10 @@ EXPRESSIONS = [
 def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL."""
     try:
-        with postgres_server() as made:
+        with postgres_server(fsync="off") as made:
             yield made
-    except NoPostgres as why:
-        pytest.skip(str(why))
+    except NotInstalled as missing:
+        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -55,9 +56,12 @@ from actors.commands.inspect import (
 )
 from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
+from actors.kernel.loop_delays import watch_loop
 from actors.memory_ledger import RELEASE_MS, keep_less, release
 from actors.object_store.file_modes import private_umask
 from actors.settings import Settings, load
+from actors.spans import measure
+from actors.telemetry import LOOP_DELAY_SECONDS
 from actors.wal import commands as timelines
 from actors.wal.push_command import push
 from actors.wal.relay_command import relay
@@ -249,6 +253,7 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
             if metrics is not None:
                 metrics.watch(service.actors)
                 print(f"measures on {page}/metrics", flush=True)
+                group.start_soon(watch_loop, partial(measure, LOOP_DELAY_SECONDS))
             print("ready", flush=True)
             group.start_soon(_release_memory)
             await service.wait_stopped()
