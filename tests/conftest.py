@@ -22,6 +22,7 @@ from server_skips import (  # type: ignore[import-not-found]  # noqa: F401
 from suite_lanes import SuiteLanes, draw_all_examples, examples  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
+    from actors.testing.postgres_server import PostgresServer
     from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 # How long an example takes says more of the machine than of the code. The suite draws the same
@@ -115,6 +116,15 @@ def spark_house(spark_service: SparkHouse) -> Iterator[SparkHouse]:
     """Yield the service on real Spark; each file of tests finds it empty."""
     yield spark_service
     spark_service.drop_all()
+
+
+@pytest.fixture(scope="session")
+def postgres(nothing_left_behind: None) -> Iterator[PostgresServer]:
+    """Yield a server that keeps nothing safe, for speed: for tests that compare with it."""
+    from actors.testing.postgres_server import postgres_server
+
+    with postgres_server(fsync="off") as server:
+        yield server
 
 
 @pytest.fixture(scope="session", autouse=True)

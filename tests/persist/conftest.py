@@ -14,7 +14,7 @@ import azure_server  # type: ignore[import-not-found]
 import google_server  # type: ignore[import-not-found]
 import s3_server  # type: ignore[import-not-found]
 from actors.persist import PersistClient
-from actors.testing.postgres_server import PostgresServer, postgres_server
+from actors.testing.postgres_server import PostgresServer
 
 _NUMBERS = itertools.count()
 
@@ -63,13 +63,6 @@ def google(
     _small_pieces(monkeypatch)
     yield google_session
     google_session.forget()
-
-
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A server that keeps nothing safe, for speed."""
-    with postgres_server(fsync="off") as server:
-        yield server
 
 
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from pg_house import dsn_of, pg_service  # type: ignore[import-not-found]
 
 from actors.sql_session.session_settings import SETTINGS, settings_table
 from actors.testing.patience import PATIENCE_S
-from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+from actors.testing.postgres_server import PostgresServer
 
 Connection = psycopg.AsyncConnection[Any]
 ISOLATION = "-c default_transaction_isolation=repeatable\\ read"
@@ -84,16 +83,6 @@ READ_ONLY = (
 FAILED = psycopg.pq.TransactionStatus.INERROR
 CODES = {"25006", "25001", "25P02", "42704", "55P02", "42602"}
 """SQLSTATEs that are the same here and there."""
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """A server that keeps nothing safe, for speed."""
-    try:
-        with postgres_server(fsync="off") as server:
-            yield server
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
 
 
 async def connect(dsn: str, **given: Any) -> Connection:

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, available_timezones
 import psycopg
 import pytest
 
-from actors.testing.postgres_server import NotInstalled, PostgresServer, postgres_server
+from actors.testing.postgres_server import PostgresServer
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -29,16 +29,6 @@ EXPRESSIONS = [
     "('{0}'::timestamptz) = '{1}'::timestamptz",
     "('{0}'::timestamptz)::date + 1",
 ]
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL."""
-    try:
-        with postgres_server(fsync="off") as made:
-            yield made
-    except NotInstalled as missing:
-        pytest.skip(str(missing))
 
 
 @pytest.fixture(scope="module")

@@ -62,9 +62,8 @@ def operation_abandoned(operation: str) -> SparkCondition:
     return SparkCondition(
         "INVALID_HANDLE.OPERATION_ABANDONED",
         "HY000",
-        f"The handle {operation} is invalid. Operation was considered abandoned because of "
-        "inactivity and removed. It may have been carried out, and is not repeated: read what it "
-        "was to change.",
+        f"The handle {operation} is invalid. The operation is over. It may have been carried out, "
+        "and is not repeated: read what it was to change.",
     )
 
 

@@ -47,7 +47,8 @@ _LOSSES: Final = (
     MemoryError,
 )
 _JUDGED: Final = (DefiniteError, JobTooLarge, StepDeclined)
-"""Failures that are the view's at their first time, and what is none."""
+"""Exceptions that need no counting: errors of the view already at the first time, and the request
+to compute it whole."""
 _NUMBER: Final = re.compile(r"\b0x[0-9a-f]+|\b[0-9a-f]*\d[0-9a-f]*\b|\d+")
 """Numbers of tasks, attempts and addresses, in which the same failure differs each time."""
 _KINDS_MAX: Final = 16

@@ -2,7 +2,7 @@
 
 A parameter takes the type of what it is compared or computed with, or assigned to. A column there
 is one of the query's own scope: of its tables, table expressions and subqueries, else of the
-queries around it. Where nothing tells a type there is none. Pure.
+queries around it. A parameter whose place tells no type has none. Pure.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def named_relations(text: str) -> list[str]:
 
 def _tree(text: str) -> Any:
     parts, at = [], 0
-    # To sqlglot ``$1,$2`` may be the begin of a quoted text. So each parameter becomes a column.
+    # sqlglot takes ``$1,$2`` for the start of a quoted text. So each parameter becomes a column.
     for token in lex_text(text, SqlDialect.POSTGRES).tokens:
         if token.kind == "parameter":
             parts += [text[at : token.start], f'"{_PARAMETER}{token.text[1:]}"']

@@ -1,8 +1,8 @@
 """Ends what a session takes too long for: a statement, also because another connection asks for
 it, and the wait for the next one.
 
-A statement that is committing is not canceled any more, nor one that has committed: a client that
-is told of a cancellation knows that nothing was written.
+A statement that is committing, or has committed, is no longer canceled. So a client that hears that
+its statement was canceled knows that nothing was written.
 """
 
 from __future__ import annotations

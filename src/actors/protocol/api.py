@@ -441,7 +441,7 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
     request: int
     sql: str
     time_zone: str = ""
-    """As in `RunQuery`."""
+    """Zone of the session, as Spark names it; "": that of the service."""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -89,7 +89,7 @@ _EXPRESSIONS: Final = (
     "org.apache.spark.unsafe.types.",
     "org.apache.spark.util.sketch.",
 )
-"""Where expressions are evaluated: what is raised there is no loss, though it is called I/O."""
+"""Packages that evaluate expressions: an exception from there is no loss, even an `IOException`."""
 _MEMORY: Final = re.compile(r"\bOutOfMemoryError\b")
 _ONE_VALUE: Final = ("exceeds VM limit", "exceeds implementation limit")
 """Texts of an `OutOfMemoryError` for an array that no memory would hold: a value is too large."""

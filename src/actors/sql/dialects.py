@@ -416,8 +416,8 @@ class _SparkWriter:
         return place + 2 if len(names) > 1 and names[0] == _SCHEMA else 0
 
     def _cast_call(self, place: int) -> int:
-        """Write ``CAST ('…' AS type)`` as a literal; return the place behind it, 0 if it is none
-        that is read here."""
+        """Write ``CAST ('…' AS type)`` as a literal. Return the place behind it; 0 if the cast is
+        left to Spark."""
         if self._tokens[place + 2].kind not in ("text", "parameter"):
             return 0
         reader = StatementReader(self._lexed, place + 3)

@@ -144,7 +144,7 @@ _UNITS_MS: Final = {
 _DURATION: Final = re.compile(
     r"\s*(?P<number>-?(?!0[0-9])(?:[0-9]+\.?[0-9]*|\.[0-9]+))\s*(?P<unit>us|ms|s|min|h|d)?\s*"
 )
-"""A duration. A number that begins with 0 is octal in PostgreSQL, and so is none here."""
+"""Matches a duration. PostgreSQL reads a number that begins with 0 as octal; it is refused here."""
 
 
 def duration_ms(shown: str) -> int:
@@ -454,7 +454,7 @@ def setting_named(name: str) -> SessionSetting | None:
     """Return the setting of a name; None for one of the session's own.
 
     Raises:
-        UnknownSetting: There is none such.
+        UnknownSetting: No setting has this name.
         UnsupportedSetting: It is one of Spark's.
     """
     found = BY_NAME.get(name.lower())
