@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,8 @@ from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     HIDDEN_SHARD,
     INDEX,
+    PLAIN_VIEW,
+    SOURCE_TABLE,
     TABLE,
     VIEW,
     CatalogObject,
@@ -61,7 +63,7 @@ from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import from_ipc
 from actors.progress import ObjectId, ShardId, Time
-from actors.protocol.api import CreateIndex, CreateTable, CreateView
+from actors.protocol.api import TIME_ZONE, CreateIndex, CreateTable, CreateView
 from actors.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
 from actors.settings import Settings
 from actors.spans import span
@@ -125,6 +127,7 @@ def check_subscribed_view(request: CreateView) -> None:
         request.request,
         request.name,
         request.sql,
+        conf={key: each for key, each in request.conf.items() if key == TIME_ZONE},
         refresh_policy=request.refresh_policy,
         as_of=request.as_of,
         for_subscribe=True,
@@ -132,7 +135,8 @@ def check_subscribed_view(request: CreateView) -> None:
     if request != plain or not is_subscribed_view(request.name):
         raise InvalidUsage(
             f"view {request.name!r} of a subscribe: it has a name that begins with "
-            f"{SUBSCRIBED_PREFIX}, a query, a refresh policy and a time, and nothing else"
+            f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
+            "else"
         )
 
 
@@ -609,4 +613,17 @@ def fenced(seqno: int | None) -> WriterFenced:
     return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,
+    )
+
+
+_SHOWN_KINDS: Final = {VIEW: "materialized view", PLAIN_VIEW: "view", SOURCE_TABLE: "table"}
+
+
+def cascade_notices(gone: Iterable[CatalogObject]) -> tuple[str, ...]:
+    """Return a line for each object that a drop takes along, as PostgreSQL words it."""
+    return tuple(
+        f"drop cascades to {_SHOWN_KINDS.get(each.kind, each.kind)} {each.name}"
+        for each in gone
+        # These no user has made.
+        if not each.replaces and not is_subscribed_view(each.name)
     )

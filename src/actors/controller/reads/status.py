@@ -154,6 +154,8 @@ def _status(
         replaces=state.catalog.by_id(entry.replaces).name if entry.replaces else "",
         id=entry.id,
         column_defaults=entry.column_defaults,
+        spark_conf=entry.conf,
+        retain_history_ms=entry.retain_history_ms,
     )
     if entry.kind in CONNECTOR_KINDS:
         health = connectors.health(entry)
