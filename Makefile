@@ -118,6 +118,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/fuzz_rights.py --statements 200000
 	@$(BIN)/python tests/proof/fuzz_rights.py --statements 200000 --door connect
 	@$(BIN)/python tests/proof/fuzz_rights.py --statements 20000 --spark
+	@$(BIN)/python tests/proof/fuzz_operands.py
 	@$(BIN)/python tests/proof/fuzz_functions.py --seconds 1800
 	@for python in $(RELEASES:%=$(SPARKS)/%/bin/python); do $(BIN)/python tests/proof/fuzz_functions.py --python $$python || exit 1; done
 	@$(BIN)/python tests/proof/fuzz_wal_storage.py

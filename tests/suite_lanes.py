@@ -32,6 +32,7 @@ DURATION_S_MIN: Final = 0.5
 GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     # They share the fixture `child` of tests/spark.
     "engine": (
+        "tests/spark/test_bad_operands.py",
         "tests/spark/test_child.py",
         "tests/spark/test_delta_nodes.py",
         "tests/spark/test_plain_query.py",

@@ -37,6 +37,12 @@ PROOF = Path(__file__).parent / "proof"
             marks=[pytest.mark.second, pytest.mark.spark],
         ),
         pytest.param(
+            "fuzz_operands --functions 30 --rows 2",
+            ("30 functions, ", ": 0 wrong"),
+            id="functions of bad operands have contents or an error at once",
+            marks=[pytest.mark.second, pytest.mark.spark],
+        ),
+        pytest.param(
             "sink_campaign --kills 10",
             ("10 kills",),
             id="killed sinks skip nothing and repeat nothing",

@@ -14,29 +14,51 @@ import pytest
 
 from actors.client.client import Client
 from actors.errors import (
+    EngineLost,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
     OperationCanceled,
     QueryRejected,
+    ReadBelowSince,
     UnknownObject,
+    ViewInError,
 )
+from actors.plan.jobs import Answer, Job
 from actors.plan.schema import DIFF, TIME
 from actors.service import Service
 from actors.settings import Settings
 from actors.testing.drawn_settings import draw_for_test
-from actors.testing.engine import in_memory_engine
+from actors.testing.engine import InMemoryExecutor
 
 SUMS = "select k, count(*) as n, sum(v) as s from t group by k"
 EVEN = "select k, count(*) as n, sum(v) as s from t where v > 10 group by k"
 Rows = list[tuple[int, int]]
 
 
+class LosingExecutor(InMemoryExecutor):
+    """An engine that is lost in each job of one dataflow's."""
+
+    lost = ""
+
+    def answer(self, job: Job) -> Answer:
+        if self.lost and job.job_id.startswith(f"{self.lost}/"):
+            raise EngineLost("lost on purpose")
+        return super().answer(job)
+
+
 @asynccontextmanager
-async def running(tmp_path: Path, **changed: Any) -> AsyncIterator[Client]:
+async def running(
+    tmp_path: Path, executor: InMemoryExecutor | None = None, **changed: Any
+) -> AsyncIterator[Client]:
     given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0", **changed}
     with anyio.fail_after(300):
-        service = Service(draw_for_test(Settings(**given), given), engine=in_memory_engine())
+        service = Service(
+            draw_for_test(Settings(**given), given),
+            engine=lambda system, settings, scratch: system.spawn(
+                lambda: executor or InMemoryExecutor(), "engine"
+            ),
+        )
         async with service, await Client.in_process(service) as client:
             yield client
 
@@ -146,6 +168,30 @@ async def test_readers_and_followers_move_at_one_time(tmp_path: Path) -> None:
         assert found == sums([*writer.rows, (1, 1000)], above=10)
         names = {each.name for each in (await client.status()).objects}
         assert names == {"t", "v", "above", "i"}
+
+
+@pytest.mark.parametrize("begun", [False, True])
+async def test_a_view_that_stands_still_is_replaced(tmp_path: Path, begun: bool) -> None:
+    """Before it had contents, or after: what it would have held meanwhile cannot be known."""
+    executor = LosingExecutor()
+    async with running(tmp_path, executor, hydrations_max=4) as client:
+        writer = await started(client)
+        executor.lost = "" if begun else "u2"
+        await client.create_materialized_view("v", SUMS)
+        if begun:
+            assert counted(await client.peek("v")) == sums(writer.rows)
+            executor.lost = "u2"
+        for number in range(3):
+            last = await writer.write((1, number))
+        await client.create_materialized_view("v", EVEN, replace=True)
+        assert counted(await client.peek("v")) == sums(writer.rows, above=10)
+        with pytest.raises((ViewInError, ReadBelowSince)):
+            await client.peek("v", as_of=last - 1)
+        await writer.write((2, 99))
+        assert counted(await client.peek("v")) == sums(writer.rows, above=10)
+    async with running(tmp_path) as client:
+        await client.insert("t", [{"k": 1, "v": 1000}])
+        assert counted(await client.peek("v")) == sums([*writer.rows, (1, 1000)], above=10)
 
 
 async def test_other_columns_take_the_name_if_nothing_depends(tmp_path: Path) -> None:

@@ -511,13 +511,14 @@ async def _hydrate(
         reader_id = engine.job_id(*name, "errors")
         held = await errors_of(persist, export.shard, export.plan.output, upper - 1, reader_id)
     if export.taken_shard and upper == export.rebuilt_at:
-        await _take(engine, persist, export, as_of, upper, held, name)
+        first = upper or description.as_of
+        await _take(engine, persist, export, as_of, (upper, first), held, name)
         return
     changes = [ErrorChange(text, as_of, -1) for text in held]
     first = upper if upper > 0 else description.as_of
     if as_of > first:
         gap = f"contents from {first} to {as_of} cannot be known: the inputs were compacted"
-        changes += [ErrorChange(gap, first, 1), ErrorChange(gap, as_of, -1)]
+        changes += _gap(first, as_of, gap)
     interval, imports = (upper, as_of + 1), description.imports
     rebuilt = 0 < upper == export.rebuilt_at
     try:
@@ -555,20 +556,32 @@ async def _hydrate(
     )
 
 
+def _gap(lower: Time, upper: Time, text: str) -> list[ErrorChange]:
+    """Return an error at the times in `[lower, upper)`."""
+    return [ErrorChange(text, lower, 1), ErrorChange(text, upper, -1)]
+
+
 async def _take(
     engine: EngineClient,
     persist: PersistClient,
     export: ViewExport,
     as_of: Time,
-    upper: Time,
+    begun: tuple[Frontier, Time],
     held: Sequence[str],
     name: tuple[int, int],
 ) -> None:
-    """Append what the taken shard has up to `as_of`, in place of the former contents, from `upper`
-    on. The hidden states are there already."""
-    changes = [ErrorChange(text, upper, -1) for text in held]
+    """Append what the taken shard has up to `as_of`, in place of the former contents, from the
+    output's upper on. The hidden states are there already. `begun`: that upper, and the first time
+    that is read."""
+    upper, first = begun
+    changes = [ErrorChange(text, first, -1) for text in held]
+    assert export.taken_shard is not None, "asked by the caller"
+    since = (await persist.state(export.taken_shard)).since
+    if since > first:
+        # The view stood still before the one that takes its place began.
+        changes += _gap(first, since, f"the view stood still from {first} until it was replaced")
     output = await taken_difference(
-        engine, persist, export, as_of, upper, engine.job_id(*name, "taken")
+        engine, persist, export, as_of, begun, engine.job_id(*name, "taken")
     )
     alone = msgspec.structs.replace(export, hidden_shards=())
     # An upper mismatch is no error: another replica has taken them.

@@ -22,7 +22,7 @@ from actors.persist import PersistClient
 from actors.plan.delta import DeltaPlan
 from actors.plan.jobs import ComputeDifference, JobRows
 from actors.plan.updates import advance, concat, consolidate, negate
-from actors.progress import Time
+from actors.progress import Frontier, Time
 from actors.protocol.compute import ShardImport, ViewExport
 from actors.settings import Settings
 
@@ -193,23 +193,27 @@ async def taken_difference(
     persist: PersistClient,
     export: ViewExport,
     as_of: Time,
-    upper: Time,
+    begun: tuple[Frontier, Time],
     reader_id: str,
 ) -> pa.Table:
-    """Return the updates that turn the output's contents below `upper` into those of the taken
-    shard: the difference at `upper`, then the shard's own updates up to `as_of`.
+    """Return the updates that turn the output's contents below its upper into those of the taken
+    shard: the difference at the first time, then the shard's own updates up to `as_of`. `begun`:
+    the upper, and that time.
 
     So the contents are exact at each of these times. Raises `ReadBelowSince` and `StorageError`.
     """
     schema = export.plan.output
     shape = schema.arrow_updates()
     tables: list[pa.Table] = []
+    upper, first = begun
     for shard, last in ((export.taken_shard, as_of), (export.shard, upper - 1)):
+        if last < 0:
+            continue  # it never had contents
         async with aclosing(scanned(persist, shard, schema, last, reader_id)) as parts:
             async for updates in parts:
                 plain = concat([split_errors(updates)[0]], shape)
                 tables.append(plain if shard == export.taken_shard else negate(plain))
 
     return await engine.clock.run_blocking(
-        lambda: consolidate(advance(concat(tables, shape), upper))
+        lambda: consolidate(advance(concat(tables, shape), first))
     )

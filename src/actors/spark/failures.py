@@ -42,6 +42,7 @@ _NO_ANSWER: Final = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED"})
 """Status codes of gRPC for a server that is not there, or does not answer in time."""
 _ANOTHER_SERVER: Final = "INVALID_HANDLE.SESSION_CHANGED"
 _FORGOTTEN: Final = frozenset({"INVALID_HANDLE.SESSION_CLOSED", "INVALID_HANDLE.SESSION_NOT_FOUND"})
+_UNKNOWN_TYPE: Final = "CANNOT_PARSE_DATATYPE"
 _NO_FILE: Final = "PATH_NOT_FOUND"
 _LIMITS: Final = {
     "java.lang.StackOverflowError": "it is nested too deeply for the stack of the engine's threads",
@@ -83,6 +84,11 @@ _LOST_WORDS: Final = re.compile(
     r"|\bFailed to get broadcast_|\bpart of cancellation of\b|\bNo space left on device\b"
 )
 """Words of Spark's scheduler, and of the system, for what was lost."""
+_ANALYSERS: Final = (
+    "org.apache.spark.sql.catalyst.analysis.",
+    "org.apache.spark.sql.catalyst.parser.",
+    "org.apache.spark.sql.classic.SparkSession.sql(",
+)
 _FRAME: Final = re.compile(r"\bat (?:[\w.]+/)?(org\.apache\.spark\.[\w.$]+)")
 _EXPRESSIONS: Final = (
     "org.apache.spark.sql.catalyst.",
@@ -135,8 +141,10 @@ def describe(error: BaseException) -> tuple[str, str]:
     if isinstance(error, AnalysisException) and error.getCondition() == _NO_FILE:
         hint = "every machine of Spark needs the part files at the same path"
         return "EngineLost", f"{short_text(str(error))}; {hint}"
-    if isinstance(error, AnalysisException):
+    if isinstance(error, AnalysisException) and not _is_evaluated(error):
         return "QueryRejected", short_text(str(error))
+    if isinstance(error, PySparkException) and condition_of(error) == _UNKNOWN_TYPE:
+        return "QueryRejected", f"a column has a type that PySpark does not know: {texts[0]}"
     named = [(text, *found) for text in texts for found in _NAMED.findall(text)]
     for text, condition, state in named:
         if state[:2] in DEFINITE_CLASSES:
@@ -154,6 +162,13 @@ def describe(error: BaseException) -> tuple[str, str]:
     if any(map(_is_of_java, _chain(error))):
         return "DefiniteError", _from(*named[0][:2]) if named else raised_text(error)
     return "EngineError", told
+
+
+def _is_evaluated(error: AnalysisException) -> bool:
+    """Return whether an expression raised it for its operands, and neither parser nor analysis did:
+    `s LIKE pattern` names a pattern that is wrong so."""
+    stack = getattr(error, "_stackTrace", None) or ""
+    return bool(stack) and not any(name in stack for name in _ANALYSERS)
 
 
 def _is_loss(error: BaseException, texts: list[str]) -> bool:

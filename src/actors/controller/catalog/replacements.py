@@ -196,9 +196,11 @@ async def swap_view(
     seqno: int | None,
     entry: CatalogObject,
     coming: CatalogObject,
+    *,
+    ended: bool,
 ) -> CatalogChanged | None:
     """Put the view that was computed beside `entry` in its place, with the same shard; None if that
-    is not possible yet. The former dataflow should have been told to end.
+    is not possible yet. The former dataflow should have been told to end: `ended`, if it was.
 
     Raises `WriterFenced`, `StorageError`, `PenstockError`.
     """
@@ -209,8 +211,9 @@ async def swap_view(
     dataflow = catalog.new_id
     upper, reached = await persist.upper(entry.shard), await persist.upper(coming.shard)
     since = (await persist.state(coming.shard)).since
-    # The contents of each time from the old one's upper on must be known of the new one.
-    if reached <= upper or since > upper:
+    # The contents of each time from the old one's upper on must be known of the new one; but where
+    # the old one stood still before the new one began, they are an error up to there.
+    if reached <= upper or (since > upper and not ended):
         return None
     made = replace(
         coming,

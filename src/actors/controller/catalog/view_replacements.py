@@ -198,7 +198,14 @@ class ViewReplacements:
         begun = state.ctx.monotonic_ms()
         retry = RetryLoop(state.settings)
         while state.ctx.monotonic_ms() < begun + limit_ms:
-            changed = await swap_view(state.store, state.catalog, state.seqno, entry, coming)
+            changed = await swap_view(
+                state.store,
+                state.catalog,
+                state.seqno,
+                entry,
+                coming,
+                ended=entry.id in self._ended,
+            )
             if changed is not None:
                 return changed
             if entry.id not in self._ended:
