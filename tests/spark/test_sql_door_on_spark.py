@@ -105,6 +105,37 @@ async def told_of_faults(db: psycopg.AsyncConnection[Any]) -> None:
     assert not await rows(db, "SHOW TABLES LIKE 'x'")
 
 
+async def values_and_names(db: psycopg.AsyncConnection[Any]) -> None:
+    await db.execute("CREATE TABLE pg_values (id INT, b BYTEA, t TEXT[])")
+    await db.execute(
+        "INSERT INTO pg_values VALUES (1, '\\xdead', '{a, \u00a0b}'), (1 + 1, 'a\\134', NULL)"
+    )
+    await db.execute("UPDATE pg_values SET b = '\\xbeef', id = id * 3 % 4 WHERE id = 2")
+    asked = "SELECT * FROM penstock.public.pg_values ORDER BY id"
+    assert await rows(db, asked) == [(1, b"\xde\xad", ["a", "\u00a0b"]), (2, b"\xbe\xef", None)]
+    given = await rows(db, "SELECT id FROM pg_values WHERE b = %s", (b"\xde\xad",))
+    assert given == await rows(db, "SELECT id FROM pg_values WHERE b = '\\xdead'::bytea") == [(1,)]
+    one = "0a0eebc9-9c0b-4ef8-bb6d-6bb9bd380a11"
+    for text, name, wanted in (
+        ("'abcdef'::varchar(3)", "varchar", "abc"),
+        ("octet_length(CAST(id AS char(3)))", "octet_length", 3),
+        (f"'{one.upper()}'::uuid = '{{{one}}}'", "?column?", False),
+        (f"'{one.upper()}'::uuid", "uuid", one),
+        ("'1e-20'::numeric", "numeric", Decimal("1e-20")),
+        ("ARRAY[id, 7]", "array", [1, 7]),
+        ("1 = ANY ('{1,2}'::int[])", "?column?", True),
+        ("id <> ALL ('{2,NULL}'::int[])", "?column?", None),
+        ("(id = ANY ('{}'::int[])) IS NULL", "?column?", False),
+        ("count(*) OVER ()", "count", 1),
+        ('id AS "__count"', "__count", 1),
+    ):
+        found = await db.execute(f"SELECT {text} FROM pg_values WHERE id = 1".encode())
+        assert found.description is not None
+        assert (await found.fetchall(), found.description[0].name) == ([(wanted,)], name), text
+    await db.execute("CREATE MATERIALIZED VIEW named AS SELECT max(id), count(*) FROM pg_values")
+    assert await rows(db, "SELECT count, max FROM named") == [(2, 2)]
+
+
 async def test_rows_are_changed_by_what_spark_computes(spark_house: SparkHouse) -> None:
     dsn = spark_house.dsn
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as db:
@@ -112,6 +143,7 @@ async def test_rows_are_changed_by_what_spark_computes(spark_house: SparkHouse) 
         await merged(db)
         await read_in_a_transaction(db)
         await read_at_earlier_times(db)
+        await values_and_names(db)
         await told_of_faults(db)
     if PSQL is not None:
         command = [PSQL, "-X", "-A", "-t", dsn, "-c", "SHOW TABLES", "-c", "\\d stock"]

@@ -91,8 +91,9 @@ def test_casts_cut_and_fill_as_postgresql_does(text: str, wanted: str) -> None:
 ARRAYS: list[tuple[str, str]] = [
     ("ARRAY[1, a[2]], 3", "array(1, a[2]), 3"),
     ("array [ARRAY['b']]::text[][]", "array(array('b'))::array<array<string>>"),
-    ("1 = ANY(a) AND b", "1 IN (SELECT explode(coalesce(a, array(NULL)))) AND b"),
-    ("(b)<>all (ARRAY[1])", "(b)NOT IN (SELECT explode(coalesce(array(1), array(NULL))))"),
+    ("(b)<>all (ARRAY[1, c::int8]) AND d", "(b)NOT IN (1, c::bigint) AND d"),
+    ("1 = ANY(ARRAY[]), 2", "1 IN (SELECT NULL WHERE false), 2"),
+    ("1 = ANY(a), b = some(ARRAY[1]::int8[])", "1 = ANY(a), b = some(array(1)::array<bigint>)"),
     ("1 = ANY (SELECT 2), a = some",) * 2,
     ("penstock.public.t.a, \"penstock\".\"public\".t", "t.a, t"),
     ("penstock.objects.a, penstock.public, a.penstock.public.t",) * 2,
@@ -102,6 +103,24 @@ ARRAYS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "wanted"), ARRAYS)
 def test_arrays_and_qualified_names_are_written_as_sparks(text: str, wanted: str) -> None:
     assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
+
+
+MEMBERS: list[tuple[str, list[str], str]] = [
+    ("a = ANY($1)", ["array(1, NULL)"], "a IN (1, NULL)"),
+    ("a <> ALL ($1::int[])", ["CAST(array() AS array<int>)"], "a NOT IN (SELECT NULL WHERE false)"),
+    ("a = SOME ($1::int[]), b", ["CAST(NULL AS array<int>)"], "a IN (NULL), b"),
+    ("a = ANY('{x}'::text[])", [], "a IN ('<x>')"),
+    ("a = ANY($1::text[])", ["'{y}'"], "a IN ('<{y}>')"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parameters", "wanted"), MEMBERS)
+def test_members_of_an_array_are_a_list(text: str, parameters: list[str], wanted: str) -> None:
+    def read(value: str, kind: WrittenType) -> str:
+        inner = value.strip("{}") if not parameters else value
+        return f"array('<{inner}>')" if kind.spark.startswith("array<") else ""
+
+    assert to_spark(f"SELECT {text}", parameters, read_typed=read).text == f"SELECT {wanted}"
 
 
 TYPED: list[tuple[str, list[str], str]] = [

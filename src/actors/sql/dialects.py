@@ -240,11 +240,7 @@ class _SparkWriter:
             case "sign" if place in self._closed:
                 self._edit(token.end, self._closed[place])
             case "sign" if opened := self._of_array(place):
-                # NULL for an array is no empty one: what is compared with it is NULL.
-                negated = "NOT " if token.text != "=" else ""
-                self._edit(self._tokens[opened].end, f"{negated}IN (SELECT explode(coalesce(")
-                self._closed[self._lexed.partners[opened]] = ", array(NULL))))"
-                return opened + 1
+                return self._any_of(place, opened)
             case "sign" if token.text == "::":
                 # Spark has this operator too: only the type behind it is rewritten.
                 self._copy(token.end)
@@ -402,8 +398,47 @@ class _SparkWriter:
             return 0
         sign, word, opened, first = following
         wanted = ("ANY", "SOME") if sign == "=" else ("ALL",) if sign in ("<>", "!=") else ()
-        queries = ("SELECT", "WITH", "VALUES", "TABLE", "(")
-        return place + 2 if word in wanted and opened == "(" and first not in queries else 0
+        is_array = first == "ARRAY" or self._tokens[place + 3].kind in ("text", "parameter")
+        return place + 2 if word in wanted and opened == "(" and is_array else 0
+
+    def _any_of(self, place: int, opened: int) -> int:
+        """Write ``= ANY ('{1,2}'::int[])`` as ``IN (1, 2)``, which is NULL where PostgreSQL's is;
+        return the place behind what was written. An array that is no literal is left to Spark,
+        which refuses it."""
+        closed, first = self._lexed.partners[opened], opened + 1
+        word = "IN (" if self._tokens[place].text == "=" else "NOT IN ("
+        if self._tokens[first].word == "ARRAY":
+            if self._tokens[first + 1].text != "[" or self._lexed.partners[first + 1] != closed - 1:
+                self._copy(self._tokens[place].end)
+                return place + 1
+            if first + 2 < closed - 1:
+                self._closed[closed - 1] = ""
+                self._edit(self._tokens[first + 1].end, word)
+                return first + 2
+            literal = "array()"
+        else:
+            literal = self._array_literal(first, closed)
+        if not literal:
+            self._copy(self._tokens[place].end)
+            return place + 1
+        # Nothing is in an empty array, not even NULL.
+        values = elements_of(literal) or "SELECT NULL WHERE false"
+        self._edit(self._tokens[closed].end, f"{word}{values})")
+        return closed + 1
+
+    def _array_literal(self, place: int, end: int) -> str:
+        """Return the literal of an array, by a text that is cast or a parameter, up to a place;
+        "" if it is another expression."""
+        token, reader = self._tokens[place], StatementReader(self._lexed, place + 1)
+        kind = read_written_type(reader) if reader.take("::") else None
+        if reader.place != end:
+            return ""
+        if token.kind == "text":
+            return "" if kind is None else self._read_typed(self._text_at(place), kind)
+        literal = self._parameter(token)
+        if literal.startswith("'"):
+            return "" if kind is None else self._read_typed(text_value(literal), kind)
+        return literal
 
     def _behind_schema(self, place: int) -> int:
         """Return the place behind the schema, or the database and the schema, before an object's
@@ -579,6 +614,21 @@ def _chain(tokens: Sequence[SqlToken], place: int) -> list[SqlToken]:
             break
         place += 2
     return found
+
+
+def elements_of(literal: str) -> str:
+    """Return the elements of an array's literal as a list; "" for an empty array.
+
+    >>> elements_of("CAST(array(1, 2) AS array<decimal(5,2)>)"), elements_of("(array('a'))")
+    ('1, 2', "'a'")
+    >>> elements_of("CAST(NULL AS array<int>)"), elements_of("CAST(array() AS array<int>)")
+    ('NULL', '')
+    """
+    while literal.startswith("("):
+        literal = literal[1:-1]
+    while literal.startswith("CAST("):
+        literal = literal[len("CAST(") : literal.rindex(" AS ")]
+    return "NULL" if literal == "NULL" else literal[len("array(") : -1]
 
 
 def literal_cast_to(literal: str, kind: str) -> str:
