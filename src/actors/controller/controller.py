@@ -46,12 +46,14 @@ from actors.controller.messages import (
     EnqueueWrite,
     FindLogin,
     FindToken,
+    InspectObjects,
     PinObjects,
     SessionClosed,
     ShardsAppended,
     SubmitRequest,
     TablesAdvanced,
 )
+from actors.controller.object_conditions import lag_ms, note_report, settle
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
 from actors.controller.reads.point_reads import PointReads
@@ -72,11 +74,11 @@ from actors.controller.reads.reads import (
 from actors.controller.reads.relations import RelationRead, SystemRelations
 from actors.controller.reads.status import (
     StatusRead,
-    lag_ms,
+    inspect_objects,
     live_text,
     read_sinces,
     report,
-    shown_status,
+    shown_condition,
 )
 from actors.controller.reads.subscribes import (
     PieceDue,
@@ -188,7 +190,7 @@ from actors.protocol.role_messages import (
 )
 from actors.settings import Settings
 from actors.spans import measure, measuring
-from actors.telemetry import LAG_MS
+from actors.telemetry import LAG_MS, STALLED_MS
 from actors.tracing.setup import running
 from actors.views.explain import explain
 
@@ -229,6 +231,7 @@ ControllerMessage: TypeAlias = (
     | LeftoverForgotten
     | FindLogin
     | CountReplicas
+    | InspectObjects
     | FindToken
     | RolesStored
     | InputsChecked
@@ -370,11 +373,12 @@ class Controller(Actor[ControllerMessage]):
                 continue
             upper = 0 if entry.shard is None else boot.states[entry.shard].upper
             if entry.kind in CONNECTOR_KINDS:
-                frontiers.track(entry, upper)
+                frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
                 continue
             as_of = restart_as_of(boot, entry)
             # An index is rebuilt in memory, and so readable from its new as_of only.
-            frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+            readable_from = as_of if entry.kind == INDEX else 0
+            frontiers.track(entry, upper, readable_from, now_ms=self.ctx.now_ms())
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(ScheduleDataflow(entry.dataflow_id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
@@ -387,6 +391,8 @@ class Controller(Actor[ControllerMessage]):
                 self._pin(message)
             case CountReplicas(reply):
                 reply.set(self._instance.connected_count)
+            case InspectObjects(reply):
+                reply.set(inspect_objects(self._state, self._sources))
             case BytesDelivered():
                 self._delivered(message)
             case SessionClosed(session_path):
@@ -484,7 +490,6 @@ class Controller(Actor[ControllerMessage]):
 
     def _dropped(self, entries: tuple[CatalogObject, ...]) -> None:
         for entry in entries:
-            self._relations.forget(entry.id)
             self._reads.dropped(entry)
             self._subscribes.dropped(entry)
             self._copies.dropped(entry)
@@ -686,9 +691,7 @@ class Controller(Actor[ControllerMessage]):
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
         status = self._state.frontiers.status(entry.id)
-        if status is not None:
-            status = shown_status(self._state, role, entry, status)
-        live = live_text(status)
+        live = live_text(shown_condition(self._state, self._sources, role, entry), status)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -733,7 +736,7 @@ class Controller(Actor[ControllerMessage]):
                 entry = self._state.catalog.of_dataflow(id_)
                 if entry is not None:
                     self._state.frontiers.note(replace(response, id=entry.id))
-                    self._relations.note(replace(response, id=entry.id))
+                    note_report(self._state, entry, response.state, response.text)
                 # Copies are dataflows of no object.
                 self._copies.noted(response)
             case CopyToResponse():
@@ -760,15 +763,24 @@ class Controller(Actor[ControllerMessage]):
         if entry is None:
             return
         self._statements.advanced(entry)
+        settle(self._state, entry)
         if entry.shards and self._maintenance is not None:
             self._maintenance.reply(ShardsAppended(entry.shards))
 
     # -- holds ---------------------------------------------------------------------------------
 
     def _move_holds(self) -> None:
+        state = self._state
+        for id_, _ in state.faults.all():
+            # A view whose inputs do not move has nothing to do, and its upper does not move.
+            settle(state, state.catalog.by_id(id_))
         if measuring():
-            for entry in self._state.catalog.objects:
-                measure(LAG_MS, lag_ms(self._state, entry), entry.name)
+            now = state.ctx.now_ms()
+            for entry in state.catalog.objects:
+                measure(LAG_MS, lag_ms(state, entry), entry.name)
+                fault = state.faults.get(entry.id)
+                stalled_ms = 0 if fault is None else max(1, now - fault.since_ms)
+                measure(STALLED_MS, stalled_ms, entry.name)
         self._statements.drop_zombie_holds()
         # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()

@@ -157,7 +157,9 @@ class ObjectHealth(msgspec.Struct, frozen=True, gc=False):
     error: str = ""
     hint: str = ""
     since_ms: int = 0
-    """Time of the last change of status (Unix time)."""
+    """Time of the last change of status (Unix time); while it is stalled of the first failure."""
+    retries: int = 0
+    """Attempts that have failed since then, while it is stalled."""
 
 
 class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
@@ -554,7 +556,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     since: Time
     upper: Frontier
     lag_ms: int
-    """Age of the contents that a reader sees, while changes are missing in them; else 0."""
+    """Age of what a reader sees; 0: it has all that there is."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -590,6 +592,10 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """The view in whose place this one comes when it is computed."""
     id: str = ""
     column_defaults: dict[str, ColumnDefault] = {}
+    state_since_ms: int = 0
+    """Time of the first failure, in a state of `ERROR_STATES` (Unix time)."""
+    retries: int = 0
+    """Attempts that have failed since then."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

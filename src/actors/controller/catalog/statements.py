@@ -70,7 +70,7 @@ from actors.protocol.api import (
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.spans import forget_measures, span_below, use_context
-from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
+from actors.telemetry import LAG_MS, STALLED_MS, STATEMENT, TRACEPARENT
 from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
@@ -395,7 +395,7 @@ class StatementQueue:
         if entry.shard is not None:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
             state.retain.track(entry.shard, retain, entry.as_of)
-        state.frontiers.track(entry, 0)
+        state.frontiers.track(entry, 0, now_ms=state.ctx.now_ms())
 
     def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
         self._track(entry)
@@ -415,7 +415,8 @@ class StatementQueue:
     ) -> None:
         """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
         state = self._state
-        state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+        readable_from = as_of if entry.kind == INDEX else 0
+        state.frontiers.track(entry, upper, readable_from, now_ms=state.ctx.now_ms())
         state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
         with use_context(traceparent):
             state.command(ScheduleDataflow(entry.dataflow_id))
@@ -426,7 +427,7 @@ class StatementQueue:
         """Follow another definition of an object than the one in `catalog`."""
         state, before = self._state, catalog.by_id(entry.id)
         if entry.name != before.name:
-            forget_measures(before.name, LAG_MS)
+            forget_measures(before.name, LAG_MS, STALLED_MS)
         self._forget_shards(before)
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
@@ -439,7 +440,8 @@ class StatementQueue:
         running = catalog.of_dataflow(entry.dataflow_id)
         if running is not None:
             # It maintained the view that was computed beside this one, and goes on.
-            state.frontiers.track(entry, state.frontiers.upper(running))
+            upper = state.frontiers.upper(running)
+            state.frontiers.track(entry, upper, now_ms=state.ctx.now_ms())
             return
         if entry.kind == INDEX:
             # In memory: it is readable when it is built.
@@ -453,7 +455,8 @@ class StatementQueue:
         state = self._state
         self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
-        forget_measures(entry.name, LAG_MS)
+        state.faults.forget(entry.id)
+        forget_measures(entry.name, LAG_MS, STALLED_MS)
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             self._connectors.dropped(entry)
