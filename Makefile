@@ -89,6 +89,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/crash_campaign.py --victim engine
 	@$(BIN)/python tests/proof/crash_campaign.py --victim jvm
 	@$(BIN)/python tests/proof/sql_kills.py
+	@$(BIN)/python tests/proof/lost_answers.py
 	@$(BIN)/python tests/proof/backup_kills.py
 	@$(BIN)/python tests/proof/far_campaign.py --kills 24
 	@$(BIN)/python tests/proof/far_campaign.py --whole

@@ -49,6 +49,12 @@ PROOF = Path(__file__).parent / "proof"
             marks=pytest.mark.long,
         ),
         pytest.param(
+            "lost_answers --writes 30 --every 10",
+            (": 0 wrong",),
+            id="writes whose answers are lost are there once",
+            marks=[pytest.mark.long, pytest.mark.spark],
+        ),
+        pytest.param(
             "controller_campaign --kills 3 --life-s 0.5",
             ("3 kills",),
             id="killed controllers lose nothing and nothing is computed again",

@@ -68,8 +68,9 @@ def test_help_and_page_name_every_kind_of_source(root: Path) -> None:
         assert f"`{kind}`" in page
 
 
-def test_version() -> None:
-    answer = runner.invoke(cli.app, ["version"])
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_version(asked: str) -> None:
+    answer = runner.invoke(cli.app, [asked])
     assert answer.output.startswith("penstock ")
 
 

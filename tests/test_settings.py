@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actors.commands.console import parse_settings
+from actors.commands.console import parse_settings, warn_of_variables
 from actors.errors import BadSettings
 from actors.settings import BUCKET_SETTINGS, Settings, load
 
@@ -167,3 +167,14 @@ def test_buckets_are_urls_and_in_text_separated_by_commas(name: str) -> None:
 def test_folders_of_sources_are_absolute(wrong: str) -> None:
     with pytest.raises(BadSettings, match="source_dirs"):
         load(environment={"PENSTOCK_SOURCE_DIRS": wrong})
+
+
+def test_variables_that_are_no_settings_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    fine = {"PENSTOCK_WORKERS": "2", "PENSTOCK_SECRET_X": "s", "PENSTOCK_SERVICE_HOST": "h"}
+    warn_of_variables({**fine, "PENSTOCK_PORT_6874_TCP": "p", "OTHER": "x"})
+    assert caplog.messages == []
+    warn_of_variables({"PENSTOCK_WORKRES": "2", "PENSTOCK_SPARK_CONF": "x"})
+    (first, second) = caplog.messages
+    assert "PENSTOCK_WORKRES is no setting" in first
+    assert "did you mean 'PENSTOCK_WORKERS'?" in first
+    assert "PENSTOCK_SPARK_CONF" in second

@@ -325,6 +325,11 @@ async def test_the_first_read_waits_for_the_first_contents(tmp_path: Path) -> No
         await client.create_source("s", config, ["nation", "region"])
         queried = [each async for each in client.query("SELECT r_name FROM region")]
         assert sum(batch.num_rows for batch in queried) == 5
+        # What a query reads that is no plain read, only its analysis tells.
+        await client.drop_source("s")
+        await client.create_source("s", config, ["nation", "region"])
+        counted = "SELECT count(*) AS n FROM region"
+        assert [each.to_pylist() async for each in client.query(counted)] == [[{"n": 5}]]
         await client.drop_source("s")
         await client.create_source("s", config, ["nation", "region"])
         copied = await client.copy_to("nation", str(tmp_path / "state" / "copies" / "nation"))
@@ -342,6 +347,11 @@ async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
         await client.create_source("n", {"kind": "counter", "rate": 1})
         with pytest.raises(DeadlineExceeded, match="n has no contents yet: none came within 40 ms"):
             await client.peek("n", deadline_ms=40)  # expires: no contents ever come
+        with pytest.raises(
+            DeadlineExceeded, match="n has no contents yet: none came within 400 ms"
+        ):
+            async for _ in client.query("SELECT count(*) AS n FROM n", deadline_ms=400):
+                pass  # expires: the same, when the query is analysed
         with pytest.raises(InvalidUsage, match="deadline_ms = 0"):
             await client.peek("n", deadline_ms=0)
 

@@ -43,6 +43,18 @@ class TypeMismatch(InvalidUsage):
     """A row does not fit the table's columns."""
 
 
+class NullNotAllowed(TypeMismatch):
+    """NULL is given for a column that is NOT NULL."""
+
+
+class ValueOutOfRange(TypeMismatch):
+    """A number does not fit its column's type."""
+
+
+class ValueTooLong(TypeMismatch):
+    """A text is longer than its column's CHAR(n) or VARCHAR(n)."""
+
+
 class IncompatibleSchema(InvalidUsage):
     """A shard's columns cannot become these: what was written would mean something else."""
 

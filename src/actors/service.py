@@ -33,7 +33,7 @@ from actors.cluster.cluster import WorkerCluster, bind_listener, cast_of
 from actors.cluster.hosts import LocalReplicas
 from actors.connectors.factory import ConnectorFactory
 from actors.controller.catalog import boot
-from actors.controller.catalog.ddl import CatalogStore, analyzer
+from actors.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
 from actors.controller.catalog.subscribed_views import drop_left_views
 from actors.controller.catalog.upgrades import upgrade_views
 from actors.controller.controller import Controller
@@ -229,7 +229,13 @@ class Service:
             queries = start_query_spark(system, settings, scratch / "query-engine")
         found = await drop_left_views(found, persist, CatalogStore(persist, executor, settings))
         # Before the controller: it creates the dataflows of the upgraded plans.
-        found = await upgrade_views(found, persist, analyzer(executor, "upgrade"), settings)
+        found = await upgrade_views(
+            found,
+            persist,
+            analyzer(executor, "upgrade"),
+            plan_checker(executor, "upgrade-check"),
+            settings,
+        )
         self._connectors = self._reach_out(system, executor, scratch / "outside")
         supply = await self._replicas(stack, system, persist, executor, scratch)
         maintenance = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")

@@ -90,8 +90,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     storage_listen: str = ""
     """Address of the listener of its storage half."""
     role: Literal["", "controller", "replica"] = ""
-    """Part of a service that this process is, beside others on the same stores; empty: all of
-    it."""
+    """Part of a service that this process is, beside others on the same stores; empty: all."""
     cluster_advertise: str = ""
     """Host by which controllers reach this replica; empty: that of `cluster_listen`."""
     workers: int = 2
@@ -115,8 +114,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     stash_responses_max: int = 4096
     """Responses one channel adapter keeps for nonces not yet served."""
     commands_in_flight_max: int = 32
-    """Commands of one half of one worker between the adapter and their place in the one order of
-    both."""
+    """Commands of one half of a worker between the adapter and their place in the order of both."""
     responses_in_flight_max: int = 64
     """Responses of one worker handed to its channel adapter and not yet taken by the client."""
     peeks_pending_max: int = 16_384
@@ -393,6 +391,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_attempts_max: int = 2
     """A job during which the engine dies this often, with nothing beside it, is given up with
     `JobTooLarge`."""
+    step_attempts_max: int = 3
+    """A view's step that fails so often in the same way is its error, unless something was lost."""
     engine_killer_retry_ms_min: int = 60_000
     """Pause before such a job is run again, and the view that it is for is computed: once, alone.
     The pause doubles each time that the job kills again."""
@@ -420,6 +420,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Streaming queries of all Connect clients; more are refused with `ResourceBusy`."""
     connect_detached_ms: int = 300_000
     """An operation to which no client is attached for so long is given up."""
+    connect_kept_max: int = 20_000
+    """Sessions, and operations, that changed something: of the last so many none is repeated."""
     connect_message_bytes_max: int = 128 * 1024 * 1024
     """Size of one message of a Connect client, and of an answer to it."""
     connect_bodies_bytes_max: int = 512 * 1024 * 1024

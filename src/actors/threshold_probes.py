@@ -386,6 +386,12 @@ ARRANGEMENT_LAG: Final = SettingThreshold(
     "a laggard stays a user of the shared arrangement",
     "it is detached from it",
 )
+STATEMENT_ON_LOOP: Final = KernelLimit(
+    "statement_loop_characters",
+    8_192,
+    "a statement is parsed and rewritten on the event loop",
+    "it is in a thread",
+)
 LOOP_ROWS: Final = KernelLimit(
     "loop_rows", 5_000,
     "a step's rows are worked on on the event loop",

@@ -92,6 +92,8 @@ class SparkStandIn:
             # Sizes of local relations, and others that a client takes for a number.
             usual = "1048576" if "localRelation" in key else "-1"
             answer.pairs.add(key=key, value=self.settings.get(key, usual))
+        for key in request.operation.get_option.keys:
+            answer.pairs.add(key=key, value=self.settings.get(key))
         if request.operation.HasField("get_all"):
             for key, value in self.settings.items():
                 answer.pairs.add(key=key, value=value)

@@ -10,7 +10,6 @@ import anyio
 import pytest
 from gateway_world import GatewayWorld, gateway_world  # type: ignore[import-not-found]
 from pyspark.errors import PySparkException
-from pyspark.sql.connect.proto import base_pb2
 from test_gateway_roles import session_of, with_roles  # type: ignore[import-not-found]
 
 from actors.access.access_rules import AccessRules
@@ -80,14 +79,24 @@ async def test_an_operation_of_spark_ends_with_the_right_to_what_it_reads(tmp_pa
         (stopped,) = world.spark.interrupted
         assert stopped in world.spark.hanging
         # Spark may have responses of it still: it is not taken up again.
-        request = base_pb2.ReattachExecuteRequest(
-            session_id=app.session_id,
-            operation_id=stopped,
-            user_context=base_pb2.UserContext(user_id=app.client._user_id),
-        )
         calls = world.service._system.cells["/connect"].actor._calls
         with use_caller(CallerIdentity("app")), pytest.raises(AccessDenied):
-            calls._operation(request)
+            session = calls._found(SessionKey(app.client._user_id or "", app.session_id))
+            calls._operation(session, stopped)
+        assert (await world.run(lambda: app.range(1).toArrow())).num_rows == 1
+
+
+async def test_an_operation_of_a_role_without_code_has_a_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.connect_gateway.listening.SWEEP_MS", 20)
+    # expires: Spark hangs
+    async with gateway_world(tmp_path, query_deadline_ms=200) as world:
+        app = await reader(world)
+        frame = app.table("orders").groupBy("name").count().withColumnRenamed("count", "hang")
+        with pytest.raises(PySparkException, match="query_deadline_ms"):
+            await world.run(lambda: frame.toArrow())
+        await until(lambda: bool(world.spark.interrupted))
         assert (await world.run(lambda: app.range(1).toArrow())).num_rows == 1
 
 

@@ -214,14 +214,57 @@ def test_frames_are_written_into_tables(house: SparkHouse, spark: Any) -> None:
 
 
 def test_a_table_of_sparks_own_from_objects(spark: Any) -> None:
-    spark.sql("DROP TABLE IF EXISTS copied")
-    spark.sql("CREATE TABLE copied USING parquet AS SELECT * FROM orders")
+    # In the database of the service's objects Spark would keep it in its process alone.
+    with pytest.raises(PySparkException, match="forget the table with its process"):
+        spark.sql("CREATE TABLE copied USING parquet AS SELECT * FROM orders")
+    spark.sql("CREATE DATABASE IF NOT EXISTS own")
+    spark.sql("DROP TABLE IF EXISTS own.copied")
+    spark.sql("CREATE TABLE own.copied USING parquet AS SELECT * FROM orders")
     try:
-        assert spark.table("copied").count() == 6
-        spark.sql("INSERT INTO copied SELECT * FROM orders WHERE id < 2")
-        assert spark.sql("SELECT count(*) AS c FROM copied").collect()[0].c == 8
+        assert spark.table("own.copied").count() == 6
+        spark.sql("INSERT INTO own.copied SELECT * FROM orders WHERE id < 2")
+        assert spark.sql("SELECT count(*) AS c FROM own.copied").collect()[0].c == 8
     finally:
-        spark.sql("DROP TABLE copied")
+        spark.sql("DROP TABLE own.copied")
+
+
+def test_frames_make_tables(house: SparkHouse, spark: Any) -> None:
+    frame = spark.sql(
+        "SELECT id, CAST(n AS decimal(5,1)) AS d, TIMESTAMP'2024-01-02' AS at FROM orders"
+    )
+    frame.write.saveAsTable("saved")
+    frame.filter("id < 0").writeTo("default.made").create()
+    spark.sql("CREATE TABLE selected AS SELECT * FROM saved")
+    spark.sql(
+        "INSERT INTO saved SELECT :id + 1, ?, at FROM saved LIMIT 1".replace("?", ":d"),
+        args={"id": 100, "d": decimal.Decimal("2.5")},
+    )
+    for name, count in (("saved", 7), ("made", 0), ("selected", 6)):
+        rows = house.call(house.client.peek, name)
+        assert rows.num_rows == count
+        assert [str(each) for each in rows.schema.types] == [
+            "int64", "decimal128(5, 1)", "timestamp[us, tz=UTC]"]  # fmt: skip
+    with pytest.raises(PySparkException, match="already"):
+        frame.write.saveAsTable("saved")
+    with pytest.raises(PySparkException, match="versionAsOf"):
+        spark.read.option("versionAsOf", 1).table("saved").collect()
+
+
+def test_a_temporary_function_is_no_part_of_a_view(spark: Any) -> None:
+    spark.sql("CREATE TEMPORARY FUNCTION of_session(n BIGINT) RETURNS BIGINT RETURN n + 1")
+    try:
+        assert spark.sql("SELECT of_session(id) AS a FROM orders").count() == 6
+        for kind in ("MATERIALIZED VIEW", "VIEW"):
+            with pytest.raises(PySparkException, match="of_session"):
+                spark.sql(f"CREATE {kind} made_of AS SELECT of_session(id) AS a FROM orders")
+    finally:
+        spark.sql("DROP TEMPORARY FUNCTION of_session")
+
+
+def test_a_view_is_explained_before_it_is_made(spark: Any) -> None:
+    told = spark.sql("EXPLAIN CREATE MATERIALIZED VIEW made_of AS SELECT id FROM orders").collect()
+    assert told[0][0] == "mode: incremental"
+    assert not spark.catalog.tableExists("made_of")
 
 
 def test_values_of_every_type_pass_through_spark(house: SparkHouse, spark: Any) -> None:

@@ -148,3 +148,26 @@ async def test_an_interrupt_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not made.cancel()
     with pytest.raises(SparkCondition, match="OPERATION_CANCELED"):
         await read(made)
+
+
+async def test_only_what_surely_changed_nothing_is_repeatable() -> None:
+    """An operation that was cancelled may have changed something before."""
+    unknown = InvalidUsage("x")
+    unknown.determinate = False
+    for error, repeatable in ((InvalidUsage("x"), True), (unknown, False), (None, False)):
+        made = operation(Source(1, error=error))
+        assert not made.is_repeatable  # it has not ended
+        await made.run()
+        assert made.is_repeatable is repeatable
+
+    async def hang() -> AsyncGenerator[Any, None]:
+        yield answer()
+        await anyio.sleep_forever()
+
+    made = OwnOperation(NAMES, hang)
+    async with anyio.create_task_group() as group:
+        group.start_soon(made.run)
+        await anext(made.stream())
+        assert made.cancel()
+    assert made.ended
+    assert not made.is_repeatable

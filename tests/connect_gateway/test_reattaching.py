@@ -30,9 +30,16 @@ class RawClient:
         self._channel = channel
 
     def execute(
-        self, text: str, operation: str, *, reattachable: bool = True, statement: bool = False
+        self,
+        text: str,
+        operation: str,
+        *,
+        reattachable: bool = True,
+        statement: bool = False,
+        observed: str = "",
     ) -> Any:
         request = base_pb2.ExecutePlanRequest(session_id=SESSION, operation_id=operation)
+        request.client_observed_server_side_session_id = observed
         if statement:
             request.plan.command.sql_command.sql = text
         else:
@@ -41,8 +48,9 @@ class RawClient:
             request.request_options.add().reattach_options.reattachable = True
         return self._stream("ExecutePlan", request)
 
-    def reattach(self, operation: str, after: str = "") -> Any:
+    def reattach(self, operation: str, after: str = "", observed: str = "") -> Any:
         request = base_pb2.ReattachExecuteRequest(session_id=SESSION, operation_id=operation)
+        request.client_observed_server_side_session_id = observed
         if after:
             request.last_response_id = after
         return self._stream("ReattachExecute", request)
@@ -69,9 +77,12 @@ class RawClient:
 
 
 @asynccontextmanager
-async def raw_client(tmp_path: Path, **changes: Any) -> AsyncIterator[tuple[GatewayWorld, Any]]:
+async def raw_client(
+    tmp_path: Path, *, is_filled: bool = False, **changes: Any
+) -> AsyncIterator[tuple[GatewayWorld, Any]]:
     async with gateway_world(tmp_path, **changes) as world:
-        await fill(world.client)
+        if not is_filled:
+            await fill(world.client)
         async with grpc.aio.insecure_channel(world.service.connect_address) as channel:
             yield world, RawClient(channel)
 
@@ -173,10 +184,11 @@ async def test_what_a_client_left_for_good_is_ended_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("actors.connect_gateway.listening.SWEEP_MS", 20)
-    ended = anyio.Event()
+    begun, ended = anyio.Event(), anyio.Event()
 
     async def execute(text: str, who: Any) -> None:
         try:
+            begun.set()
             await anyio.sleep_forever()
         finally:
             ended.set()
@@ -184,7 +196,7 @@ async def test_what_a_client_left_for_good_is_ended_here(
     async with raw_client(tmp_path, connect_detached_ms=50, execute_statement=execute) as made:
         world, client = made
         call = client.execute("CREATE something", "op", statement=True)
-        await until_there_are(world, 1)
+        await begun.wait()
         call.cancel()
         await until_there_are(world, 0)
         await ended.wait()

@@ -22,9 +22,10 @@ from actors.connect_gateway.row_messages import (
     schema_text,
     spark_struct_of,
     spark_type,
+    stream_of,
     table_answers,
 )
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, MalformedFrame
 from actors.plan.schema import TableColumn, TableSchema
 
 TYPES = {
@@ -132,3 +133,19 @@ def test_chunks_of_a_batch_are_put_together() -> None:
     assert read.to_pydict() == {"a": [1, 2]}
     assert gathered([]) is None
     assert read_batches([data])[0].num_rows == 2
+
+
+def test_a_stream_that_decodes_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actors.plan.ipc_bounds.DECODED_BYTES_MAX", 1 << 20)
+    once = pa.DictionaryArray.from_arrays(pa.array([0] * 500, pa.int8()), ["x" * 4096])
+    with pytest.raises(MalformedFrame, match="decode to"):
+        read_batches([stream_of(pa.table({"a": once}))])
+    sink = pa.BufferOutputStream()
+    zeros = pa.table({"a": pa.array([0] * (1 << 18), pa.int64())})
+    with pa.ipc.new_stream(
+        sink, zeros.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")
+    ) as writer:
+        writer.write_table(zeros)
+    with pytest.raises(MalformedFrame, match="decompresses"):
+        read_batches([sink.getvalue().to_pybytes()])
+    assert read_batches([stream_of(zeros.slice(0, 9))])[0].num_rows == 9

@@ -23,6 +23,7 @@ from actors.controller.roles.revocation import (
     revoked,
 )
 from actors.controller.state import NoContentsYet
+from actors.pgwire.scram import make_verifier
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.plan.updates import to_ipc
 from actors.protocol.api import (
@@ -42,6 +43,8 @@ ROLES = RoleRegistry().create("boss", login=True).create("app", login=True)
 READER = ROLES.grant(("app",), (READ,), ("u1",))
 SCHEMA = TableSchema((TableColumn("id", "bigint"),))
 T, U = (CatalogObject(id=id_, name=id_, kind="table", schema=SCHEMA) for id_ in ("u1", "u2"))
+
+VERIFIER = make_verifier("pencil", bytes(16)).text()
 
 
 def same(session: str, role: str | None) -> str | None:
@@ -249,7 +252,7 @@ async def test_the_first_role_keeps_what_it_has_begun(tmp_path: Path) -> None:
     async with with_row(tmp_path) as (world, time):
         rights = RightsWorld(world)
         await rights.submit(UNPROVEN, ReadObject, "t", as_of=time + 10_000)
-        number = await rights.submit(UNPROVEN, CreateRole, "boss", True)
+        number = await rights.submit(UNPROVEN, CreateRole, "boss", True, VERIFIER)
         answer = await world.answer()
         assert isinstance(answer, RequestDone), answer
         assert answer.request == number

@@ -35,7 +35,7 @@ from dataflow_stage import (  # type: ignore[import-not-found]
     surroundings,
 )
 
-from actors.errors import EngineLost, JobTooLarge, LeaseLost
+from actors.errors import EngineError, EngineLost, JobTooLarge, LeaseLost
 from actors.plan.jobs import CancelJob, JobProgress
 from actors.plan.jobs import RunStep as StepJob
 from actors.plan.schema import DIFF, ERROR, TIME
@@ -270,6 +270,33 @@ async def test_an_indefinite_error_is_retried_and_shown(house: Flow) -> None:
     status = await house.status("stalled")
     assert "the JVM died" in status.text
     await house.reported(8)
+    assert (10, 1) in await output(house, 7)
+
+
+async def test_the_same_failure_three_times_is_the_views_error_until_a_step_succeeds(
+    house: Flow,
+) -> None:
+    house.failures = [
+        *(EngineError(f"task {number} has no memory at 0x{number}fe1") for number in range(3)),
+        EngineError("task 4 has no memory at 0xa"),  # of the view computed whole
+    ]
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    status = await house.status("stalled")
+    assert "task 0 has no memory" in status.text
+    await house.reported(8)
+    status = await house.status("errored")
+    assert status.text == "task 4 has no memory at 0xa"
+    assert (status.text, 1) in await output(house, 7)
+    await house.shards.write("numbers", 9, table(NUMBERS, (6, 8, 1)))
+    await house.reported(9)
+    assert await output(house, 8) == sorted(((2 * n, 1) for n in (1, 2, 5, 6)), key=repr)
+
+
+async def test_what_was_lost_is_waited_for_however_often_it_fails(house: Flow) -> None:
+    house.failures = [EngineLost("the JVM died") for _ in range(9)]
+    await house.shards.write("numbers", 8, table(NUMBERS, (5, 7, 1)))
+    await house.reported(8)
+    assert house.failures == []
     assert (10, 1) in await output(house, 7)
 
 

@@ -37,6 +37,17 @@ def test_no_estimate_is_negative(measures: list[tuple[int, float]]) -> None:
         assert estimate >= -1e-6
 
 
+@given(st.lists(st.integers(0, 20), min_size=1), st.integers(0, 20))
+def test_a_size_within_the_measured_ones_is_known(sizes: list[int], rows: int) -> None:
+    """The steps of a view that follows the clock may have no rows at all, all of them."""
+    line = CostLine()
+    for each in sizes:
+        line.measured(each, 4.0)
+    least = line.least(rows)
+    assert (least is None) >= (min(sizes) <= rows <= max(sizes))
+    assert least is None or least >= 0
+
+
 def taught(policy: str) -> StepChooser:
     """A step costs 40 ms and 10 µs a row, a recomputation of 1M rows 300 ms."""
     chooser = StepChooser(policy)

@@ -54,7 +54,8 @@ def one(queries: CatalogQueries, text: str, *parameters: object) -> object:
         "SHOW server_version",
         "show transaction isolation level;",
         "SELECT pg_no_such_function()",
-        "SELECT * FROM pg_no_such_table",
+        "SELECT * FROM pg_no_such_table JOIN pg_type ON true",
+        "SELECT * FROM pg_catalog.pg_no_such_table",
     ],
 )
 def test_what_is_a_catalog_query(queries: CatalogQueries, text: str) -> None:
@@ -84,9 +85,10 @@ def test_what_is_none(queries: CatalogQueries, text: str) -> None:
 
 def test_an_object_of_ours_may_be_named_like_one_of_postgresql() -> None:
     queries = CatalogQueries()
-    assert queries.is_catalog_query("SELECT * FROM pg_rents")
-    queries.apply_snapshot(PgCatalogSnapshot(1, (CatalogObjectRow("u1", "pg_rents", "table"),)))
+    # Whether the session has seen it or not: what the catalog does not have is nobody's else.
     assert not queries.is_catalog_query("SELECT * FROM pg_rents")
+    assert not queries.is_catalog_query("SELECT pg_typeof(a) FROM pg_rents")
+    assert queries.is_catalog_query("SELECT * FROM pg_class")
 
 
 @pytest.mark.parametrize(
@@ -223,7 +225,7 @@ def test_settings(queries: CatalogQueries) -> None:
     shown = queries.answer_catalog_query("SHOW application_name", (), session)
     assert (shown.columns[0].name, shown.rows) == ("application_name", [("test",)])
     changed = queries.answer_catalog_query("SELECT set_config('jit', 'off', false)", (), session)
-    assert (changed.rows, changed.settings) == ([("off",)], (("jit", "off"),))
+    assert (changed.rows, changed.settings) == ([("off",)], (("jit", "off", False),))
     listed = queries.answer_catalog_query(
         "SELECT setting FROM pg_settings WHERE name = 'application_name'", (), session
     )

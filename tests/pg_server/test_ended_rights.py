@@ -466,8 +466,6 @@ async def test_set_role_is_refused_as_postgresql_refuses_it(tmp_path: Path) -> N
         kind = psycopg.errors.InvalidParameterValue
         assert 'role "nobody" does not exist' in await failed(app, "SET ROLE nobody", kind)
         assert await who(app) == ("app", "app", "none")
-        with pytest.raises(psycopg.errors.FeatureNotSupported):
-            await app.execute("SELECT set_config('role', 'app', true)")
         with pytest.raises(psycopg.OperationalError, match="permission denied to set role"):
             await psycopg.AsyncConnection.connect(
                 dsn_of(world.service, "app"), password="a", options="-c role=boss"
@@ -494,6 +492,9 @@ async def test_a_transaction_takes_its_role_with_it(tmp_path: Path) -> None:
         assert await after("BEGIN", "SET ROLE app", "COMMIT") == "app"
         assert await after("BEGIN", "SET LOCAL ROLE app", "COMMIT") == "boss"
         assert await after("BEGIN", "SET LOCAL ROLE app", "ROLLBACK") == "boss"
+        local = "SELECT set_config('role', 'app', true)"
+        assert await after("BEGIN", local, "SAVEPOINT s", "RELEASE s") == "app"
+        assert await after("COMMIT") == "boss"
         assert await after("SET ROLE app", "BEGIN", "RESET ROLE", "ROLLBACK") == "app"
         assert (
             await after("BEGIN", "SAVEPOINT s", "SET ROLE app", "ROLLBACK TO s", "COMMIT") == "boss"

@@ -274,3 +274,16 @@ async def test_a_session_is_told_when_it_has_written(tmp_path: Path) -> None:
             await db.execute("SET penstock.written_at = '5'")
         await db.execute("RESET ALL")
         assert await rows(db, "SHOW penstock.written_at") == [(str(times[1]),)]
+
+
+async def test_a_drop_lists_what_it_takes_along(tmp_path: Path) -> None:
+    async with pg_table(tmp_path, TABLE) as (_, db):
+        told: list[str] = []
+        db.add_notice_handler(lambda each: told.append(each.message_primary or ""))
+        await db.execute("CREATE VIEW plain AS SELECT id FROM orders")
+        await db.execute("CREATE MATERIALIZED VIEW kept AS SELECT id FROM orders")
+        await db.execute("DROP TABLE orders CASCADE")
+        assert sorted(told) == [
+            "drop cascades to materialized view kept",
+            "drop cascades to view plain",
+        ]

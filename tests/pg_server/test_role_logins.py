@@ -234,3 +234,26 @@ async def test_no_log_holds_a_secret(
             data = path.read_bytes()
             assert secret.encode() not in data
             assert token.encode() not in data
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE USER app",
+        "CREATE ROLE app LOGIN PASSWORD NULL",
+        "CREATE ROLE app; ALTER ROLE app LOGIN",
+    ],
+)
+async def test_nobody_is_locked_out(tmp_path: Path, text: str) -> None:
+    async with pg_service(tmp_path) as service:
+        async with await as_role(service, "tester") as db:
+            with pytest.raises(psycopg.errors.InvalidParameterValue, match="nobody could log in"):
+                await db.execute(text.encode())
+        async with await as_role(service, "tester") as db:
+            await db.execute(BOSS)
+            await db.execute("CREATE USER second")
+            for lock in ("ALTER ROLE boss PASSWORD NULL", "DROP ROLE boss"):
+                with pytest.raises(psycopg.errors.InvalidParameterValue, match="nobody could"):
+                    await db.execute(lock.encode())
+        async with await as_role(service, "boss", PASSWORD) as db:
+            await db.execute("DROP ROLE second")

@@ -68,7 +68,7 @@ async def by_portal(wire: RevokingWire) -> None:
 
 
 async def by_copy(wire: RevokingWire) -> None:
-    session: Any = SimpleNamespace(context=None)
+    session: Any = SimpleNamespace(context=None, begin_statement=lambda _: None)
     statement: Any = parse_statement("COPY t TO STDOUT", SqlDialect.POSTGRES)
     await copy_to_client(wire, session, statement, "UTC")  # type: ignore[arg-type]
 

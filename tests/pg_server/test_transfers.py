@@ -7,7 +7,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from pg_house import connected, pg_service  # type: ignore[import-not-found]
+from pg_house import connected, pg_service, pg_table  # type: ignore[import-not-found]
 
 
 async def test_a_transfer_needs_no_engine(tmp_path: Path) -> None:
@@ -39,3 +39,18 @@ async def test_a_transfer_needs_no_engine(tmp_path: Path) -> None:
         with pytest.raises(psycopg.errors.Error):
             await db.execute("UPDATE accounts SET n = n + 2147483647 WHERE id = 1")
         assert await (await db.execute(read, (1,))).fetchone() == (14, Decimal("7.00"))
+
+
+async def test_a_header_that_must_match_is_checked(tmp_path: Path) -> None:
+    async with pg_table(tmp_path, "CREATE TABLE named (a BIGINT, b STRING)") as (_, db):
+        into = "COPY named FROM STDIN (FORMAT csv, HEADER MATCH)"
+        with pytest.raises(psycopg.errors.BadCopyFileFormat, match='got "b", expected "a"'):
+            async with db.cursor().copy(into) as copy:
+                await copy.write(b"b,a\n1,x\n")
+        async with db.cursor().copy(into) as copy:
+            await copy.write(b"a,b\n1,x\n\\.\n")
+        cursor = await db.execute("SELECT * FROM named")
+        assert await cursor.fetchall() == [(1, "x")]
+        with pytest.raises(psycopg.errors.InvalidParameterValue, match="HEADER MATCH"):
+            async with db.cursor().copy("COPY named TO STDOUT (FORMAT csv, HEADER MATCH)") as copy:
+                await copy.read()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import psycopg
 import pyarrow as pa
 import pytest
 from pg_columns import EDGES, copy_bodies, same, table  # type: ignore[import-not-found]
 
-from actors.pgwire.copy_options import row_format
+from actors.pgwire.copy_options import RowFormat, row_format
 from actors.pgwire.row_decoding import copy_decoder
 from actors.pgwire.row_encoding import CopyEncoder
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.schema import TableColumn, TableSchema
 from actors.testing.postgres_server import PostgresServer
 
@@ -123,3 +127,69 @@ def test_odd_texts_mean_the_same(wire: psycopg.Connection) -> None:
     (batch,) = [*decoder.feed(b"".join(ODD_ROWS)), *decoder.finish()]
     theirs = wire.execute("SELECT * FROM odd").fetchall()
     assert [tuple(row.values()) for row in batch.to_pylist()] == theirs
+
+
+PIECES = ["\\.", "\\.", "\n", "\n", "\n", ",", ",", "a", '"', "\\", "\t", "\\N", "'", ";", '"\\."']
+FORMATS = {
+    "text": row_format("text"),
+    "csv": row_format("csv"),
+    "csv, HEADER": row_format("csv", header=True),
+    "csv, HEADER MATCH": msgspec.structs.replace(row_format("csv", header=True), header_match=True),
+    "text, HEADER MATCH": msgspec.structs.replace(row_format(header=True), header_match=True),
+    "csv, DELIMITER ';', QUOTE '''', ESCAPE E'\\\\'": row_format(
+        "csv", delimiter=";", quote="'", escape="\\"
+    ),
+}
+
+
+def draw_body(draw: random.Random, header: str) -> bytes:
+    """A stream of one or two columns, among whose characters are marks of its end."""
+    head = draw.choice(["", "", "x\n", "x,y\n", "x\ty\n", '"x","y"\n', "y,x\n"])
+    body = header + head + "".join(draw.choice(PIECES) for _ in range(draw.randrange(1, 9)))
+    # As scripts have it: PostgreSQL wants an end of line behind the mark.
+    body = body + "\n" if draw.random() < 0.8 or body.endswith(("\\.", "\\")) else body
+    return body.replace("\n", draw.choice(["\n", "\n", "\r\n"])).encode()
+
+
+def theirs(wire: psycopg.Connection, body: bytes, form: str) -> list[tuple[Any, ...]] | str:
+    """The rows that PostgreSQL reads, or the SQLSTATE of its error."""
+    try:
+        wire.execute("TRUNCATE marks")
+        with wire.cursor().copy(f"COPY marks FROM STDIN (FORMAT {form})") as copy:
+            copy.write(body)
+    except psycopg.Error as error:
+        return str(error.sqlstate)
+    return wire.execute("SELECT * FROM marks").fetchall()
+
+
+def ours(schema: TableSchema, body: bytes, form: RowFormat, size: int) -> Any:
+    """The rows that we read, or the SQLSTATE of our error."""
+    decoder = copy_decoder(schema, form, batch_bytes=size, row_bytes_max=1000)
+    try:
+        batches = [*decoder.feed(body), *decoder.finish()]
+    except InvalidClientData as error:
+        return error.sqlstate
+    return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("columns", [1, 2])
+def test_streams_end_where_postgresql_ends_them(wire: psycopg.Connection, columns: int) -> None:
+    names = ["x", "y"][:columns]
+    wire.execute("DROP TABLE IF EXISTS marks")
+    wire.execute(f"CREATE TABLE marks ({', '.join(f'{name} text' for name in names)})")
+    schema = TableSchema(tuple(TableColumn(name, "string") for name in names))
+    draw = random.Random(columns)
+    ended = 0
+    for _ in range(800):
+        text, form = draw.choice(list(FORMATS.items()))
+        # A header that is no line of names is passed over by PostgreSQL, and refused here.
+        body = draw_body(draw, "x\n" if text.endswith("HEADER") else "")
+        # Not the same: a carriage return that is escaped at the end of a line, and a stream that
+        # ends before the header that must match.
+        if b"\\\r" in body or ("MATCH" in text and body.startswith(b"\\.")):
+            continue
+        wanted = theirs(wire, body, text)
+        for size in (1, 1000):
+            assert ours(schema, body, form, size) == wanted, (text, body, size)
+        ended += isinstance(wanted, list) and b"\\." in body
+    assert ended > 15

@@ -235,3 +235,25 @@ def test_the_edges_have_literals() -> None:
         literals = [spark_literal(value, pg_type_of_spark(kind).oid) for value in values]
         assert len(set(literals)) == len(values), literals
         assert not any(literal.startswith("CAST(NULL") for literal in literals)
+
+
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        [(b"{" + b"1," * 50 + b"1}", 0)],
+        [(struct.pack("!iiIii", 1, 1, 23, 51, 1) + b"\xff" * 204, 1)],
+        [(b"{" + b"1," * 30 + b"1}", 0)] * 2,
+    ],
+    ids=["text", "binary", "together"],
+)
+def test_elements_of_arrays_are_bounded(
+    arrays: list[tuple[bytes, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies, formats = zip(*arrays, strict=True)
+    bind = BindPortal("", "", formats, bodies, ())
+    oids = [1007] * len(bodies)
+    assert len(parse_parameters(bind, oids)) == len(bodies)
+    monkeypatch.setattr("actors.pgwire.value_parsing.ARRAY_ELEMENTS_MAX", 50)
+    with pytest.raises(InvalidClientData, match="at most 50 elements") as caught:
+        parse_parameters(bind, oids)
+    assert caught.value.sqlstate == "54000"

@@ -35,10 +35,29 @@ def test_states_of_errors() -> None:
     # It may have happened: a client must not simply do it again.
     assert sqlstate_of(StorageError("x", determinate=False)) == "40003"
 
+    assert sqlstate_of(errors.NullNotAllowed("x")) == "23502"
+    assert sqlstate_of(errors.ValueOutOfRange("x")) == "22003"
+    assert sqlstate_of(errors.ValueTooLong("x")) == "22001"
+
     class OwnKind(UnknownObject):
         """An error of another room."""
 
     assert sqlstate_of(OwnKind("x")) == "42P01"
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        ("[AMBIGUOUS_REFERENCE] Reference `id` is ambiguous. SQLSTATE: 42704", "42702"),
+        ('[CAST_INVALID_INPUT] cannot be cast to "INT" because. SQLSTATE: 22018', "22P02"),
+        ('[CAST_INVALID_INPUT] cannot be cast to "DATE" because. SQLSTATE: 22018', "22007"),
+        ("[DIVIDE_BY_ZERO] Division by zero. SQLSTATE: 22012", "22012"),
+        ("[UNRESOLVED_COLUMN.WITHOUT_SUGGESTION] x. SQLSTATE: 42703", "42703"),
+    ],
+)
+def test_states_that_postgresql_does_not_know_are_its_own(text: str, state: str) -> None:
+    assert sqlstate_of(QueryRejected(text)) == state
+    assert sqlstate_of(errors.DefiniteError(text)) == state
 
 
 def test_states_and_places_of_spark() -> None:

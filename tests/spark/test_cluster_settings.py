@@ -72,6 +72,15 @@ def test_defaults_are_above_ours_and_below_what_is_needed(tmp_path: Path) -> Non
     assert spark_conf(Settings(), tmp_path).get("spark.plugins") is None
 
 
+def test_no_xml_opens_an_address_on_executors_either(tmp_path: Path) -> None:
+    name = "spark.executor.extraJavaOptions"
+    assert name not in spark_conf(Settings(), tmp_path)
+    far = Settings(spark_master="spark://10.0.0.1:7077", spark_conf={name: "-Dtheirs=1"})
+    options = spark_conf(far, tmp_path)[name].split()
+    assert options[-1] == "-Dtheirs=1"
+    assert "-Djavax.xml.accessExternalDTD=" in options
+
+
 def test_spark_replaces_nothing_in_texts_whoever_asks_for_it(tmp_path: Path) -> None:
     name, value = PLAIN_TEXTS
     for given in ({}, {name: "true"}):

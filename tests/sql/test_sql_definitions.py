@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from sql_shown import POSTGRES, SPARK, parsed  # type: ignore[import-not-found]
 
+from actors.errors import SqlSyntaxError
 from actors.plan.schema import TableColumn, TableSchema
 from actors.sql.grammar import parse_statement
 from actors.sql.statements import (
@@ -119,8 +120,6 @@ POSTGRES_TYPES = [
     ("numeric(5,2)", "decimal(5,2)"),
     ("decimal(5)", "decimal(5)"),
     ("bytea", "binary"),
-    ("jsonb", "string"),
-    ("uuid", "string"),
     ("int4[]", "array<int>"),
     ("text[3][]", "array<array<string>>"),
     ("int4 array", "array<int>"),
@@ -135,6 +134,14 @@ def test_types_of_postgres(written: str, wanted: str) -> None:
     assert isinstance(found, CreateTableStatement)
     assert found.columns[0].type == wanted
     assert found.columns[0].not_null
+
+
+@pytest.mark.parametrize("kind", ["uuid", "json", "jsonb", "uuid[]", "pg_catalog.json", '"uuid"'])
+def test_types_whose_texts_nobody_would_check_are_refused(kind: str) -> None:
+    with pytest.raises(SqlSyntaxError, match=r"a column of type (uuid|jsonb?) is not supported"):
+        parse_statement(f"CREATE TABLE t (a {kind})", POSTGRES)
+    with pytest.raises(SqlSyntaxError, match="an argument of type"):
+        parse_statement(f"PREPARE p (int, {kind}) AS SELECT $2", POSTGRES)
 
 
 def test_names_of_postgres_are_in_lower_case_unless_quoted() -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from actors.errors import SqlSyntaxError
 from actors.sql.dialects import to_spark
 from actors.sql.tokens import SqlDialect, lex_sql, name_value, text_value
+from actors.sql.type_names import WrittenType
 
 POSTGRES = SqlDialect.POSTGRES
 
@@ -24,7 +25,7 @@ CASES: list[tuple[str, str]] = [
     ("SELECT $$it's \\ $$", r"SELECT 'it\'s \\ '"),
     ("SELECT $q$$$$q$", "SELECT '$$'"),
     ("SELECT 'a'$$b$$", "SELECT 'a' 'b'"),
-    ("SELECT a::int8, b::text::varchar(3)", "SELECT a::bigint, b::string::varchar(3)"),
+    ("SELECT a::int8, b::text::varchar(3)", "SELECT a::bigint, left(b::string::string, 3)"),
     ("SELECT '1'::double precision + 1", "SELECT '1'::double + 1"),
     ("SELECT a::numeric(10, 2), b::numeric", "SELECT a::decimal(10,2), b::decimal(38,18)"),
     ("SELECT a::timestamp(3) with time zone", "SELECT a::timestamp"),
@@ -33,7 +34,7 @@ CASES: list[tuple[str, str]] = [
     ("SELECT a::pg_catalog.int4", "SELECT a::int"),
     ('SELECT a::"pg_catalog"."int4"', "SELECT a::int"),
     ("SELECT a::DATE, b::regclass", "SELECT a::DATE, b::regclass"),
-    ("SELECT a::bytea::interval", "SELECT a::binary::interval"),
+    ("SELECT a::float8::interval", "SELECT a::double::interval"),
     ("SELECT CAST(a AS int8)", "SELECT CAST(a AS bigint)"),
     (
         "SELECT CAST(CAST(a AS text) || (SELECT b AS text) AS float8)",
@@ -63,13 +64,75 @@ def test_rewriting(text: str, wanted: str) -> None:
     assert to_spark(text).text == wanted
 
 
+CUTS: list[tuple[str, str]] = [
+    ("a::varchar(3)", "left(a::string, 3)"),
+    ("1 + t.a::char(3)", "1 + rpad(t.a::string, 3, ' ')"),
+    ("a::varchar(3)::varchar(2)", "left(left(a::string, 3)::string, 2)"),
+    ("-f(a, (b))::character varying(9)", "-left(f(a, (b))::string, 9)"),
+    ("CASE WHEN a THEN (b)::varchar(3) END", "CASE WHEN a THEN left((b)::string, 3) END"),
+    ("x IN (1)::varchar(2)", "x IN left((1)::string, 2)"),
+    ("a[1]::varchar(3), 5", "left(a[1]::string, 3), 5"),
+    ("CAST(a || 'x' AS varchar(3))", "left(CAST(a || 'x' AS string), 3)"),
+    ("CAST(CAST(a AS char) AS text)", "CAST(rpad(CAST(a AS string), 1, ' ') AS string)"),
+    ("CAST(a AS varchar(3))::varchar(2)", "left(left(CAST(a AS string), 3)::string, 2)"),
+    ("DATE '2024-01-01'::varchar(4)", "left(DATE '2024-01-01'::string, 4)"),
+    ("a::varchar", "a::string"),
+    ("'\\xde'::text", "'\\\\xde'::string"),
+    ("NULL::bytea", "NULL::binary"),
+    ("CAST(NULL AS uuid)", "CAST(NULL AS string)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), CUTS)
+def test_casts_cut_and_fill_as_postgresql_does(text: str, wanted: str) -> None:
+    assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
+
+
+ARRAYS: list[tuple[str, str]] = [
+    ("ARRAY[1, a[2]], 3", "array(1, a[2]), 3"),
+    ("array [ARRAY['b']]::text[][]", "array(array('b'))::array<array<string>>"),
+    ("1 = ANY(a) AND b", "1 IN (SELECT explode(coalesce(a, array(NULL)))) AND b"),
+    ("(b)<>all (ARRAY[1])", "(b)NOT IN (SELECT explode(coalesce(array(1), array(NULL))))"),
+    ("1 = ANY (SELECT 2), a = some",) * 2,
+    ("penstock.public.t.a, \"penstock\".\"public\".t", "t.a, t"),
+    ("penstock.objects.a, penstock.public, a.penstock.public.t",) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), ARRAYS)
+def test_arrays_and_qualified_names_are_written_as_sparks(text: str, wanted: str) -> None:
+    assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
+
+
+TYPED: list[tuple[str, list[str], str]] = [
+    ("'a'::bytea", [], "<bytea a>"),
+    ("bytea 'a' || 'b'", [], "<bytea a> || 'b'"),
+    ("CAST('it''s' AS uuid), 1", [], "<uuid it's>, 1"),
+    ("$1::jsonb", ["'a'"], "<jsonb a>"),
+    ("CAST($1 AS json)", ["'it\\'s'"], "<json it's>"),
+    ("$1::bytea", ["X'00'"], "(X'00')"),
+    ("E'\\\\x00'::bytea", [], "<bytea \\x00>"),
+    ("'5'::int4", [], "'5'::int"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parameters", "wanted"), TYPED)
+def test_texts_are_read_as_the_type_they_are_cast_to(
+    text: str, parameters: list[str], wanted: str
+) -> None:
+    def read(value: str, kind: WrittenType) -> str:
+        return f"<{kind.name} {value}>" if kind.checked else ""
+
+    assert to_spark(f"SELECT {text}", parameters, read_typed=read).text == f"SELECT {wanted}"
+
+
 PARAMETERS: list[tuple[str, list[str], str]] = [
     ("SELECT $1", ["5"], "SELECT 5"),
     ("SELECT $2, $1, $2", ["5", "'x'"], "SELECT 'x', 5, 'x'"),
     ("SELECT 1 -$1", ["-5"], "SELECT 1 -(-5)"),
     ("SELECT $1::int8", ["CAST('1' AS bigint)"], "SELECT (CAST('1' AS bigint))::bigint"),
     ("SELECT $1::int8 + $2::int2, $3::int4", ["7S", "(-5L)", "7L"], "SELECT 7L + (-5S), 7"),
-    ("SELECT $1::text, $2::varchar(3)", ["'a'", "'b'"], "SELECT 'a', 'b'::varchar(3)"),
+    ("SELECT $1::text, $2::varchar(3)", ["'a'", "'b'"], "SELECT 'a', left('b'::string, 3)"),
     ("SELECT $1::int2::text, $2::int4", ["7L", "'7'"], "SELECT 7S::string, '7'::int"),
     ("SELECT $1::date", ["DATE '2024-01-01'"], "SELECT (DATE '2024-01-01')"),
     ("SELECT $1::smallint", ["70000"], "SELECT 70000::smallint"),
@@ -96,6 +159,13 @@ ERRORS: list[tuple[str, str]] = [
     ("SELECT a::¦5", "expected a type, found '5'"),
     ("SELECT CAST(a AS ¦5)", "expected a type, found '5'"),
     ("SELECT ¦(a", "'(' is not closed"),
+    ("SELECT a::¦bytea", "an expression is not cast to bytea"),
+    ("SELECT CAST(a AS ¦uuid)", "an expression is not cast to uuid"),
+    ("SELECT 'a'::text::¦json", "an expression is not cast to json"),
+    ("SELECT a::¦varchar(3)[]", "an expression is not cast to array<varchar(3)>"),
+    ("SELECT sum(a) OVER (b)::¦varchar(3)", "this cast's operand is not known"),
+    ("SELECT CASE a END::¦char(3)", "this cast's operand is not known"),
+    (r"SELECT a = ¦'\xde'", r"the type of '\xde' is not known here"),
 ]  # fmt: skip
 
 

@@ -192,6 +192,8 @@ ERRORS: list[tuple[SqlDialect, str, str]] = [
     (SPARK, "CREATE ROLE r ¦SUPERUSER", "expected LOGIN, NOLOGIN or PASSWORD, found 'SUPERUSER'"),
     (SPARK, "CREATE ROLE r PASSWORD ¦x", "expected a password in single quotes, or NULL"),
     (SPARK, "CREATE ROLE r LOGIN ¦NOLOGIN", "LOGIN is given twice"),
+    (SPARK, "ALTER ROLE r ¦SET search_path = x", "a role has no settings of its own"),
+    (POSTGRES, "ALTER ROLE r ¦IN DATABASE d RESET ALL", "a role has no settings of its own"),
     (SPARK, "ALTER ROLE r¦", "expected LOGIN, NOLOGIN or PASSWORD, found the end"),
     (SPARK, "GRANT ¦other_role TO r", "expected READ, WRITE, CREATE, ADMIN, CONNECT,"),
     (SPARK, "GRANT execute ¦ON t TO r", "expected CODE, found 'ON'"),

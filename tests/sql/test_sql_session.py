@@ -62,7 +62,7 @@ POSTGRES_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("SET search_path TO a, \"B\", 'c'", variable("search_path", "a", "B", "c")),
     ("SET x TO DEFAULT", {"is": "SetVariable", "name": "x"}),
     ("SET TIME ZONE 'UTC'", variable("timezone", "UTC")),
-    ("SET TIME ZONE LOCAL", variable("timezone", "local")),
+    ("SET TIME ZONE LOCAL", {"is": "SetVariable", "name": "timezone"}),
     (
         "SET TIME ZONE INTERVAL '-08:00' HOUR TO MINUTE",
         variable("timezone", "INTERVAL '-08:00' HOUR TO MINUTE"),
@@ -139,7 +139,7 @@ SPARK_FORMS: list[tuple[str, dict[str, Any]]] = [
     ("SET spark.my-key = 'it\\'s'", variable("spark.my-key", "it's")),
     ("SET `a b` = 1", variable("a b", "1")),
     ("SET TIME ZONE 'UTC'", variable("timezone", "UTC")),
-    ("SET TIME ZONE LOCAL", variable("timezone", "LOCAL")),
+    ("SET TIME ZONE LOCAL", {"is": "SetVariable", "name": "timezone"}),
     ("SET", {"is": "ShowSetting", "name": "all"}),
     ("SET -v", {"is": "ShowSetting", "name": "all"}),
     ("SET spark.sql.x", {"is": "ShowSetting", "name": "spark.sql.x"}),

@@ -58,7 +58,7 @@ def doors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TwoDoors]:
 
 def value_of(doors: TwoDoors, number: int, kind: str, text: str, own: str) -> Any:
     """The value of a default in a new row, or the refusal's name; `own`: a format of Spark's."""
-    sql, name = doors.spark.sql, f"{'own' if own else 'ours'}{number}"
+    sql, name = doors.spark.sql, f"{'own.own' if own else 'ours'}{number}"
     try:
         sql(f"CREATE TABLE {name} (id INT, c {kind} DEFAULT {text}) {own}")
         sql(f"INSERT INTO {name} (id) VALUES (1)")
@@ -73,6 +73,7 @@ def value_of(doors: TwoDoors, number: int, kind: str, text: str, own: str) -> An
 def test_spark_thinks_the_same_of_expressions(
     doors: TwoDoors, pairs: list[tuple[str, str]]
 ) -> None:
+    doors.spark.sql("CREATE DATABASE IF NOT EXISTS own")
     for number, (kind, text) in enumerate(pairs):
         # A format makes it a table of Spark's own.
         own = value_of(doors, number, kind, text, "USING parquet")

@@ -162,7 +162,7 @@ def test_everything_else_is_a_query(statement: str) -> None:
 
 def test_what_the_transaction_has_changed_is_read_by_spark() -> None:
     found, _ = context()
-    found.transaction = transaction = OpenTransaction()
+    found.transaction = transaction = OpenTransaction(found.variables.state())
     parsed = parse_statement(text("(1, 'a')"), SqlDialect.POSTGRES)
     assert isinstance(parsed, MergeStatement)
     assert read_keyed_merge(found, SCHEMA, "t", parsed, []) is not None

@@ -57,7 +57,7 @@ class FaultyClient:
         yield pa.RecordBatch.from_pylist([], schema=SCHEMA.arrow())
         self._fail(sql)
 
-    async def describe_query(self, sql: str) -> TableSchema:
+    async def describe_query(self, sql: str, **_: Any) -> TableSchema:
         self._fail(sql)
         return SCHEMA
 

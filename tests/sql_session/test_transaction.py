@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from actors.errors import InvalidUsage, TypeMismatch
 from actors.plan.schema import TableColumn, TableSchema
+from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.transaction import (
     OVERLAY_ROWS_MAX,
     OpenTransaction,
@@ -27,6 +28,9 @@ def rows(*pairs: tuple[int, str]) -> pa.Table:
     return pa.Table.from_pylist([{"k": k, "v": v} for k, v in pairs], BAG.arrow())
 
 
+STATE = SessionVariables("me").state()
+
+
 def bag(table: pa.Table | None) -> Counter[tuple[int, str]]:
     found = [] if table is None else table.to_pylist()
     return Counter((row["k"], row["v"]) for row in found)
@@ -39,7 +43,7 @@ PAIRS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from("ab")), max_size=4
 def test_the_write_is_the_sum_of_all_changes(
     changes: list[tuple[list[tuple[int, str]], list[tuple[int, str]]]],
 ) -> None:
-    transaction, expected = OpenTransaction(), Counter[tuple[int, str]]()
+    transaction, expected = OpenTransaction(STATE), Counter[tuple[int, str]]()
     for gone, come in changes:
         transaction.add("t", BAG, PendingChange(rows(*gone), rows(*come)), MANY)
         expected.update(come)
@@ -51,9 +55,9 @@ def test_the_write_is_the_sum_of_all_changes(
 
 
 def test_a_savepoint_undoes_what_came_after_it() -> None:
-    transaction = OpenTransaction()
+    transaction = OpenTransaction(STATE)
     transaction.add("t", BAG, PendingChange(None, rows((1, "a"))), MANY)
-    transaction.save("s")
+    transaction.save("s", STATE)
     transaction.add("t", BAG, PendingChange(None, rows((2, "a"))), MANY)
     transaction.add("u", BAG, PendingChange(None, rows((3, "a"))), MANY)
     transaction.roll_back_to("s")
@@ -66,24 +70,22 @@ def test_a_savepoint_undoes_what_came_after_it() -> None:
 
 
 def test_reads_see_the_changes_over_the_contents() -> None:
-    transaction = OpenTransaction()
+    transaction = OpenTransaction(STATE)
     assert transaction.overlaid("SELECT * FROM t") == "SELECT * FROM t"
     transaction.add("t", BAG, PendingChange(rows((1, "a")), rows((1, "b"))), MANY)
     text = transaction.overlaid("SELECT v FROM t")
     assert text.endswith("(SELECT v FROM t)")
     assert "EXCEPT ALL" in text
     assert transaction.overlaid("SELECT v FROM other") == "SELECT v FROM other"
-    keyed = OpenTransaction()
+    keyed = OpenTransaction(STATE)
     keyed.add("t", KEYED, PendingChange(rows((1, "a")), None), MANY)
     assert "LEFT ANTI JOIN" in keyed.overlaid("SELECT v FROM t"), "a key names one row"
 
 
 def test_it_is_bounded() -> None:
-    with pytest.raises(InvalidUsage, match="read-only"):
-        OpenTransaction(read_only=True).add("t", BAG, PendingChange(None, rows((1, "a"))), MANY)
     with pytest.raises(InvalidUsage, match="sql_rows_bytes_max"):
-        OpenTransaction().add("t", BAG, PendingChange(None, rows((1, "a"))), 1)
-    large = OpenTransaction()
+        OpenTransaction(STATE).add("t", BAG, PendingChange(None, rows((1, "a"))), 1)
+    large = OpenTransaction(STATE)
     numbers = [(n, "a") for n in range(OVERLAY_ROWS_MAX + 1)]
     large.add("t", BAG, PendingChange(None, rows(*numbers)), MANY)
     with pytest.raises(InvalidUsage, match="cannot read before COMMIT"):

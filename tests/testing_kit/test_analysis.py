@@ -78,3 +78,10 @@ def test_columns_of_using_come_first() -> None:
         ("d", "decimal(10,2)", True),
         ("y", "bigint", True),
     ]
+
+
+@pytest.mark.parametrize("clause", ["LIMIT 1L", "OFFSET (2L)", "limit CAST(NULL AS bigint)"])
+def test_a_number_of_rows_is_an_int(clause: str) -> None:
+    """As on Spark, where a parameter of another type would fail."""
+    with pytest.raises(QueryRejected, match="LIMIT_LIKE"):
+        analyze(f"SELECT a FROM t {clause}", {"t": TableSchema((TableColumn("a", "int"),))})

@@ -25,6 +25,7 @@ from actors.plan.jobs import (
     PreparePlan,
     QueryAnalyzed,
     QueryTranslation,
+    RunStep,
 )
 from actors.plan.schema import DIFF
 from actors.plan.updates import from_ipc, to_ipc
@@ -169,7 +170,7 @@ async def test_views_are_planned_alone(tmp_path: Path) -> None:
     class PlansAlone(InMemoryExecutor):
         async def receive(self, message: Any) -> None:
             job = getattr(message, "job", None)
-            assert not isinstance(job, PreparePlan | ComputeDifference), job
+            assert not isinstance(job, RunStep | ComputeDifference), job
             await super().receive(message)
 
     with anyio.fail_after(100):

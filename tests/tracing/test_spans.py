@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -413,5 +414,15 @@ def test_log_lines_carry_the_ids() -> None:
         assert "\n" not in told
         assert told.startswith("1970-01-01T00:00:00.250Z ERROR penstock.x it failed | Traceback")
         assert told.endswith("ValueError: first | second")
+        with spans.use_context(SAMPLED):
+            found = json.loads(formatter("json").format(record))
+        assert (found["event"], found["level"], found["logger"]) == (
+            "it failed",
+            "error",
+            "penstock.x",
+        )
+        assert found["timestamp"] == "1970-01-01T00:00:00.250Z"
+        assert found["trace_id"] == f"{7:032x}"
+        assert found["exception"].endswith("first\nsecond")
     finally:
         structlog.reset_defaults()

@@ -110,6 +110,19 @@ async def test_variances_are_folded_in_the_order_of_values() -> None:
     assert "stddev_samp(" not in text.split("stratum 0")[1]
 
 
+async def test_a_plan_whose_states_cannot_be_stored_is_recomputed() -> None:
+    text = "column '__a0' has the type interval day, which cannot be stored"
+
+    async def refused(plan: DeltaPlan) -> None:
+        assert plan.strata
+        raise QueryRejected(f"{text}; cast it")
+
+    sql = "select carrier, count(*) as n from flights group by carrier"
+    plan = await compile_view(sql, TABLES, analyze_in_memory, check=refused)
+    reason = f"states that cannot be kept: {text}"
+    assert (plan.mode, plan.reason, plan.strata) == ("opaque", reason, ())
+
+
 OPAQUE = {
     "select id from flights limit 3": "LIMIT",
     "select id from flights except select 1": "EXCEPT",

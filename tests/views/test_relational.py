@@ -6,6 +6,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+import msgspec
 import pytest
 import view_corpus  # type: ignore[import-not-found]
 from hypothesis import HealthCheck, given, settings
@@ -23,6 +24,8 @@ from actors.plan.relational import (
     SemiJoin,
     UnionAll,
     ViewPlan,
+    WindowCall,
+    WindowFunctions,
     columns_of,
 )
 from actors.plan.relational_text import render
@@ -59,7 +62,7 @@ def portable(name: str) -> ViewPlan:
 
 def tree_text(sql: str) -> list[str]:
     """The lines of the tree."""
-    return explain_tree(plan_of(sql)).splitlines()
+    return explain_tree(plan_of(sql), "keyed").splitlines()
 
 
 # What a plan means
@@ -370,6 +373,20 @@ def test_tpch_resolves(name: str) -> None:
 
 
 def test_tpch_q19_joins_by_the_key_of_all_branches() -> None:
-    lines = explain_tree(plan_of(tpch.QUERIES["q19"], tpch.SCHEMAS)).splitlines()
+    lines = explain_tree(plan_of(tpch.QUERIES["q19"], tpch.SCHEMAS), "keyed").splitlines()
     assert lines[2].startswith("    Join i1_p_partkey = i0_l_partkey where (")
     assert "i0_l_shipmode IN ('AIR', 'AIR REG')" in lines[3]
+
+
+@pytest.mark.parametrize("mode", ["incremental", "keyed", "opaque"])
+def test_a_window_is_keyed_unless_its_first_rows_are_kept(mode: str) -> None:
+    scan = plan_of("select k, v from a").root
+    key = columns_of(scan)[0]
+    call = WindowCall("w", "row_number()", "", "int", True)
+    window = WindowFunctions(scan, (key,), (), (call,), tuple((c, "int") for c in columns_of(scan)))
+    plan = msgspec.structs.replace(plan_of("select k from a"), root=window)
+    kept = mode == "incremental"
+    text = (
+        "incremental, with a reserve" if kept else "keyed: touched partitions are computed afresh"
+    )
+    assert explain_tree(plan, mode).splitlines()[0].endswith(f"[{text}]")

@@ -116,6 +116,12 @@ class RoleRegistry(msgspec.Struct, frozen=True):
         """Return whether some role may log in."""
         return any(entry.login for entry in self.roles.values())
 
+    @property
+    def locks_out(self) -> bool:
+        """Return whether roles may log in, and none has a password or a token to prove it by."""
+        logins = [entry for entry in self.roles.values() if entry.login]
+        return bool(logins) and not any(entry.verifier or entry.tokens for entry in logins)
+
     def get(self, name: str) -> RoleEntry | None:
         """Return a role; None if there is none of that name."""
         return self.roles.get(fold(name))

@@ -67,6 +67,16 @@ def is_permitted_setting(name: str) -> bool:
     return name in NAMES or (name.startswith(PREFIXES) and "class" not in name.lower())
 
 
+def is_of_meaning(name: str) -> bool:
+    """Return whether a permitted setting changes what a text means, and not how it is planned.
+
+    >>> is_of_meaning("spark.sql.session.timeZone"), is_of_meaning("spark.sql.shuffle.partitions")
+    (True, False)
+    """
+    planning = name in _PARTITIONS or name.removeprefix("spark.sql.") in _PLANNING.split()
+    return is_permitted_setting(name) and not planning
+
+
 def check_settings(conf: Mapping[str, str], partitions_max: int) -> None:
     """Check the settings of a view or of a user's session.
 

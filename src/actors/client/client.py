@@ -73,6 +73,7 @@ from actors.protocol.api import (
     CLIENT_MAGIC_VERSION,
     COPY_FILE_BYTES,
     PROTOCOL_VERSION,
+    TIME_ZONE,
     ActorReport,
     AlterObject,
     ChangeReplicas,
@@ -292,14 +293,22 @@ class Client(ClientSources, ClientRoles):
         await self._change(request)
 
     async def create_subscribed_view(
-        self, name: str, sql: str, *, refresh_policy: str = "auto", as_of: Time | None = None
+        self,
+        name: str,
+        sql: str,
+        *,
+        time_zone: str = "",
+        refresh_policy: str = "auto",
+        as_of: Time | None = None,
     ) -> None:
         """Create the maintained view of one subscribe, which ends with this client, under a name
-        with the prefix `SUBSCRIBED_PREFIX`. Raises as `create_materialized_view`."""
+        with the prefix `SUBSCRIBED_PREFIX`. `time_zone` is as in `query`. Raises as
+        `create_materialized_view`."""
         request = CreateView(
             self._exchange.number(),
             name,
             sql,
+            conf={TIME_ZONE: time_zone} if time_zone else {},
             refresh_policy=refresh_policy,
             as_of=as_of,
             for_subscribe=True,
@@ -364,10 +373,10 @@ class Client(ClientSources, ClientRoles):
         `ObjectExists`, `InvalidUsage`."""
         await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
 
-    async def drop(self, name: str, *, cascade: bool = False) -> None:
-        """Drop a table, view or index, with `cascade` and all that depends on it, at once. Raises
-        `UnknownObject`, `ObjectInUse`."""
-        await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
+    async def drop(self, name: str, *, cascade: bool = False) -> str:
+        """Drop a table, view or index, with `cascade` and all that depends on it, at once; return a
+        line for each of those. Raises `UnknownObject`, `ObjectInUse`."""
+        return await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
 
     async def status(self) -> StatusReport:
         """Return all objects: frontiers, lag, state and step times."""
@@ -403,10 +412,10 @@ class Client(ClientSources, ClientRoles):
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text
 
-    async def describe_query(self, sql: str) -> TableSchema:
+    async def describe_query(self, sql: str, *, time_zone: str = "") -> TableSchema:
         """Return the columns of a query, which is not run. Raises `QueryRejected`,
         `UnknownObject`."""
-        request = DescribeQuery(self._exchange.number(), sql)
+        request = DescribeQuery(self._exchange.number(), sql, time_zone)
         return (await self._exchange.ask(request, QueryDescribed)).schema
 
     # -- writing -------------------------------------------------------------------------------
@@ -557,6 +566,7 @@ class Client(ClientSources, ClientRoles):
         as_of: Time | None = None,
         deadline_ms: int | None = None,
         latest: bool = False,
+        time_zone: str = "",
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
@@ -567,12 +577,15 @@ class Client(ClientSources, ClientRoles):
         from an index or a shard; everything else is run by Spark, over the contents at the same
         time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
         there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
-        loop to end it sooner. `rights` notes the objects whose rows are read. Raises
-        `QueryRejected`, `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
+        loop to end it sooner. `time_zone` is the session's, as Spark names it (default: the
+        service's). `rights` notes the objects whose rows are read. Raises `QueryRejected`,
+        `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
         `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(
-            self._queried(sql, as_of, deadline_ms, latest=latest, rights=rights)
+            self._queried(
+                sql, as_of, deadline_ms, latest=latest, time_zone=time_zone, rights=rights
+            )
         ) as pieces:
             async for piece in pieces:
                 table = expand(piece)
@@ -588,12 +601,13 @@ class Client(ClientSources, ClientRoles):
         *,
         engine: bool = False,
         latest: bool = False,
+        time_zone: str = "",
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
-            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest)
+            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, time_zone)
             slot = await self._exchange.open(request, make_request_context(opened))
             instead = await self._exchange.read_instead(number, slot)
         if instead is None:
@@ -683,9 +697,9 @@ class Client(ClientSources, ClientRoles):
 
     async def _change(
         self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
-    ) -> None:
+    ) -> str:
         with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
-            await self._done(statement, make_request_context(opened))
+            return await self._done(statement, make_request_context(opened))
 
-    async def _done(self, request: Request, traceparent: str | None = None) -> None:
-        await self._exchange.ask(request, RequestDone, traceparent)
+    async def _done(self, request: Request, traceparent: str | None = None) -> str:
+        return (await self._exchange.ask(request, RequestDone, traceparent)).text

@@ -86,11 +86,12 @@ class ClientSources:
         removes a table."""
         await self._carry_out(AlterSource(self._exchange.number(), name, _tables(add)))
 
-    async def drop_source(self, name: str, *, cascade: bool = False) -> None:
-        """Drop a source with its tables, with `cascade` and all that depends on them. Its external
+    async def drop_source(self, name: str, *, cascade: bool = False) -> str:
+        """Drop a source with its tables, with `cascade` and all that depends on them; return a line
+        for each of those. Its external
         resource (a replication slot) is removed as soon as the external system can be reached;
         until then `sources` lists it as dropped. Raises `UnknownObject`, `ObjectInUse`."""
-        await self._carry_out(DropSource(self._exchange.number(), name, cascade=cascade))
+        return await self._carry_out(DropSource(self._exchange.number(), name, cascade=cascade))
 
     async def forget_source(self, name: str) -> str:
         """Give up the external resources of dropped sources of that name, and return their names.

@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -32,6 +33,7 @@ from actors.commands.console import (
     Certificate,
     Identity,
     Key,
+    LogFormat,
     LogLevel,
     TokenFile,
     parse_settings,
@@ -54,9 +56,12 @@ from actors.commands.inspect import (
 )
 from actors.commands.sql_shell import sql
 from actors.errors import BadSettings, EngineUnavailable, PenstockError
+from actors.kernel.loop_delays import watch_loop
 from actors.memory_ledger import RELEASE_MS, keep_less, release
 from actors.object_store.file_modes import private_umask
 from actors.settings import Settings, load
+from actors.spans import measure
+from actors.telemetry import LOOP_DELAY_SECONDS
 from actors.wal import commands as timelines
 from actors.wal.push_command import push
 from actors.wal.relay_command import relay
@@ -78,6 +83,22 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"penstock {importlib.metadata.version('penstock-views')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Shows the version.", callback=_show_version, is_eager=True),
+    ] = False,
+) -> None:
+    """Keeps Spark SQL views fresh: small Spark jobs over the changes alone."""
 
 
 Role = Annotated[
@@ -155,6 +176,7 @@ def serve(
         typer.Option("--set", help="Any other setting: name=value. May be repeated."),
     ] = None,
     log_level: LogLevel = "info",
+    log_format: LogFormat = "text",
 ) -> None:
     """Runs the service until SIGINT or SIGTERM.
 
@@ -163,7 +185,7 @@ def serve(
     The first line printed is the address; then `ready`, once clients are served. A restart on
     the same state directory goes on where the last one stopped.
     """
-    set_up_logging(log_level, traced=True)
+    set_up_logging(log_level, traced=True, log_format=log_format)
     options = {
         "state_dir": state_dir,
         "listen": listen,
@@ -231,6 +253,7 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
             if metrics is not None:
                 metrics.watch(service.actors)
                 print(f"measures on {page}/metrics", flush=True)
+                group.start_soon(watch_loop, partial(measure, LOOP_DELAY_SECONDS))
             print("ready", flush=True)
             group.start_soon(_release_memory)
             await service.wait_stopped()
@@ -438,7 +461,7 @@ def java(
 @app.command()
 def version() -> None:
     """Shows the version."""
-    print(f"penstock {importlib.metadata.version('penstock-views')}")
+    _show_version(True)
 
 
 def cause_of(error: BaseException) -> BaseException:

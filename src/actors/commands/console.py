@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import re
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
@@ -16,17 +17,19 @@ import anyio
 import msgspec
 import typer
 
-from actors.errors import BadSettings
-from actors.settings import Settings, load
+from actors.errors import BadSettings, nearest_hint
+from actors.settings import MAPPINGS, Settings, load
 
 if TYPE_CHECKING:
     from actors.client.client import Client
 
+log = logging.getLogger("penstock.settings")
 R = TypeVar("R")
 
 LEVELS: Final = ("debug", "info", "warning", "error")
 
 LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+LogFormat = Annotated[str, typer.Option("--log-format", help="text, or json: an object a line.")]
 Connect = Annotated[
     str,
     typer.Option(
@@ -160,9 +163,11 @@ class OneLine(logging.Formatter):
         return " | ".join(line for line in super().format(record).splitlines() if line.strip())
 
 
-def set_up_logging(level: str, *, traced: bool = False) -> None:
-    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids. Raises
-    `BadSettings` for an unknown level."""
+def set_up_logging(level: str, *, traced: bool = False, log_format: str = "text") -> None:
+    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids,
+    as text or as JSON. Raises `BadSettings` for an unknown level or format."""
+    if log_format not in ("text", "json"):
+        raise BadSettings(f"log format {log_format!r}: must be text or json")
     if level.lower() not in LEVELS:
         raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
     handler = logging.StreamHandler(sys.stderr)
@@ -170,12 +175,31 @@ def set_up_logging(level: str, *, traced: bool = False) -> None:
         # Imported only here: structlog takes a while to load.
         from actors.tracing.logs import formatter
 
-        handler.setFormatter(formatter())
+        handler.setFormatter(formatter("json" if log_format == "json" else "text"))
     else:
         handler.setFormatter(OneLine())
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    warn_of_variables(os.environ)
+
+
+_NOT_SETTINGS: Final = re.compile(
+    r"PENSTOCK_(?:SECRET_.*|WAL_TOKEN|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT(?:_.*)?)"
+)
+"""Variables of the environment that are no settings: secrets, and those by which Kubernetes tells
+of a service of this name."""
+
+
+def warn_of_variables(environment: Mapping[str, str]) -> None:
+    """Log each variable ``PENSTOCK_*`` that is no setting, with the nearest that there is."""
+    fields = {each.name for each in msgspec.structs.fields(Settings)} - {*MAPPINGS}
+    known = [f"PENSTOCK_{name.upper()}" for name in sorted(fields)]
+    for name in environment:
+        wrong = name.startswith("PENSTOCK_") and name.upper() not in known
+        if wrong and _NOT_SETTINGS.fullmatch(name) is None:
+            hint = nearest_hint(name, known)
+            log.warning("environment variable %s is no setting, and is ignored%s", name, hint)
 
 
 _SWITCH_SECONDS: Final = 0.0005

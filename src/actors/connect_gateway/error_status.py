@@ -57,12 +57,34 @@ class SparkCondition(PenstockError):
         self.java_class = java_class
 
 
-def operation_missing(operation: str) -> SparkCondition:
-    """Return the error of an operation that is not known: its client begins it again."""
+def operation_abandoned(operation: str) -> SparkCondition:
+    """Return the error of an operation that is over, and is not carried out again."""
     return SparkCondition(
-        "INVALID_HANDLE.OPERATION_NOT_FOUND",
+        "INVALID_HANDLE.OPERATION_ABANDONED",
         "HY000",
-        f"The handle {operation} is invalid. Operation not found.",
+        f"The handle {operation} is invalid. Operation was considered abandoned because of "
+        "inactivity and removed. It may have been carried out, and is not repeated: read what it "
+        "was to change.",
+    )
+
+
+def session_missing(session: str) -> SparkCondition:
+    """Return the error of a session that was never open: its client begins the operation anew."""
+    return SparkCondition(
+        "INVALID_HANDLE.SESSION_NOT_FOUND",
+        "HY000",
+        f"The handle {session} is invalid. Session not found.",
+    )
+
+
+def session_changed(session: str) -> SparkCondition:
+    """Return the error of a session of an earlier server, or of one that is over."""
+    return SparkCondition(
+        "INVALID_HANDLE.SESSION_CHANGED",
+        "HY000",
+        f"The handle {session} is invalid. The existing Spark server driver instance has "
+        "restarted, or the session was ended. What was sent last may have been carried out, and is "
+        "not repeated: create a new session, and read what it was to change.",
     )
 
 

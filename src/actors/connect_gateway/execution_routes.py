@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Collection
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
 import pyarrow as pa
-from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
+from pyspark.sql.connect.proto import relations_pb2
 
 from actors.access.open_sessions import ReadRights
-from actors.connect_gateway.callers import CallerIdentity, caller
+from actors.connect_gateway.callers import caller
 from actors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
 from actors.connect_gateway.change_streams import bind_streams
 from actors.connect_gateway.error_status import unsupported
+from actors.connect_gateway.frame_writes import FrameWrites
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
 from actors.connect_gateway.object_catalog import (
     ObjectDirectory,
@@ -29,6 +30,9 @@ from actors.connect_gateway.own_operations import AnswerStream
 from actors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
 from actors.connect_gateway.plain_reads import DirectRead, direct_read
 from actors.connect_gateway.plan_guard import PlanGuard
+from actors.connect_gateway.plan_options import (
+    check_reads,
+)
 from actors.connect_gateway.plan_rewriting import (
     PlanNames,
     ProtoMessage,
@@ -38,6 +42,12 @@ from actors.connect_gateway.plan_rewriting import (
     relation_of_command,
     statement_of,
     written_text_of,
+)
+from actors.connect_gateway.plan_routes import (
+    ForwardRoute,
+    OwnRoute,
+    nothing,
+    nothing_as_command,
 )
 from actors.connect_gateway.row_messages import (
     RowGatherer,
@@ -54,20 +64,23 @@ from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
     NameParts,
     TemporaryViewText,
+    changed_name_of,
+    created_name_of,
     dropped_view_of,
-    find_text_reads,
     is_query,
     needs_no_rows,
     parse_identifier,
     setting_of,
     temporary_view_of,
 )
+from actors.connect_gateway.statement_arguments import text_with_arguments
 from actors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
-from actors.errors import AccessDenied, InvalidUsage, SqlSyntaxError
+from actors.errors import (
+    AccessDenied,
+    InvalidUsage,
+)
 from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
-from actors.sql.grammar import parse_statement
-from actors.sql.statements import InsertStatement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
 
@@ -75,25 +88,22 @@ VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
 
 
-class OwnRoute(msgspec.Struct, frozen=True):
-    """The gateway answers by itself."""
-
-    answers: Callable[[], AnswerStream]
-
-
-class ForwardRoute(msgspec.Struct, frozen=True):
-    """Spark executes this request."""
-
-    request: ProtoMessage
-    original: ProtoMessage | None = None
-    """Relation that the client gets in place of the one that Spark was given: so it has the names
-    again, which are read at the time of each use."""
-    views: Mapping[str, ProtoMessage] = {}
-    """Relations that must be temporary views while Spark analyses the plan."""
-    names_texts: bool = False
-    """True if texts in the plan come with temporary views of their own."""
-    done: Callable[[], None] | None = None
-    """Called when Spark has executed it."""
+_LOST: Final = {
+    "TABLE": (
+        "CREATE TABLE {name} with a format or a clause of Spark's own: Spark would forget the "
+        "table with its process. Create it as a table of Penstock, by CREATE TABLE {name} "
+        "(columns) or CREATE TABLE {name} AS query; or write files, by their path."
+    ),
+    "VIEW": (
+        "CREATE VIEW {name} over what is not Penstock's: Spark would forget the view with its "
+        "process. Make a temporary view."
+    ),
+    "FUNCTION": (
+        "CREATE FUNCTION {name}: Spark would forget the function with its process. Make it a "
+        "temporary one, in each session."
+    ),
+}
+"""Refusals of what Spark would keep in its process alone."""
 
 
 class PlanRouter:
@@ -118,6 +128,9 @@ class PlanRouter:
         self._guard = guard
         self._execute = execute_statement
         self._pipelines = pipelines
+        self._writes = FrameWrites(
+            settings, directory, client, calls, guard, self._bound, self._check
+        )
 
     async def route(
         self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
@@ -126,14 +139,17 @@ class PlanRouter:
         service. Raises errors of the service, and Spark's."""
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
+        if text is None and not declined:
+            text = self._argued_text(session, request.plan, await self._directory.names())
         if command.WhichOneof("command_type") == "pipeline_command":
-            return OwnRoute(self._pipelines.answers(session, command.pipeline_command))
+            return OwnRoute(self._pipelines.answers(session, command.pipeline_command), True)
         if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
             return self._within_pipeline(request.plan)
         if text is not None:
             if self._execute is not None and not declined and not is_query(text):
-                filled = await self._filled_from_views(operation, text)
-                return filled or OwnRoute(lambda: self._run_statement(text, session.caller))
+                filled = await self._writes.filled_from_views(operation, text)
+                return filled or OwnRoute(lambda: self._run_statement(text, session), True)
+            self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
             if setting is not None:
                 session.note_setting(setting)
@@ -141,13 +157,35 @@ class PlanRouter:
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
             if dropped is not None and session.drop_view(dropped):
-                return OwnRoute(_nothing_as_command)
+                return OwnRoute(nothing_as_command)
             if dropped is not None and is_sparks:
                 return OwnRoute(lambda: self._drop_view(session, dropped))
         names = await self._directory.names()
         if request.plan.WhichOneof("op_type") == "command":
             return await self._command(operation, request, names)
         return await self._relation(operation, request, names)
+
+    def _argued_text(
+        self, session: GatewaySession, plan: ProtoMessage, names: ObjectNames
+    ) -> str | None:
+        """Return the text of a statement that has arguments, with these in it; None for a query,
+        and every other plan."""
+        if plan.command.WhichOneof("command_type") != "sql_command":
+            return None
+        relation = relation_of_command(plan.command.sql_command)
+        written = written_text_of(relation)
+        # Spark binds the arguments of a query.
+        if written is None or is_query(written):
+            return None
+        if relation.WhichOneof("rel_type") == "sql":
+            return text_with_arguments(relation.sql)
+        target = changed_name_of(written)
+        if target is not None and names.key_of(target, session.hidden) is not None:
+            raise unsupported(
+                "A statement of Penstock with DataFrames as arguments: make them temporary views, "
+                "or use df.writeTo(…).append()."
+            )
+        return None
 
     def _within_pipeline(self, plan: ProtoMessage) -> OwnRoute:
         """Return the route of a text in code that defines a pipeline: the relation itself. Raises
@@ -234,6 +272,11 @@ class PlanRouter:
             if session.drop_view(catalog.drop_temp_view.view_name):
                 return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
             return None
+        kind = catalog.WhichOneof("cat_type")
+        if kind in ("create_table", "create_external_table"):
+            parts = parse_identifier(getattr(catalog, kind).table_name)
+            if parts is not None and names.own_name(parts) is not None:
+                raise unsupported(_LOST["TABLE"].format(name=".".join(parts)))
         known = names.with_plain()
         found = answer_catalog(catalog, known, known.resolver(session.hidden))
         if found is None:
@@ -288,9 +331,16 @@ class PlanRouter:
             case "create_dataframe_view":
                 return await self._view(session, request, names)
             case "write_operation" | "write_operation_v2":
-                insert = self._insert_route(operation, request, names)
+                insert = self._writes.route(operation, request, names)
                 if insert is not None:
                     return insert
+            case "write_stream_operation_start" if command.write_stream_operation_start.table_name:
+                parts = parse_identifier(command.write_stream_operation_start.table_name)
+                if parts is not None and names.own_name(parts) is not None:
+                    raise unsupported(
+                        f"A stream into the table {parts[-1]} of Penstock: append its batches, by "
+                        "foreachBatch."
+                    )
             case "write_stream_operation_start" if command.write_stream_operation_start.query_name:
                 return await self._stream(operation, request, names)
         return await self._bound(operation, request, names)
@@ -321,11 +371,15 @@ class PlanRouter:
         written = written_text_of(original)
         return await self._bound(operation, request, names, original=original, text=written)
 
-    async def _run_statement(self, text: str, who: CallerIdentity) -> AnswerStream:
+    async def _run_statement(self, text: str, session: GatewaySession) -> AnswerStream:
         """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
         # Within the operation: a statement may wait long, and its client come back for the answer.
         assert self._execute is not None
-        found = await self._execute(text, who)
+        if session.changed_settings:
+            conf = await self._calls.settings_of(session, session.changed_settings)
+            found = await self._execute(text, session.caller, conf)
+        else:
+            found = await self._execute(text, session.caller)
         if found is None:
             raise StatementDeclined("the text is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])
@@ -350,6 +404,14 @@ class PlanRouter:
         name = started.query_name
         return msgspec.structs.replace(bound, done=lambda: session.note_own_view(name))
 
+    def _refuse_lost(self, session: GatewaySession, text: str, names: ObjectNames) -> None:
+        """Raise `SparkCondition` for a text that would make something in Spark's catalog, whose
+        process forgets it, under a name of the service's own."""
+        made = created_name_of(text)
+        if made is not None and names.own_name(made[1]) is not None:
+            kind, parts = made
+            raise unsupported(_LOST[kind].format(name=".".join(parts)))
+
     # -- temporary views -----------------------------------------------------------------------
 
     async def _view(
@@ -366,14 +428,14 @@ class PlanRouter:
         if made.is_global:
             raise unsupported("A global temporary view over objects of Penstock is not kept.")
         await self._define(session, made.name, made.input, names, replace=made.replace)
-        return OwnRoute(_nothing)
+        return OwnRoute(nothing)
 
     async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
         """Drop a temporary view that Spark keeps."""
         root = relations_pb2.Relation()
         root.catalog.drop_temp_view.view_name = name
         await self._calls.execute(session, plan_of(root))
-        async for answer in _nothing_as_command():
+        async for answer in nothing_as_command():
             yield answer
 
     async def _define_text(
@@ -388,7 +450,7 @@ class PlanRouter:
             relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
             await self._guard.check(session, relation, names)
             await self._define(session, view.name, relation, names, replace=view.replace)
-        return OwnRoute(_nothing_as_command)
+        return OwnRoute(nothing_as_command)
 
     async def _define(
         self,
@@ -421,6 +483,10 @@ class PlanRouter:
         """Return a plan with the definitions of the session's views and of plain views in place of
         their names. Raises `SparkCondition`."""
 
+        def resolve_any(parts: NameParts) -> str | None:
+            found = resolve(parts) or resolve_plain(parts)
+            return found or names.key_of(parts, session.hidden)
+
         def resolve(parts: NameParts) -> str | None:
             alone = fold(parts[0]) if len(parts) == 1 else ""
             return f"{VIEW_KEY}{alone}" if alone in session.views else None
@@ -429,6 +495,7 @@ class PlanRouter:
             key = names.plain_key_of(parts, session.hidden)
             return None if key is None else f"{VIEW_KEY}{key}"
 
+        check_reads(message, resolve_any)
         # The session's views first: they may name plain views.
         for found, relation_of in (
             (resolve, session.views.__getitem__),
@@ -546,135 +613,6 @@ class PlanRouter:
         plain = self.plain(session, plan.root, names)
         return None if plain is None else spark_struct_of(plain.columns())
 
-    # -- writes --------------------------------------------------------------------------------
-
-    async def _filled_from_views(self, operation: OpenOperation, text: str) -> OwnRoute | None:
-        """Return the route of an INSERT whose query reads temporary views of the session; None for
-        every other text. Only Spark knows these views, so it makes the rows."""
-        hidden = operation.session.hidden
-        # Most sessions have none, and their texts are not read twice.
-        if not hidden:
-            return None
-        try:
-            statement = parse_statement(text)
-        except SqlSyntaxError:
-            return None  # whoever carries it out says so
-        if not isinstance(statement, InsertStatement) or statement.query is None:
-            return None
-        query, names = statement.query.query.text, await self._directory.names()
-        key = names.key_of(statement.table, hidden)
-
-        def resolve(parts: NameParts) -> str | None:
-            return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
-
-        if key is None or statement.columns is not None or not find_text_reads(query, resolve):
-            return None
-        relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
-        plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
-        await self._guard.check(operation.session, plan, names)
-        return OwnRoute(lambda: self._fill(operation, plan, names, key))
-
-    async def _fill(
-        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
-    ) -> AnswerStream:
-        """Insert the rows of a query that Spark executes, as a statement is answered."""
-        async with aclosing(
-            self._insert(operation, request, names, key, by_position=True)
-        ) as answers:
-            async for _ in answers:
-                pass
-        async for answer in _nothing_as_command():
-            yield answer
-
-    def _insert_route(
-        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
-    ) -> OwnRoute | None:
-        """Return the route of a write into a table of the service; None for other writes."""
-        command = request.plan.command
-        first = command.WhichOneof("command_type") == "write_operation"
-        write = command.write_operation if first else command.write_operation_v2
-        if first and not write.HasField("table"):
-            return None
-        written = write.table.table_name if first else write.table_name
-        parts = parse_identifier(written)
-        key = None if parts is None else names.key_of(parts, operation.session.hidden)
-        if key is None:
-            return None
-        by_position = first and write.table.save_method == (
-            commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
-        )
-        if not _appends(write, first=first, by_position=by_position):
-            raise unsupported(
-                f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
-                "does not replace it."
-            )
-        self._check(operation.session, "write", [key])
-        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
-        return OwnRoute(lambda: self._insert(operation, plan, names, key, by_position=by_position))
-
-    async def _insert(
-        self,
-        operation: OpenOperation,
-        request: ProtoMessage,
-        names: ObjectNames,
-        key: str,
-        *,
-        by_position: bool,
-    ) -> AnswerStream:
-        """Insert the rows of a plan that Spark executes, all or none."""
-        bound = await self._bound(operation, request, names)
-        rows = await self._gathered(operation.session, bound, key)
-        columns = names.schemas[key].names
-        if by_position and rows is not None:
-            if len(columns) != rows.num_columns:
-                raise InvalidUsage(
-                    f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
-                )
-            rows = rows.rename_columns(list(columns))
-        if rows is not None and rows.num_rows:
-            await (await self._client.get()).insert(key, _in_utc(rows))
-        yield complete_answer()
-
-    async def _gathered(
-        self, session: GatewaySession, bound: ForwardRoute, key: str
-    ) -> pa.Table | None:
-        """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
-        for one write."""
-        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
-        async with AsyncExitStack() as naming:
-            if bound.names_texts or bound.views:
-                await naming.enter_async_context(self._calls.naming(session, bound.views))
-            async with aclosing(self._calls.answers(session, bound.request.plan)) as answers:
-                async for answer in answers:
-                    # Spark has analysed the plan: the names are not needed any more.
-                    await naming.aclose()
-                    gathered.add(answer)
-                    if gathered.bytes > limit:
-                        raise InvalidUsage(
-                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
-                            f"is not inserted into {key} at once"
-                        )
-        return gathered.table()
-
-
-def _appends(write: ProtoMessage, *, first: bool, by_position: bool) -> bool:
-    if not first:
-        return bool(write.mode == commands_pb2.WriteOperationV2.MODE_APPEND)
-    if by_position:
-        return bool(write.mode != commands_pb2.WriteOperation.SAVE_MODE_OVERWRITE)
-    return bool(write.mode == commands_pb2.WriteOperation.SAVE_MODE_APPEND)
-
-
-def _in_utc(rows: pa.Table) -> pa.Table:
-    """Return rows whose instants are in UTC; Spark sends them in the session's time zone."""
-    fields = [
-        field.with_type(pa.timestamp("us", "UTC"))
-        if pa.types.is_timestamp(field.type) and field.type.tz is not None
-        else field
-        for field in rows.schema
-    ]
-    return rows.cast(pa.schema(fields))
-
 
 def _refuse_changes(found: PlanNames) -> None:
     """Raise `SparkCondition` if changes of an object are read."""
@@ -700,13 +638,4 @@ async def _of_table(rows: pa.Table) -> AnswerStream:
 
 async def _of_command(relation: ProtoMessage) -> AnswerStream:
     yield command_answer(relation)
-    yield complete_answer()
-
-
-async def _nothing() -> AnswerStream:
-    yield complete_answer()
-
-
-async def _nothing_as_command() -> AnswerStream:
-    yield command_answer(answer_relation(pa.table({})))
     yield complete_answer()

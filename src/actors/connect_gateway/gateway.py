@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, nullcontext
 from typing import Any, Final
 
@@ -24,23 +24,36 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.access.access_rules import UNPROVEN
 from actors.access.open_sessions import OpenSessions
 from actors.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
+from actors.connect_gateway.call_messages import (
+    is_interrupted,
+    observed_session,
+    with_original,
+)
 from actors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
-from actors.connect_gateway.error_status import engine_ended, status_of
-from actors.connect_gateway.execution_routes import ForwardRoute, OwnRoute, PlanRouter
+from actors.connect_gateway.error_status import (
+    engine_ended,
+    session_changed,
+    session_missing,
+    status_of,
+)
+from actors.connect_gateway.execution_routes import PlanRouter
 from actors.connect_gateway.gateway_sessions import (
+    AttachedCall,
     GatewaySession,
     OpenOperation,
     SessionKey,
     SessionTable,
     key_of_request,
 )
-from actors.connect_gateway.message_budget import MessageReader
+from actors.connect_gateway.message_budget import MessageReader, read_messages
 from actors.connect_gateway.object_catalog import ObjectDirectory
 from actors.connect_gateway.own_operations import OperationTags, OwnOperation
 from actors.connect_gateway.plan_decoding import decode_request
 from actors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
 from actors.connect_gateway.plan_rights import check_form
+from actors.connect_gateway.plan_routes import ForwardRoute, OwnRoute
 from actors.connect_gateway.session_endings import SessionEndings
+from actors.connect_gateway.session_ledger import SessionLedger
 from actors.connect_gateway.session_settings import (
     POOL_SETTING,
     check_settings,
@@ -53,6 +66,7 @@ from actors.connect_gateway.statement_execution import StatementDeclined
 from actors.errors import (
     AccessDenied,
     AuthenticationFailed,
+    DeadlineExceeded,
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -68,8 +82,6 @@ SERVICE_NAME: Final = "spark.connect.SparkConnectService"
 USER_CHARACTERS_MAX: Final = 1024
 _DETAILS: Final = "grpc-status-details-bin"
 _BEARER: Final = "bearer "
-_SMALL_BYTES: Final = 4096
-"""The last response of an operation, and others without rows, are smaller."""
 _STILL_THERE: Final = (
     grpc.StatusCode.UNAVAILABLE,
     grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -107,11 +119,13 @@ class GatewayCalls:
         run: Callable[[Callable[[], Awaitable[None]]], None],
         security: TransportSecurity | None,
         find_token: FindRoleOfToken,
+        ledger: SessionLedger,
         prove: Callable[[str], str],
         opened: OpenSessions,
     ) -> None:
         """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
-        the role whose token has a digest, `prove` notes that gRPC's peer has shown what is asked
+        the role whose token has a digest, `ledger` has the sessions that changed something, `prove`
+        notes that gRPC's peer has shown what is asked
         for, and returns its address, `opened` are the sessions of all doors."""
         self._settings = settings
         self._clock = clock
@@ -122,6 +136,7 @@ class GatewayCalls:
         self._run = run
         self._security = security
         self._find_token = find_token
+        self._ledger = ledger
         self._prove = prove
         message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
         # Apart, so that work that is carried out cannot keep out what would end it.
@@ -165,7 +180,7 @@ class GatewayCalls:
 
         async def carry_out(context: Any) -> None:
             if several:
-                async with aclosing(_messages(reader, context)) as messages:
+                async with aclosing(read_messages(reader, context)) as messages:
                     answer = await handler(messages, context)
             else:
                 # Held up to the answer: an operation may need its message to its end.
@@ -253,12 +268,24 @@ class GatewayCalls:
                     self._sessions.check_room()
                     first = {} if who.runs_code else settings_without_code(self._settings)
                     opened = await self._calls.open_session(request, first)
+                    await self._check_new(request, opened)
                     found = self._endings.add_session(key, opened, who, self._upstream.server)
+        if observed_session(request) not in ("", found.server_side_session_id):
+            raise session_changed(key.session_id)
         found.ran_code = found.ran_code or who.runs_code
         found.used_ms = self._clock.monotonic_ms()
         if found.opened is not None:
             found.opened.requests += 1
         return found
+
+    async def _check_new(self, request: ProtoMessage, opened: str) -> None:
+        """Raise `SparkCondition` if a session that Spark has just opened under this id is not new
+        to its client, which may send an operation again that was carried out."""
+        key = key_of_request(request)
+        if observed_session(request) in ("", opened) and not await self._ledger.is_noted(key):
+            return
+        await self._calls.release(key)
+        raise session_changed(key.session_id)
 
     def _found(self, key: SessionKey) -> GatewaySession | None:
         """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
@@ -280,15 +307,12 @@ class GatewayCalls:
             )
         return found
 
-    def _operation(self, request: ProtoMessage) -> OpenOperation | None:
-        """Return the operation that a request names; None if it is not known. No session is opened
-        for it: one that was released must stay so."""
-        session = self._found(key_of_request(request))
-        if session is None:
-            return None
+    def _operation(self, session: GatewaySession, operation_id: str) -> OpenOperation | None:
+        """Return an operation that has not ended; None if it is not known. Raises its error if it
+        was stopped."""
         session.used_ms = self._clock.monotonic_ms()
-        session.check_operation(request.operation_id)
-        return session.operations.get(request.operation_id)
+        session.check_operation(operation_id)
+        return session.operations.get(operation_id)
 
     async def _forget(self, session: GatewaySession) -> None:
         """Forget a session that Spark has not any more, or is to release."""
@@ -317,6 +341,8 @@ class GatewayCalls:
                 await self._release(session)
                 continue
             for operation in list(session.operations.values()):
+                if not session.ran_code and now - operation.begun_ms > settings.query_deadline_ms:
+                    await self._expire(operation)
                 left = not operation.attached and operation.left_ms
                 if left and now - operation.left_ms > settings.connect_detached_ms:
                     await self._give_up(operation)
@@ -329,6 +355,16 @@ class GatewayCalls:
         """Return whether a session's role has lost what the session was opened or ran under."""
         may, role = self._directory.may, session.caller.role
         return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
+
+    async def _expire(self, operation: OpenOperation) -> None:
+        """End what a role that may not run code has Spark execute, as a query of another door."""
+        # The gateway's own end by deadlines of their own, and only their answers are kept.
+        if operation.own is None or not operation.own.ended:
+            limit = self._settings.query_deadline_ms
+            operation.stop(
+                DeadlineExceeded(f"the operation took more than {limit} ms (query_deadline_ms)")
+            )
+            await self._give_up(operation)
 
     async def _release(self, session: GatewaySession) -> None:
         """End a session that its client has not ended, at Spark too."""
@@ -399,6 +435,7 @@ class GatewayCalls:
         session = await self._session(request)
         request.operation_id = request.operation_id or str(uuid.uuid4())
         operation = self._sessions.begin(session, request.operation_id)
+        operation.begun_ms = self._clock.monotonic_ms()
         if session.opened is not None:
             session.opened.begin(shown_plan(request.plan))
         with operation.worked_on():
@@ -416,7 +453,7 @@ class GatewayCalls:
             # What is read for the plan is part of the operation: bounded, and ended with it.
             route = await self._router.route(operation, request)
             if isinstance(route, OwnRoute):
-                self._begin_own(operation, route, request, reattachable=reattachable)
+                await self._begin_own(operation, route, request, reattachable=reattachable)
                 try:
                     over = await self._stream_own(operation, context, "", reattachable)
                     return
@@ -424,7 +461,7 @@ class GatewayCalls:
                     operation.own = None
                 route = await self._router.route(operation, request, declined=True)
             if isinstance(route, OwnRoute):
-                self._begin_own(operation, route, request, reattachable=reattachable)
+                await self._begin_own(operation, route, request, reattachable=reattachable)
                 over = await self._stream_own(operation, context, "", reattachable)
             else:
                 over = await self._stream_spark(operation, route, context, reattachable)
@@ -434,8 +471,9 @@ class GatewayCalls:
                 await self._forget(session)
             raise
         except anyio.get_cancelled_exc_class():
-            # The client has left: it may come back for an operation that it may reattach to.
-            over = not reattachable
+            # The client has left: it may come back for an operation that it may reattach to, and
+            # begins one anew that had not begun.
+            over = not reattachable or not operation.left_ms
             if over:
                 with anyio.CancelScope(shield=True):
                     await self._give_up(operation)
@@ -444,7 +482,7 @@ class GatewayCalls:
             if over:
                 await self._sessions.end(operation)
 
-    def _begin_own(
+    async def _begin_own(
         self,
         operation: OpenOperation,
         route: OwnRoute,
@@ -453,6 +491,10 @@ class GatewayCalls:
         reattachable: bool,
     ) -> None:
         session = operation.session
+        operation.changes = route.changes
+        if route.changes and not session.noted:
+            await self._ledger.note(session.key)
+            session.noted = True
         names = OperationTags(
             session.key.session_id, session.server_side_session_id, operation.operation_id
         )
@@ -467,7 +509,7 @@ class GatewayCalls:
         """Stream an operation of the gateway. Return whether it is over: a client that may reattach
         releases it itself."""
         assert operation.own is not None
-        with _Attached(operation, self._clock):
+        with AttachedCall(operation, self._clock):
             async for data in operation.own.stream(after):
                 await operation.hand_on(context, data)
         return not reattachable
@@ -487,19 +529,30 @@ class GatewayCalls:
                 metadata=passed_on(context.invocation_metadata()),
             )
             complete = False
-            with _Attached(operation, self._clock):
+            with AttachedCall(operation, self._clock):
                 async with aclosing(stream) as answers:
                     async for data in answers:
                         # Spark has analysed the plan: the names are not needed any more.
                         await naming.aclose()
-                        told, complete = _looked_at(data, route.original)
+                        told, complete = with_original(data, route.original)
                         if complete and route.done is not None:
                             route.done()
                         await operation.hand_on(context, told)
         return complete or not reattachable
 
     async def _reattach(self, data: bytes, context: Any) -> None:
-        operation = self._operation(request := self._decode(base_pb2.ReattachExecuteRequest, data))
+        request = self._decode(base_pb2.ReattachExecuteRequest, data)
+        key = key_of_request(request)
+        session = self._found(key)
+        # None is opened for it: one that was released must stay so.
+        if session is None:
+            known = observed_session(request) or await self._ledger.is_noted(key)
+            raise (session_changed if known else session_missing)(key.session_id)
+        if observed_session(request) not in ("", session.server_side_session_id):
+            raise session_changed(key.session_id)
+        operation = self._operation(session, request.operation_id)
+        if operation is None:
+            self._sessions.check_carried_out(session, request.operation_id)
         with nullcontext() if operation is None else operation.worked_on():
             await self._reattach_operation(operation, request, data, context)
 
@@ -517,10 +570,10 @@ class GatewayCalls:
         )
         over = False
         try:
-            with _Attached(operation, self._clock):
+            with AttachedCall(operation, self._clock):
                 async with aclosing(stream) as answers:
                     async for answer in answers:
-                        over = _looked_at(answer, None)[1]
+                        over = with_original(answer, None)[1]
                         if operation is None:
                             await context.write(answer)
                         else:
@@ -533,10 +586,11 @@ class GatewayCalls:
                 await self._sessions.end(operation)
 
     async def _release_execute(self, data: bytes, context: Any) -> bytes:
-        operation = self._operation(request := self._decode(base_pb2.ReleaseExecuteRequest, data))
+        request = self._decode(base_pb2.ReleaseExecuteRequest, data)
         whole = not request.HasField("release_until")
-        own = None if operation is None else operation.own
         session = self._found(key_of_request(request))
+        operation = None if session is None else self._operation(session, request.operation_id)
+        own = None if operation is None else operation.own
         if session is None or (whole and own is None):
             answer = await self._pass_on("ReleaseExecute", data, context)
         else:
@@ -610,7 +664,7 @@ class GatewayCalls:
             operation.operation_id
             for operation in session.operations.values()
             if operation.own is not None
-            and _is_meant(request, operation.operation_id, operation.own.tags)
+            and is_interrupted(request, operation.operation_id, operation.own.tags)
             and operation.own.cancel()
         ]
         kinds = base_pb2.InterruptRequest
@@ -670,6 +724,7 @@ class GatewayCalls:
         made.ran_code = session.ran_code
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
+        made.changed_settings = set(session.changed_settings)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
         made.used_ms = self._clock.monotonic_ms()
         return told
@@ -741,57 +796,3 @@ class GatewayCalls:
         if not who.runs_code:
             check_form(request, who.role)
         return request
-
-
-async def _messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
-    while True:
-        async with reader.reading(context.read) as message:
-            if message is grpc.aio.EOF:
-                return
-            yield message
-
-
-class _Attached:
-    """Counts a call that streams an operation, while the block runs."""
-
-    def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
-        self._operation = operation
-        self._clock = clock
-
-    def __enter__(self) -> None:
-        if self._operation is not None:
-            self._operation.attached += 1
-
-    def __exit__(self, *_: object) -> None:
-        if self._operation is not None:
-            self._operation.attached -= 1
-            self._operation.left_ms = self._clock.monotonic_ms()
-
-
-def _looked_at(data: bytes, original: ProtoMessage | None) -> tuple[bytes, bool]:
-    """Return a response of Spark, with the client's own relation in it, and whether it is the last
-    one."""
-    if original is None and len(data) > _SMALL_BYTES:
-        return data, False
-    answer = base_pb2.ExecutePlanResponse.FromString(data)
-    if original is not None and answer.HasField("sql_command_result"):
-        relation = answer.sql_command_result.relation
-        # A command's rows come as a relation of their own; a query's is the one that was sent.
-        if relation.WhichOneof("rel_type") in ("sql", "with_relations"):
-            relation.CopyFrom(original)
-            data = answer.SerializeToString()
-    return data, answer.HasField("result_complete")
-
-
-def _is_meant(request: ProtoMessage, operation_id: str, tags: frozenset[str]) -> bool:
-    """Return whether an interrupt is for an operation."""
-    kinds = base_pb2.InterruptRequest
-    match request.interrupt_type:
-        case kinds.INTERRUPT_TYPE_ALL:
-            return True
-        case kinds.INTERRUPT_TYPE_TAG:
-            return request.operation_tag in tags
-        case kinds.INTERRUPT_TYPE_OPERATION_ID:
-            return bool(request.operation_id == operation_id)
-    return False

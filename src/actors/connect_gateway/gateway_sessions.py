@@ -14,12 +14,14 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from actors.access.open_sessions import OpenSession, ReadRights
+from actors.catalyst.permitted_settings import is_of_meaning
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
-from actors.connect_gateway.error_status import SparkCondition
+from actors.connect_gateway.error_status import SparkCondition, operation_abandoned
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import AccessDenied, InvalidUsage, PenstockError, ResourceBusy
+from actors.kernel import ActorClock
 from actors.protocol.relations import fold
 from actors.settings import Settings
 from actors.views.compile import CHANGES_MEANING
@@ -56,10 +58,14 @@ class OpenOperation:
         self.operation_id = operation_id
         self._write_s = write_timeout_ms / 1000
         self.own: OwnOperation | None = None
+        self.changes = False
+        """True if the gateway's own operation may change something of the service."""
         self.rows = AsyncExitStack()
         """Holds, leases and views of the objects that it reads."""
         self.attached = 0
         """Calls that stream its responses now."""
+        self.begun_ms = 0.0
+        """Time at which it began, on the monotonic clock."""
         self.left_ms = 0.0
         """Time at which the last of them left, on the monotonic clock."""
         self.rights = ReadRights(session.opened)
@@ -148,6 +154,8 @@ class GatewaySession:
         """Pipelines that the client defines, by id, the oldest first."""
         self.changed_meaning = False
         """True if a setting of the session may give texts another meaning than by default."""
+        self.changed_settings: set[str] = set()
+        """Settings that change what a text means, and that the client has changed."""
         self.reads_files = False
         """True if the session's settings are those under which Spark may read parts of shards."""
         self.reads_streams = False
@@ -158,6 +166,8 @@ class GatewaySession:
         """Reads of the streams that were started."""
         self._refused: dict[str, PenstockError] = {}
         """Errors of operations that were stopped, by id: Spark may have responses of them still."""
+        self.noted = False
+        """True if it is in the `SessionLedger`."""
         self.ran_code = False
         """True if code of the client may have run in it: functions of it may be left."""
         self.used_ms = 0.0
@@ -186,6 +196,8 @@ class GatewaySession:
 
     def note_setting(self, name: str) -> None:
         """Note that a setting is changed."""
+        if is_of_meaning(name):
+            self.changed_settings.add(name)
         if not name or name.lower().startswith(CHANGES_MEANING):
             self.changed_meaning = True
 
@@ -219,6 +231,24 @@ class GatewaySession:
         return self.views.pop(fold(name), None) is not None
 
 
+class AttachedCall:
+    """Counts a call that streams an operation, while the block runs."""
+
+    def __init__(self, operation: OpenOperation | None, clock: ActorClock) -> None:
+        """Take the operation; None for one that is not known."""
+        self._operation = operation
+        self._clock = clock
+
+    def __enter__(self) -> None:
+        if self._operation is not None:
+            self._operation.attached += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._operation is not None:
+            self._operation.attached -= 1
+            self._operation.left_ms = self._clock.monotonic_ms()
+
+
 class SessionTable:
     """All sessions and operations."""
 
@@ -230,6 +260,8 @@ class SessionTable:
         self._run = run
         self._sessions: dict[SessionKey, GatewaySession] = {}
         self._operations = 0
+        self._carried_out: dict[tuple[SessionKey, str], None] = {}
+        """Operations that are over and may have changed something, oldest first."""
         self._stopping = False
 
     def __iter__(self) -> Iterator[GatewaySession]:
@@ -262,7 +294,8 @@ class SessionTable:
 
     def begin(self, session: GatewaySession, operation_id: str) -> OpenOperation:
         """Begin an operation. Raises `ResourceBusy`, and `SparkCondition` if it has begun
-        already."""
+        already, or was carried out."""
+        self.check_carried_out(session, operation_id)
         if operation_id in session.operations:
             raise SparkCondition(
                 "INVALID_HANDLE.OPERATION_ALREADY_EXISTS",
@@ -282,6 +315,21 @@ class SessionTable:
         )
         return made
 
+    def check_carried_out(self, session: GatewaySession, operation_id: str) -> None:
+        """Raise `SparkCondition` for an operation that is over and may have changed something."""
+        if (session.key, operation_id) in self._carried_out:
+            raise operation_abandoned(operation_id)
+
+    def _remember(self, operation: OpenOperation) -> None:
+        """Let an operation that may have changed something not be carried out again."""
+        own = operation.own
+        if own is None or not operation.changes or own.is_repeatable:
+            return
+        self._carried_out[operation.session.key, operation.operation_id] = None
+        if len(self._carried_out) > self._settings.connect_kept_max:
+            # The oldest: its client has long stopped to ask.
+            del self._carried_out[next(iter(self._carried_out))]
+
     async def end(self, operation: OpenOperation) -> None:
         """End an operation and return what it holds. Idempotent. If the caller is cancelled
         meanwhile, the return goes on without it."""
@@ -293,6 +341,7 @@ class SessionTable:
         self._operations -= 1
         if session.opened is not None and not session.operations:
             session.opened.begin("")
+        self._remember(operation)
         if operation.own is not None:
             operation.own.cancel()
         returned = anyio.Event()

@@ -39,6 +39,7 @@ try:
     from actors.connect_gateway.object_rows import ObjectRows
     from actors.connect_gateway.pipelines import PipelineCommands
     from actors.connect_gateway.plan_guard import PlanGuard
+    from actors.connect_gateway.session_ledger import SessionLedger
     from actors.connect_gateway.spark_calls import SparkCalls
     from actors.connect_gateway.spark_upstream import (
         ConnectPlace,
@@ -229,6 +230,7 @@ class ConnectGateway(Actor[GatewayMessage]):
             self._run,
             self._bound.security,
             _token_finder(parts.controller),
+            SessionLedger(parts.persist, settings.connect_kept_max),
             self._bound.front.prove,
             parts.sessions,
         )

@@ -7,11 +7,12 @@ aside until the call ends, since the message is held that long.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
+import grpc.aio
 
 from actors.errors import ResourceBusy
 
@@ -79,3 +80,12 @@ class MessageReader:
     def _wake(self) -> None:
         freed, self._freed = self._freed, anyio.Event()
         freed.set()
+
+
+async def read_messages(reader: MessageReader, context: Any) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a call. The bytes of each are held until the next is asked for."""
+    while True:
+        async with reader.reading(context.read) as message:
+            if message is grpc.aio.EOF:
+                return
+            yield message

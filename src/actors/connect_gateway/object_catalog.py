@@ -91,6 +91,14 @@ class ObjectNames(msgspec.Struct, frozen=True):
             return None
         return folded[-1] if folded[-1] in self.plain else None
 
+    def own_name(self, parts: NameParts, hidden: Container[str] = ()) -> str | None:
+        """Return the name of the object, which need not be there, that a client means; None for a
+        name that is Spark's to find. `hidden` as in `key_of`."""
+        folded = tuple(map(fold, parts))
+        if folded[:-1] not in _PREFIXES or (len(folded) == 1 and folded[0] in hidden):
+            return None
+        return parts[-1]
+
     def with_plain(self) -> ObjectNames:
         """Return names in which plain views are objects like others, to tell of them."""
         schemas = {entry.name: entry.schema for entry in self.plain.values()}
@@ -229,6 +237,10 @@ class SharedClient:
             return
         async with await self._connect(role) as client:
             yield client
+
+    async def of_role(self, role: str) -> Client:
+        """Return another client, of a role."""
+        return await self._connect(role)
 
     async def aclose(self) -> None:
         """Close the client."""

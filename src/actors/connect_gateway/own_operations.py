@@ -71,6 +71,13 @@ class OwnOperation:
         self.ended = False
         """True if no more responses are made."""
 
+    @property
+    def is_repeatable(self) -> bool:
+        """True if it failed and surely changed nothing, so that its client may begin it again."""
+        failed = self.ended and self._error is not None and self._error.determinate
+        # What was cancelled may have been carried out by then.
+        return failed and not self._scope.cancel_called
+
     # -- making --------------------------------------------------------------------------------
 
     async def run(self) -> None:

@@ -7,15 +7,17 @@ the service. Everything else is Spark's, whose catalog a client may use beside.
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
+import msgspec
 import pyarrow as pa
 
 from actors.client.client import Client
 from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import InvalidUsage, SqlSyntaxError, UnknownObject
+from actors.protocol.api import TIME_ZONE
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
@@ -26,6 +28,7 @@ from actors.views.query_analysis import find_mentioned_tables
 
 _OWN: Final = (
     sql.CreateTableStatement,
+    sql.CreateTableAsStatement,
     sql.CreateMaterializedViewStatement,
     sql.CreateViewStatement,
     sql.CreateIndexStatement,
@@ -60,7 +63,9 @@ class OwnStatements:
         self._connect = connect
         self._settings = settings
 
-    async def __call__(self, text: str, who: CallerIdentity) -> StatementAnswer | None:
+    async def __call__(
+        self, text: str, who: CallerIdentity, conf: Mapping[str, str] = {}
+    ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
             statement = parse_statement(text, SqlDialect.SPARK)
@@ -73,8 +78,11 @@ class OwnStatements:
         async with await self._connect(who.role) as client:
             session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
             try:
+                if TIME_ZONE in conf:
+                    session.context.set_variable("TimeZone", conf[TIME_ZONE])
                 if not await _is_own(session, statement):
                     return None
+                statement = _with_settings(statement, conf)
                 known = {each.name: each for each in await session.context.catalog.known()}
                 with audit.statement(statement, text, known):
                     result = await session.execute(statement)
@@ -85,11 +93,28 @@ class OwnStatements:
                 await session.close()
 
 
+def _with_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> sql.SqlStatement:
+    """Return a statement that keeps the settings of a session. Raises `InvalidUsage` for a view
+    that can keep none."""
+    match statement:
+        case sql.CreateMaterializedViewStatement():
+            properties = {**conf, **statement.properties}
+            return msgspec.structs.replace(statement, properties=properties)
+        case sql.CreateViewStatement() if conf:
+            raise InvalidUsage(
+                f"a plain view keeps no settings, and the session has set {min(conf)}: reset it, "
+                "or create a materialized view"
+            )
+    return statement
+
+
 async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
     """Return whether a statement is the service's: by its kind, or by the object that it names."""
     match statement:
         case sql.ExplainStatement():
-            return statement.mode == "incremental"
+            # Spark explains queries by itself, and refuses the other.
+            made = isinstance(statement.statement, sql.CreateMaterializedViewStatement)
+            return made or statement.mode == "incremental"
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.

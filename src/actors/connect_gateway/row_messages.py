@@ -11,6 +11,7 @@ from pyspark.sql.connect.proto import base_pb2, relations_pb2, types_pb2
 
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.errors import InvalidUsage
+from actors.plan.ipc_bounds import check_stream, check_values
 from actors.plan.schema import TableSchema
 from actors.spark.spark_releases import chunks_of_batch
 
@@ -246,6 +247,11 @@ class RowGatherer:
 
 
 def read_batches(chunks: Sequence[bytes]) -> list[pa.RecordBatch]:
-    """Return the batches of one Arrow stream that came in chunks."""
-    with pa.ipc.open_stream(b"".join(chunks)) as reader:
-        return list(reader)
+    """Return the batches of one Arrow stream that came in chunks. Raises `MalformedFrame` for one
+    that decodes to more than it may."""
+    data = b"".join(chunks)
+    check_stream(data)
+    with pa.ipc.open_stream(data) as reader:
+        return check_values(reader.read_all()).to_batches() or [
+            pa.RecordBatch.from_pylist([], schema=reader.schema)
+        ]

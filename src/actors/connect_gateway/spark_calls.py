@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing, asynccontextmanager
 from typing import Final
 
@@ -47,6 +47,16 @@ class SparkCalls:
         key = SessionKey(request.user_context.user_id, request.session_id)
         answer = await self._configure(key, {**FIRST_SETTINGS, **settings})
         return str(answer.server_side_session_id)
+
+    async def settings_of(self, session: GatewaySession, names: Iterable[str]) -> dict[str, str]:
+        """Return the values that settings have in a session, of those that have one."""
+        key = session.key
+        asked = base_pb2.ConfigRequest(session_id=key.session_id, client_type=CLIENT_TYPE)
+        asked.user_context.user_id = key.user_id
+        asked.operation.get_option.keys.extend(sorted(names))
+        answer = await self._upstream.call("Config", asked.SerializeToString())
+        pairs = base_pb2.ConfigResponse.FromString(answer).pairs
+        return {pair.key: pair.value for pair in pairs if pair.HasField("value")}
 
     async def prepare_files(self, session: GatewaySession) -> None:
         """Set what a session needs before it reads parts of shards."""

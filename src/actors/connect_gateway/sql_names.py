@@ -216,7 +216,7 @@ def needs_no_rows(sql: str) -> bool:
 
 
 def setting_of(sql: str) -> str | None:
-    """Return the setting, in lower case, that a SET statement changes; None for other texts.
+    """Return the setting that a SET statement changes; None for other texts.
 
     >>> setting_of("SET spark.sql.ansi.enabled = false")
     'spark.sql.ansi.enabled'
@@ -225,7 +225,9 @@ def setting_of(sql: str) -> str | None:
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
-    return ".".join(chains[0].parts).lower() if chains else ""
+    found = ".".join(chains[0].parts) if chains else ""
+    # SET TIME ZONE has a word of its own.
+    return "spark.sql.session.timeZone" if found.upper() == "TIME" else found
 
 
 class _WordReader:
@@ -252,6 +254,14 @@ class _WordReader:
         if found is not None:
             self.at += 1
         return found
+
+    def parts(self) -> NameParts | None:
+        """Take a name; None if none comes next."""
+        chain = next(find_chains(self.words[self.at :]), None)
+        if chain is None or chain.spans[0][0] != self.words[self.at].start:
+            return None
+        self.at += 2 * len(chain.parts) - 1
+        return chain.parts
 
     def rest(self) -> str:
         """Return what is left of the text."""
@@ -281,6 +291,42 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
         while reader.at < len(reader.words) and not reader.takes("AS"):
             reader.at += 1
     return TemporaryViewText(name, reader.rest(), replace, if_absent, is_global, not bare)
+
+
+def created_name_of(sql: str) -> tuple[str, NameParts] | None:
+    """Return what a text makes in Spark's catalog (TABLE, VIEW, FUNCTION), and its name; None for
+    other texts, and for what is temporary.
+
+    >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
+    ('TABLE', ('default', 't'))
+    """
+    reader = _WordReader(sql)
+    if not reader.takes("CREATE") and not reader.takes("REPLACE"):
+        return None
+    reader.takes("OR", "REPLACE")
+    reader.takes("EXTERNAL")
+    for kind in ("TABLE", "VIEW", "FUNCTION"):
+        if reader.takes(kind):
+            reader.takes("IF", "NOT", "EXISTS")
+            parts = reader.parts()
+            return None if parts is None else (kind, parts)
+    return None
+
+
+def changed_name_of(sql: str) -> NameParts | None:
+    """Return the name of the table that an INSERT, UPDATE, DELETE or MERGE changes; None for other
+    texts.
+
+    >>> changed_name_of("MERGE INTO a.t USING {s} ON true"), changed_name_of("SELECT 1")
+    (('a', 't'), None)
+    """
+    reader = _WordReader(sql)
+    for head in ("INSERT", "UPDATE", "DELETE", "MERGE"):
+        if reader.takes(head):
+            for word in ("INTO", "OVERWRITE", "FROM", "TABLE"):
+                reader.takes(word)
+            return reader.parts()
+    return None
 
 
 def dropped_view_of(sql: str) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -22,10 +22,13 @@ class ExecuteStatement(Protocol):
     """Executes a text that is a statement of the service (CREATE MATERIALIZED VIEW, DROP, SHOW,
     INSERT INTO one of its tables, …)."""
 
-    def __call__(self, text: str, who: CallerIdentity) -> Awaitable[StatementAnswer | None]:
+    def __call__(
+        self, text: str, who: CallerIdentity, conf: Mapping[str, str] = {}
+    ) -> Awaitable[StatementAnswer | None]:
         """Carry the text out for a caller, and return the statement's answer; None, without having
-        done anything, for a text that is Spark's. Raises errors of `actors.errors`, with Spark's
-        condition in the text if there is one."""
+        done anything, for a text that is Spark's. `conf`: settings by which texts mean something
+        else in the caller's session, which a view keeps. Raises errors of `actors.errors`, with
+        Spark's condition in the text if there is one."""
         ...
 
 

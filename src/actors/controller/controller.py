@@ -290,7 +290,8 @@ class Controller(Actor[ControllerMessage]):
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
-        self._queries = RunningQueries(state, self._query_executor, self._scratch / "queries")
+        scratch = self._scratch / "queries"
+        self._queries = RunningQueries(state, self._query_executor, scratch, self._await_contents)
         self._copies = RunningCopies(state)
         self._parts = (
             self._subscribes,
@@ -571,15 +572,25 @@ class Controller(Actor[ControllerMessage]):
                     self._handle(session, request, role)
             except NoContentsYet as error:
                 assert isinstance(request, ReadObject | RunQuery | CopyTo), request
-                again = partial(self._serve, session, request, role)
-                held = self._held(request, role)
-                self._reads.await_contents(session, request, error.table, again, held)
+                self._await_contents(session, request, role, error.table)
         except PenstockError as error:
             reply_error(session, request.request, error)
         except Exception as error:
             # A fault fails this request alone, and not the controller with all others.
             log.exception("%s failed by a fault of this program", type(request).__name__)
             reply_error(session, request.request, to_penstock_error(error))
+
+    def _await_contents(
+        self,
+        session: ActorAddress[Any],
+        request: ReadObject | RunQuery | CopyTo,
+        role: str | None,
+        table: CatalogObject,
+    ) -> None:
+        """Serve a request when a source's table has contents."""
+        again = partial(self._serve, session, request, role)
+        held = self._held(request, role)
+        self._reads.await_contents(session, request, table, again, held)
 
     def _handle(self, session: ActorAddress[Any], request: Request, role: str | None) -> None:
         match request:

@@ -28,7 +28,8 @@ from actors.dataflow.view import StepOutcome, ViewStages, ViewUpkeep
 from actors.errors import (
     ConnectionBroken,
     DefiniteError,
-    EngineLost,
+    EngineError,
+    EngineUnavailable,
     JobTooLarge,
     LocalProtocolError,
     PenstockError,
@@ -541,7 +542,8 @@ class DataflowActor(Actor[_Message]):
                 log.exception("%s: a stage failed", self.ctx.path, exc_info=error)
             text = f"{type(error).__name__}: {error}"
             restart, final = isinstance(error, ReadBelowSince), isinstance(error, JobTooLarge)
-            too_large = final or isinstance(error, EngineLost)
+            # Memory may do for half of the rows.
+            too_large = isinstance(error, EngineError) and not isinstance(error, EngineUnavailable)
             return StageDone(m.StageFailed(incarnation, number, text, restart, too_large, final))
 
         self._stage = self.ctx.effect(self._traces.inside(run), done=done, failed=failed)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from anyio import Lock, create_task_group, get_cancelled_exc_class
 from anyio.lowlevel import checkpoint
 
+from actors.dataflow.repeated_failures import RepeatedFailures
 from actors.errors import (
     ConnectionBroken,
     LocalProtocolError,
@@ -96,6 +97,7 @@ class EngineClient:
         self.clock = clock
         self.settings = settings
         self.dataflow = f"{replica}/{dataflow}" if replica else dataflow
+        self.failures = RepeatedFailures(self.dataflow, settings.step_attempts_max)
         self._executor = executor
         self._watcher = watcher
         self._scratch = scratch

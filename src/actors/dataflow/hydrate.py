@@ -31,7 +31,14 @@ from actors.dataflow.policy import StepChooser
 from actors.dataflow.recompute import held_text, open_contents, recompute, taken_difference
 from actors.dataflow.step import empty_deltas, split_deltas, whole_job
 from actors.dataflow.touched import ImportArrangements, StateLookups
-from actors.errors import CorruptData, DefiniteError, JobTooLarge, MalformedFrame, StorageError
+from actors.errors import (
+    CorruptData,
+    DefiniteError,
+    InvalidUsage,
+    JobTooLarge,
+    MalformedFrame,
+    StorageError,
+)
 from actors.persist import BatchPart, CompareAndSet, PersistClient
 from actors.persist.documents import sealed, unsealed
 from actors.plan.delta import (
@@ -443,7 +450,7 @@ async def restore(
                 if not (export.taken_shard and upper == export.rebuilt_at):
                     chooser.recomputed(rows, engine.clock.monotonic_ms() - started)
             upper, as_of = await _start_of(persist, description, export)
-        with suppress(JobTooLarge):  # the steps raise it again
+        with suppress(JobTooLarge, InvalidUsage):  # the steps raise it again
             await engine.prepared()
         if is_empty(upper):
             nothing: tuple[dict[str, int], ...] = tuple({} for _ in description.imports)
@@ -515,11 +522,12 @@ async def _hydrate(
     rebuilt = 0 < upper == export.rebuilt_at
     try:
         if upper == 0 and export.plan.strata:
-            whole = await first_parts(engine, persist, export, imports, as_of, name)
+            with engine.failures.judged():
+                whole = await first_parts(engine, persist, export, imports, as_of, name)
             # An upper mismatch is no error: another replica has hydrated the view.
             await commit_parts(persist, export, interval, whole.parts, changes, whole.extra)
             return
-        with AnswerFolders(persist, export) as folders:
+        with AnswerFolders(persist, export) as folders, engine.failures.judged():
             deltas = await recompute(
                 engine,
                 persist,

@@ -103,7 +103,8 @@ class CostLine:
         It is not where `rows` is further beyond the measured sizes than these are apart: steps of
         200 to 1,500 rows differ by chance, and their slope says nothing of 100,000.
         """
-        if not self._weight:
+        # The clock's steps may have no rows at all.
+        if not self._weight or self._smallest <= rows <= self._largest:
             return None
         known = max(ALIKE, self._largest / max(1, self._smallest))
         if known * rows <= self._smallest:
@@ -115,6 +116,10 @@ class CostLine:
         # Much larger: the cost may be the same. In proportion to a cold step of a few rows, tens of
         # thousands would take hours, and be recomputed at hundreds of times instead.
         return mean_ms if rows <= LEAP_MAX * self._largest else mean_ms + rows * SLOW_ROW_MS
+
+
+class StepDeclined(Exception):
+    """Raised when the view is to be computed whole instead of stepped."""
 
 
 class StepChoice(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from actors.dataflow.answer_folders import AnswerFolders
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
+from actors.dataflow.policy import StepDeclined
 from actors.dataflow.touched import StateLookups, StepLookups
 from actors.errors import DefiniteError
 from actors.persist import BatchPart
@@ -77,10 +78,6 @@ class StepDeltas(msgspec.Struct, frozen=True):
     def changed(self) -> bool:
         """Return whether there is any update."""
         return self.rows_out > 0 or any(rows.num_rows for rows in self.hidden)
-
-
-class StepDeclined(Exception):
-    """Raised when the view is to be computed whole instead of stepped."""
 
 
 def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:

@@ -33,11 +33,10 @@ from actors.dataflow.events import DataflowStep
 from actors.dataflow.filling import fill_hidden, make_ready
 from actors.dataflow.held_changes import HeldChanges
 from actors.dataflow.hydrate import ResumedHydration, restore
-from actors.dataflow.policy import StepChoice, StepChooser
+from actors.dataflow.policy import StepChoice, StepChooser, StepDeclined
 from actors.dataflow.recompute import RecomputeSuspension, chain_differences, find_held, recompute
 from actors.dataflow.rivals import ReplicaFollower
 from actors.dataflow.step import (
-    StepDeclined,
     StepDeltas,
     Weigh,
     delta_step,
@@ -279,7 +278,10 @@ class ViewStages:
         started = self._engine.clock.monotonic_ms()
         self._suspension.check(started)
         try:
-            with AnswerFolders(self._persist, self._export, wanted=alone) as folders:
+            with (
+                AnswerFolders(self._persist, self._export, wanted=alone) as folders,
+                self._engine.failures.judged(),
+            ):
                 deltas = await recompute(
                     self._engine,
                     self._persist,
@@ -316,7 +318,10 @@ class ViewStages:
         touched = self._touched
         assert touched is not None, "an incremental view keeps touched state"
         read_before = touched.rows_read
-        with AnswerFolders(self._persist, self._export) as folders:
+        with (
+            AnswerFolders(self._persist, self._export) as folders,
+            self._engine.failures.judged(),
+        ):
             deltas = await delta_step(
                 self._engine,
                 self._export.plan,

@@ -52,7 +52,7 @@ class CatalogFunctions:
         self.database = ""
         self.sessions: tuple[CatalogSession, ...] = ()
         """All that are connected; the one that asks is added if it is not among them."""
-        self.settings_set: list[tuple[str, str]] = []
+        self.settings_set: list[tuple[str, str | None, bool]] = []
         """Settings that `set_config` was called for, for the door to apply."""
         self.signals: list[SessionSignal] = []
         """Sessions that are to be canceled or ended, for the door to do so."""
@@ -122,13 +122,8 @@ class CatalogFunctions:
         )
 
     def _set_config(self, name: str, value: str | None, local: int = 0) -> str:
-        if local and name.lower() in ("role", "session_authorization"):
-            raise CatalogQueryError(
-                f"set_config of {name} for one transaction is not supported: use SET LOCAL",
-                NOT_SUPPORTED,
-            )
         # Not done here: the session is the door's.
-        self.settings_set.append((name.lower(), value or ""))
+        self.settings_set.append((name.lower(), value, bool(local)))
         return value or ""
 
     def _terminate(self, pid: int | None, timeout: int = 0) -> int | None:
@@ -493,8 +488,6 @@ _OWN_SETTINGS: Final = {
     "log_timezone": "UTC",
     "datestyle": "ISO, MDY",
     "search_path": DEFAULT_SEARCH_PATH,
-    "default_transaction_isolation": "serializable",
-    "transaction_isolation": "serializable",
     "is_superuser": "on",
     "lc_collate": "C.UTF-8",
     "lc_ctype": "C.UTF-8",

@@ -11,6 +11,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
+from decimal import Decimal
 from functools import lru_cache
 from typing import Any, Final
 
@@ -89,8 +91,9 @@ class CatalogAnswer(msgspec.Struct, frozen=True):
 
     columns: tuple[AnswerColumn, ...]
     rows: list[tuple[Any, ...]]
-    settings: tuple[tuple[str, str], ...] = ()
-    """Settings that it changed by `set_config`: name and value."""
+    settings: tuple[tuple[str, str | None, bool], ...] = ()
+    """Settings that it changed by `set_config`: name, value (None: the default), and whether for
+    its transaction alone."""
     signals: tuple[SessionSignal, ...] = ()
     """Sessions that it ends, or whose statements it cancels."""
     warnings: tuple[str, ...] = ()
@@ -111,15 +114,12 @@ class CatalogQueries:
     def __init__(self) -> None:
         self._database = CatalogDatabase()
         self._database.apply_snapshot(PgCatalogSnapshot(0))
-        self._own_names: frozenset[str] = frozenset()
         # A compiled text depends on system relations alone, so that it outlives snapshots.
         self._compile = lru_cache(COMPILED_QUERIES_MAX)(self._compile_text)
 
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
         """Show this snapshot from now on. Costs nothing for the version that is shown."""
         self._database.apply_snapshot(snapshot)
-        # Names that begin with pg_ may be ours: then a query is no catalog query.
-        self._own_names = frozenset(each.name.lower() for each in snapshot.objects)
 
     def apply_sessions(self, sessions: Sequence[CatalogSession]) -> None:
         """Show these sessions in `pg_stat_activity` from now on, beside the one that asks."""
@@ -140,7 +140,7 @@ class CatalogQueries:
 
     def _asks_the_catalog(self, tree: Any) -> bool:
         ctes = {identifier_name(cte.args["alias"].this) for cte in tree.find_all(exp.CTE)}
-        asked = False
+        asked = own = False
         for table in tree.find_all(exp.Table):
             # What is in them is looked at for itself.
             if isinstance(table.this, exp.Func | exp.Query | exp.Values):
@@ -149,11 +149,13 @@ class CatalogQueries:
             name = identifier_name(table.this) if table.this is not None else ""
             if not schema and name in ctes:
                 continue
-            if schema not in _SYSTEM_SCHEMAS and (
-                schema or not name.startswith("pg_") or name in self._own_names
-            ):
+            if schema not in _SYSTEM_SCHEMAS and (schema or not name.startswith("pg_")):
                 return False
-            asked = True
+            # A table of a user's may have such a name; beside the catalog's it is told as unknown.
+            known = bool(schema) or self._database.find_relation("", name) is not None
+            asked, own = asked or known, own or not known
+        if own:
+            return asked
         return asked or any(_is_session_node(node) for node in tree.walk())
 
     def describe_catalog_query(
@@ -236,6 +238,10 @@ class CatalogQueries:
             return int(value)
         if isinstance(value, list | tuple):
             return array_json(value)
+        if isinstance(value, datetime | date):
+            value = value.isoformat(sep=" ") if isinstance(value, datetime) else value.isoformat()
+        elif isinstance(value, Decimal):
+            value = str(value)
         if not isinstance(value, str):
             return value
         if kind in REGISTERED:

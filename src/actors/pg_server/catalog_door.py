@@ -43,7 +43,6 @@ from actors.protocol.role_messages import RolesReport
 from actors.sql_session.audit import dialect_of, shown_statement
 from actors.sql_session.context import DATABASE, SessionContext
 from actors.sql_session.results import StatementResult, result_of
-from actors.sql_session.session_variables import ROLE_VARIABLES
 
 _KINDS: Final[Mapping[str, ObjectKind]] = {
     "table": "table",
@@ -134,6 +133,8 @@ class CatalogDoor:
     ) -> StatementResult:
         """Return the result of a statement. Raises `CatalogQueryError`."""
         await self._refresh()
+        if self._context.transaction is not None:
+            self._context.transaction.queried = True
         variables, opened = self._context.variables, self._opened
         settings = {name.lower(): value for name, value in variables.all()}
         session = msgspec.structs.replace(
@@ -149,10 +150,8 @@ class CatalogDoor:
         queries.apply_sessions([self._shown(each) for each in self._sessions])
         found = queries.answer_catalog_query(text, values, session, oids)
         # set_config() is how drivers without SET change a setting.
-        for name, value in found.settings:
-            variables.set(name, value)
-            if name in ROLE_VARIABLES:
-                self._context.keep_roles()
+        for name, value, local in found.settings:
+            self._context.set_variable(name, value, local=local)
         for signal in found.signals:
             # One that has just ended needs no signal any more.
             with suppress(UnknownObject):

@@ -13,7 +13,12 @@ from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Container, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
 from typing import Final
 
 import anyio
@@ -22,10 +27,10 @@ from actors.access.access_rules import UNPROVEN, RoleLogin
 from actors.access.open_sessions import OpenSession, OpenSessions, ReadObjects
 from actors.controller.reads.point_reads import PointReads
 from actors.errors import (
+    AccessDenied,
     AuthenticationFailed,
     ConnectionBroken,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     ProtocolError,
     RemoteProtocolError,
@@ -39,34 +44,35 @@ from actors.pg_server.connected_rows import while_connected
 from actors.pg_server.copying import copy_from_client, copy_to_client
 from actors.pg_server.login import TokenProof, prove_role
 from actors.pg_server.point_answers import answer_point
-from actors.pg_server.point_statements import find_point
+from actors.pg_server.preparing import prepare_statement, schemas_of
 from actors.pg_server.row_sending import send_portal, send_result
 from actors.pg_server.startup import startup_variables
+from actors.pg_server.statement_scope import StatementScope, receive_in_time
 from actors.pg_server.statements import (
+    SETTING_STATEMENTS,
     TRANSACTION_STATEMENTS,
     WRITES,
     KeptStatement,
     OpenPortal,
     describe_fields,
-    infer_parameters,
     may_have_rows,
 )
 from actors.pg_server.wire import PgWire
 from actors.pgwire import messages as pg
+from actors.pgwire import sqlstate
 from actors.pgwire.parameters import parse_parameters, spark_literal
-from actors.pgwire.sqlstate import error_report
 from actors.plan.schema import TableSchema
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import split_statements
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
-from actors.sql_session.context import READABLE_KINDS
 from actors.sql_session.error_places import counted_from
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.session import SqlSession
-from actors.sql_session.session_variables import ROLE_VARIABLES
+from actors.sql_session.session_settings import MESSAGE_LEVELS
 
 log = logging.getLogger("penstock.pg")
 
@@ -146,8 +152,9 @@ class PgConnection:
         """True after an error in a pipeline, until its Sync."""
         self._implicit = False
         """True in a transaction that nobody opened by BEGIN."""
-        self._running: anyio.CancelScope | None = None
-        self._canceled = False
+        self._reported: Mapping[str, str] = {}
+        """Settings as the client was told them last."""
+        self._statement = StatementScope()
 
     @property
     def opened(self) -> OpenSession:
@@ -170,17 +177,12 @@ class PgConnection:
     def cancel(self, secret_key: bytes) -> None:
         """Cancel the statement that runs, if the key is right."""
         if secret_key == self.secret_key:
-            self._cancel_running()
+            self._statement.cancel()
 
     def _end(self, _: SessionEnded) -> None:
         """End the connection: at once, unless its own statement asked for what ends it."""
         if not self.opened.answer_first:
             self._life.cancel()
-
-    def _cancel_running(self) -> None:
-        if self._running is not None:
-            self._canceled = True
-            self._running.cancel()
 
     # -- the connection's life ---------------------------------------------------------------------
 
@@ -195,7 +197,8 @@ class PgConnection:
                     await self._say_goodbye(self.opened.ended)
         except SessionEnded as error:
             await self._say_goodbye(error)
-        except (ProtocolError, ResourceBusy) as error:
+        # A client that asks for what is not there is not let in.
+        except (ProtocolError, ResourceBusy, InvalidUsage, AccessDenied) as error:
             await self._say_goodbye(error)
         except ConnectionBroken as error:
             log.info("%s is gone: %s", self.wire.peer, error)
@@ -214,7 +217,9 @@ class PgConnection:
         try:
             # A client that takes nothing does not hold the end of its session back.
             with anyio.move_on_after(GOODBYE_SECONDS):
-                await self.wire.send(pg.encode_error(error_report(error, severity="FATAL")))
+                await self.wire.send(
+                    pg.encode_error(sqlstate.error_report(error, severity="FATAL"))
+                )
                 await self.wire.flush()
         except ConnectionBroken:
             pass  # it left before it could be told
@@ -281,20 +286,17 @@ class PgConnection:
             "postgresql", role, peer, number=self.process_id, proven=True
         )
         opened.on_end = self._end
-        opened.on_cancel = self._cancel_running
+        opened.on_cancel = self._statement.cancel
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
         self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
+        # Not in another state than the client believes: what it asked for is obeyed or refused.
         for name, value in startup_variables(packet.parameters):
-            try:
-                session.variables.set(name, value)
-            except InvalidUsage as error:
-                # Not as another role than the client believes.
-                if name.lower() in ROLE_VARIABLES:
-                    raise AuthenticationFailed(str(error)) from None
-                await self._notice(str(error))
-        for name, value in session.variables.reported():
-            await self.wire.send(pg.encode_parameter_status(name, value))
+            if not session.context.set_variable(name, value):
+                raise InvalidUsage(f'parameter "{name}" is set in a transaction alone')
+        session.variables.mark_start()
+        session.context.committing = self._statement.committing
+        await self._report_settings()
         # Clients of 3.0 keep exactly four bytes of it.
         self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
         await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
@@ -313,7 +315,7 @@ class PgConnection:
 
     async def _serve(self) -> None:
         while True:
-            message = await self.wire.receive()
+            message = await receive_in_time(self.wire, self.session)
             if message is None or isinstance(message, pg.TerminateSession):
                 return
             if isinstance(message, pg.SyncPipeline):
@@ -339,8 +341,17 @@ class PgConnection:
                 return
 
     async def _ready(self) -> None:
+        await self._report_settings()
         await self.wire.send(pg.encode_ready(self._status()))
         await self.wire.flush()
+
+    async def _report_settings(self) -> None:
+        """Tell the client of settings that have changed, which it keeps."""
+        reported = self.session.variables.reported()
+        for name, value in reported.items():
+            if self._reported.get(name) != value:
+                await self.wire.send(pg.encode_parameter_status(name, value))
+        self._reported = reported
 
     def _status(self) -> bytes:
         if not self.session.in_transaction:
@@ -352,18 +363,9 @@ class PgConnection:
     async def _guarded(self, run: Callable[[], Awaitable[None]]) -> bool:
         """Run a part of the protocol; tell the client of its error. Return whether it failed."""
         error: BaseException
-        # A cancel that came too late was of the statement before.
-        self._canceled = False
         try:
-            with anyio.CancelScope() as scope:
-                self._running = scope
-                try:
-                    await run()
-                finally:
-                    self._running = None
-            if not (scope.cancelled_caught and self._canceled):
-                return False
-            error = OperationCanceled("canceling statement due to user request")
+            await self._statement.run(run)
+            return False
         except (ProtocolError, ConnectionBroken):
             raise  # the connection ends
         except PenstockError as known:
@@ -372,11 +374,17 @@ class PgConnection:
             log.error("a statement failed by a fault of this program", exc_info=fault)
             error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
         self.session.failed = self.session.in_transaction
-        await self.wire.send(pg.encode_error(error_report(error)))
+        await self.wire.send(pg.encode_error(sqlstate.error_report(error)))
         return True
 
-    async def _notice(self, text: str, severity: str = "NOTICE") -> None:
-        report = pg.ErrorReport("00000", text, severity)
+    def _begin_timeout(self) -> None:
+        self._statement.begin_timeout(self.session.context.deadline_ms)
+
+    async def _notice(self, text: str, severity: str = "NOTICE", state: str = "00000") -> None:
+        least = self.session.variables.get("client_min_messages")
+        if MESSAGE_LEVELS.index(severity.lower()) < MESSAGE_LEVELS.index(least):
+            return
+        report = pg.ErrorReport(state, text, severity)
         await self.wire.send(pg.encode_notice(report))
 
     async def _end_implicit(self) -> None:
@@ -399,7 +407,7 @@ class PgConnection:
     # -- the simple protocol -----------------------------------------------------------------------
 
     async def _simple(self, text: str) -> None:
-        found = split_statements(text, SqlDialect.POSTGRES)
+        found = await work_on(len(text), lambda: split_statements(text, SqlDialect.POSTGRES))
         if not found:
             await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
             return
@@ -412,9 +420,12 @@ class PgConnection:
     async def _simple_one(self, text: str, *, begins: bool) -> None:
         """Carry out one statement of a simple query; `begins`: several follow as one
         transaction."""
+        self._begin_timeout()
+        if begins and self.catalog.answers(text):
+            self._begin_implicit(None)
         if await self._answer_catalog(text, ()):
             return
-        statement = self.session.parse(text)
+        statement = await work_on(len(text), lambda: self.session.parse(text))
         if begins:
             self._begin_implicit(statement)
         if isinstance(statement, sql.CopyStatement):
@@ -424,7 +435,7 @@ class PgConnection:
             result = await self._execute(statement, ())
         await self._send_result(result)
 
-    def _begin_implicit(self, statement: sql.SqlStatement) -> None:
+    def _begin_implicit(self, statement: sql.SqlStatement | None) -> None:
         """Open a transaction for what follows, unless one is open or the statement opens one."""
         if self.session.in_transaction or isinstance(statement, TRANSACTION_STATEMENTS):
             return
@@ -438,18 +449,15 @@ class PgConnection:
             # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
             self._implicit = False
             if isinstance(statement, sql.BeginStatement):
+                self.session.set_modes(statement.modes)
                 return StatementResult("BEGIN")
-        # Clients keep these values, and must hear of a change before the statement's end.
-        before = dict(self.session.variables.reported())
         result = self._deallocated(statement) or await self._declared(statement, parameters)
         if result is None:
             result = await self.session.execute(statement, parameters)
         result = while_connected(self.wire, result)
         for notice in result.notices:
-            await self._notice(notice)
-        for name, value in self.session.variables.reported():
-            if before.get(name) != value:
-                await self.wire.send(pg.encode_parameter_status(name, value))
+            state = sqlstate.NOTICE_STATES.get(notice)
+            await self._notice(notice, "NOTICE" if state is None else "WARNING", state or "00000")
         return result
 
     def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
@@ -486,7 +494,7 @@ class PgConnection:
 
     async def _audited_names(self) -> dict[str, TableSchema]:
         """Return the objects that a query may name, if that is written down."""
-        return await self._schemas() if self._audit.is_on else {}
+        return await schemas_of(self.session.context) if self._audit.is_on else {}
 
     async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
         session = self.session
@@ -498,7 +506,7 @@ class PgConnection:
         await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
 
     def _time_zone(self) -> str:
-        return self.session.variables.get("TimeZone")
+        return self.session.context.zone
 
     # -- the extended protocol ---------------------------------------------------------------------
 
@@ -513,10 +521,16 @@ class PgConnection:
                 kept = None if portal is None else portal.kept
         offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
         shown = "" if kept is None else kept.text
-        with counted_from(offset, whole), self.opened.running(shown):
+        zone = self._time_zone() if kept is None else kept.zone
+        with (
+            counted_from(offset, whole),
+            self.opened.running(shown),
+            self.session.context.written_in(zone),
+        ):
             await self._extended(message)
 
     async def _extended(self, message: pg.FrontendMessage) -> None:
+        self._begin_timeout()
         match message:
             case pg.ParseStatement():
                 await self._parse(message)
@@ -555,10 +569,11 @@ class PgConnection:
 
     async def _parse(self, message: pg.ParseStatement) -> None:
         if message.name and message.name in self._kept:
-            raise InvalidUsage(f'prepared statement "{message.name}" already exists')
+            raise sqlstate.statement_exists(message.name)
         if len(self._kept) >= KEPT_STATEMENTS_MAX:
             raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
-        found = split_statements(message.query, SqlDialect.POSTGRES)
+        query = message.query
+        found = await work_on(len(query), lambda: split_statements(query, SqlDialect.POSTGRES))
         if len(found) > 1:
             raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
         kept = KeptStatement("", None, ())
@@ -567,6 +582,7 @@ class PgConnection:
             with counted_from(offset, message.query):
                 kept = await self._prepared(text, message.parameter_oids)
             kept.whole, kept.offset = message.query, offset
+        kept.zone = self._time_zone()
         self._kept[message.name] = kept
         await self.wire.send(pg.PARSE_COMPLETE)
 
@@ -574,21 +590,7 @@ class PgConnection:
         """Return a statement with the types of its parameters, of which the client gave some."""
         if self.catalog.answers(text):
             return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
-        statement = self.session.parse(text)
-        # Without a parameter nothing is inferred, so the catalog is not asked.
-        schemas = await self._schemas() if "$" in text else {}
-        oids = infer_parameters(text, statement, given, schemas)
-        point = None
-        if isinstance(statement, sql.QueryStatement) and schemas:
-            point = find_point(text, statement, oids, await self._schemas(READABLE_KINDS))
-        return KeptStatement(text, statement, oids, point=point)
-
-    async def _schemas(self, kinds: Container[str] | None = None) -> dict[str, TableSchema]:
-        return {
-            each.name: each.schema
-            for each in await self.session.context.catalog.known()
-            if each.schema is not None and (kinds is None or each.kind in kinds)
-        }
+        return await prepare_statement(self.session, text, given)
 
     async def _bind(self, message: pg.BindPortal) -> None:
         kept = self._kept_named(message.statement)
@@ -598,17 +600,21 @@ class PgConnection:
                 f'statement "{message.statement}" requires {len(kept.parameter_oids)}'
             )
         if message.portal and message.portal in self._portals:
-            raise InvalidUsage(f'cursor "{message.portal}" already exists')
+            raise sqlstate.cursor_exists(message.portal)
         await self._close_portal(message.portal)
         if len(self._portals) >= PORTALS_MAX:
             raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
-        self._portals[message.portal] = OpenPortal(kept, message)
+        zone = self._time_zone()
+        values = await work_on(
+            len(kept.text), lambda: parse_parameters(message, kept.parameter_oids, zone)
+        )
+        self._portals[message.portal] = OpenPortal(kept, message, values=values)
         await self.wire.send(pg.BIND_COMPLETE)
 
     def _kept_named(self, name: str) -> KeptStatement:
         kept = self._kept.get(name)
         if kept is None:
-            raise InvalidUsage(f'prepared statement "{name}" does not exist')
+            raise sqlstate.unknown_statement(name)
         return kept
 
     def _is_cursor(self, name: str) -> bool:
@@ -619,7 +625,7 @@ class PgConnection:
     def _portal_named(self, name: str) -> OpenPortal:
         portal = self._portals.get(name)
         if portal is None:
-            raise InvalidUsage(f'portal "{name}" does not exist')
+            raise sqlstate.unknown_cursor(name, "portal")
         return portal
 
     async def _describe_statement(self, kept: KeptStatement) -> None:
@@ -673,8 +679,7 @@ class PgConnection:
         if portal.begun:
             return
         portal.begun = True
-        kept = portal.kept
-        values = parse_parameters(portal.bound, kept.parameter_oids, self._time_zone())
+        kept, values = portal.kept, portal.values
         if kept.point is not None and self._reads_latest():
             role = self.opened.role
             rows = self._points.find(kept.point.selection, kept.point.key(values), role)
@@ -690,7 +695,7 @@ class PgConnection:
             for warning in result.notices:
                 await self._notice(warning, "WARNING")
         else:
-            parameters = self._parameters(portal)
+            parameters = await work_on(len(kept.text), lambda: self._parameters(portal))
             with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
                 result = await self._execute(kept.statement, parameters)
         portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
@@ -701,11 +706,9 @@ class PgConnection:
 
     def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
         """Return the parameters that a portal's statement is carried out with."""
-        oids = portal.kept.parameter_oids
-        values = parse_parameters(portal.bound, oids, self._time_zone())
         return [
             SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
-            for value, oid in zip(values, oids, strict=True)
+            for value, oid in zip(portal.values, portal.kept.parameter_oids, strict=True)
         ]
 
     def _reads_latest(self) -> bool:
@@ -741,7 +744,8 @@ class PgConnection:
             return
         # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
         last = isinstance(await self.wire.peek(), pg.SyncPipeline)
-        if isinstance(statement, WRITES) and not last:
+        # Whatever a later error of the pipeline takes back.
+        if isinstance(statement, (*WRITES, *SETTING_STATEMENTS)) and not last:
             self._begin_implicit(statement)
         await self._begin_portal(portal)
         if last and self._implicit:

@@ -30,6 +30,7 @@ def format_of(options: sql.CopyOptions) -> RowFormat:
         options.delimiter.encode(),
         options.null.encode(),
         options.header,
+        options.header_match,
         options.quote.encode(),
         options.escape.encode(),
     )
@@ -43,6 +44,7 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
         InvalidClientData: A row does not fit; nothing is inserted.
         InvalidUsage: The client gave the copy up, or it has too many bytes for one statement.
     """
+    session.begin_statement(statement)
     context = session.context
     assert statement.table is not None
     table, schema = await context.catalog.find_table(statement.table)
@@ -55,7 +57,7 @@ async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.Cop
         form,
         batch_bytes=BATCH_BYTES,
         row_bytes_max=context.settings.frame_bytes_max,
-        time_zone=session.variables.get("TimeZone"),
+        time_zone=session.context.zone,
     )
     binary = form.kind is CopyFormat.BINARY
     await wire.send(pg.encode_copy_in(binary=binary, columns=len(columns)))
@@ -94,6 +96,9 @@ async def copy_to_client(
     wire: PgWire, session: SqlSession, statement: sql.CopyStatement, time_zone: str
 ) -> int:
     """Send the rows of a table, a query or a subscribe. Return their number."""
+    session.begin_statement(statement)
+    if statement.options.header_match:
+        raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
     result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None

@@ -14,7 +14,9 @@ import msgspec
 
 from actors.controller.reads.point_reads import PointSelection
 from actors.pgwire.parameters import spark_literal
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.pgwire.type_map import INT2, INT4, INT8, TEXT, VARCHAR
+from actors.pgwire.typed_texts import typed_literal
 from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
 from actors.sql.dialects import to_spark
@@ -69,7 +71,11 @@ def find_point(
     if any(each is None or str(each) in text for each in examples):
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
-    read = simple_read(to_spark(statement.query.text, literals).text, schemas)
+    try:
+        query = to_spark(statement.query.text, literals, read_typed=typed_literal).text
+    except InvalidClientData:
+        return None  # what is cast to a uuid is another text afterwards
+    read = simple_read(query, schemas)
     if read is None or read.finishing is not None or not read.filter:
         return None
     key, values, parameters = [], [], []

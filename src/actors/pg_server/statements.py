@@ -1,7 +1,7 @@
 """Prepared statements and portals of one connection, and what clients are told of them.
 
 A statement is parsed when it is prepared. Types of parameters that the client leaves open are those
-of the columns that they stand beside; else they are text. Pure.
+of their place (`parameter_scope`); else they are text. Pure.
 """
 
 from __future__ import annotations
@@ -14,24 +14,23 @@ import pyarrow as pa
 
 from actors.access.open_sessions import ReadRights
 from actors.errors import InvalidUsage, SqlSyntaxError
+from actors.pg_server.parameter_scope import named_relations, scoped_types
 from actors.pg_server.point_statements import PointStatement
 from actors.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.pgwire.row_encoding import EncodedRows
 from actors.pgwire.type_map import INT8, INTERVAL, TEXT, UNKNOWN, pg_type, pg_type_of_spark, sized
+from actors.pgwire.value_parsing import ParameterValue
 from actors.plan.schema import TableSchema
 from actors.protocol.relations import fold
 from actors.sql import statements as sql
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.statements import InsertStatement, SqlStatement
-from actors.sql.tokens import SqlDialect, SqlToken, lex_sql, name_value
+from actors.sql.tokens import SqlDialect, lex_sql
 from actors.sql.type_names import read_type
 
 PARAMETERS_MAX: Final = 65_535
 """The protocol counts parameters in 16 bits."""
-_COMPARISONS: Final = frozenset({"=", "<>", "!=", "<", "<=", ">", ">=", "LIKE", "ILIKE", "+", "-"})
 _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
-_PASSED: Final = frozenset({"(", ",", "IN", "BETWEEN", "NOT"})
-"""Words between a column and a parameter that it is compared with: ``id IN ($1, $2)``."""
 _ROWS: Final = (
     sql.QueryStatement,
     sql.SubscribeStatement,
@@ -47,14 +46,20 @@ _ROWS: Final = (
     sql.ShowRolesStatement,
     sql.ShowGrantsStatement,
 )
-WRITES: Final = (
+_CHANGES: Final = (
     sql.InsertStatement,
     sql.UpdateStatement,
     sql.DeleteStatement,
     sql.MergeStatement,
-    sql.CopyStatement,
 )
+WRITES: Final = (*_CHANGES, sql.CopyStatement)
 """Statements that change rows."""
+SETTING_STATEMENTS: Final = (
+    sql.SetVariableStatement,
+    sql.ResetVariableStatement,
+    sql.SetTransactionStatement,
+)
+"""Statements that change settings of the session."""
 TRANSACTION_STATEMENTS: Final = (sql.BeginStatement, sql.CommitStatement, sql.RollbackStatement)
 """Statements that begin or end a transaction."""
 
@@ -70,6 +75,8 @@ class KeptStatement(msgspec.Struct):
     text: str
     statement: SqlStatement | None
     parameter_oids: tuple[int, ...]
+    zone: str = "UTC"
+    """Time zone of times in the text: the session's when it was parsed."""
     whole: str = ""
     """The text as it was sent, in which the positions of errors count."""
     offset: int = 0
@@ -103,6 +110,8 @@ class OpenPortal(msgspec.Struct):
     """Number of rows that were sent."""
     begun: bool = False
     ended: bool = False
+    values: Sequence[ParameterValue | None] = ()
+    """Values of the parameters, read in the time zone that the session had at the Bind."""
 
     async def close(self) -> None:
         """End the statement."""
@@ -158,9 +167,10 @@ def infer_parameters(
         schemas: The objects that the text may name, by name.
     """
     count = max(count_parameters(text), len(given))
-    # Columns of an INSERT are sure, neighbours a guess: the former are laid over the latter. A cast
-    # says its type itself, and an INSERT's value with one is none of `_by_columns`.
-    found = dict(_by_neighbours(text, _column_types(schemas)))
+    # Columns of an INSERT are sure, and so are casts: what the scope tells is laid below them.
+    found = _by_casts(text)
+    if isinstance(statement, (sql.QueryStatement, sql.SubscribeStatement, *_CHANGES)) and count:
+        found = scoped_types(_queried(text, statement), schemas) | found
     if isinstance(statement, InsertStatement):
         found |= _by_columns(statement, schemas)
     oids = []
@@ -170,42 +180,36 @@ def infer_parameters(
     return tuple(oids)
 
 
-def _column_types(schemas: Mapping[str, TableSchema]) -> dict[str, int]:
-    """Return the types of columns by folded name, of those whose types agree in all objects."""
-    found: dict[str, set[int]] = {}
-    for schema in schemas.values():
-        for column in schema.columns:
-            found.setdefault(fold(column.name), set()).add(pg_type_of_spark(column.type).oid)
-    return {name: oids.pop() for name, oids in found.items() if len(oids) == 1}
+def relations_of(text: str, statement: SqlStatement) -> list[str]:
+    """Return the names of the relations that must be there when a statement is parsed; PostgreSQL
+    looks for those of others when they are carried out."""
+    if not isinstance(statement, (sql.QueryStatement, *_CHANGES)):
+        return []
+    return named_relations(_queried(text, statement))
 
 
-def _by_neighbours(text: str, columns: Mapping[str, int]) -> dict[int, int]:
-    """Return types of parameters that are compared with a column, or that count rows."""
+def _queried(text: str, statement: SqlStatement | None) -> str:
+    """Return the part of a text that says how its parameters are used, in plain SQL."""
+    match statement:
+        case sql.QueryStatement() | sql.SubscribeStatement() if statement.query is not None:
+            return statement.query.text
+        case InsertStatement(rows=tuple() as rows) if len(rows) > 1:
+            # Each row is like the first one, and `_by_columns` has the types of all.
+            return text[: rows[0][-1].end] + text[rows[-1][-1].end :]
+    return text
+
+
+def _by_casts(text: str) -> dict[int, int]:
+    """Return types of parameters that are cast, or that count rows."""
     lexed = lex_text(text, SqlDialect.POSTGRES)
-    tokens = lexed.tokens
     found: dict[int, int] = {}
-    last: int | None = None
-    between = False
-    for place, token in enumerate(tokens):
+    before = ""
+    for place, token in enumerate(lexed.tokens):
         if token.kind == "parameter":
-            number = int(token.text[1:12])
-            oid = _cast(lexed, place) or (
-                last if last is not None else _following(tokens, place, columns)
-            )
-            if oid is not None:
-                found.setdefault(number, oid)
-            continue
-        # What precedes a parameter decides: `LIMIT $1` counts rows, `id = $1` is of id's type.
-        if token.word in _COUNTS:
-            last = INT8
-        elif token.word == "AND" and between:
-            between = False  # of BETWEEN, not the next condition
-        elif token.word in _COMPARISONS or token.word in _PASSED:
-            between = between or token.word == "BETWEEN"
-        elif token.kind in ("word", "name"):
-            last = columns.get(_folded(token))
-        else:
-            last = None
+            oid = _cast(lexed, place) or (INT8 if before in _COUNTS else 0)
+            if oid:
+                found.setdefault(int(token.text[1:12]), oid)
+        before = token.word
     return found
 
 
@@ -220,21 +224,6 @@ def _cast(lexed: LexedText, place: int) -> int:
         return TEXT if oid == INTERVAL else oid
     except SqlSyntaxError:
         return 0  # whoever reads the statement says so
-
-
-def _following(tokens: Sequence[SqlToken], place: int, columns: Mapping[str, int]) -> int | None:
-    """Return the type of the column in ``$1 = column``."""
-    after = tokens[place + 1 : place + 5]
-    if len(after) < 2 or after[0].word not in _COMPARISONS:
-        return None
-    # A qualified name: the column is its last part.
-    name = after[3] if len(after) == 4 and after[2].text == "." else after[1]
-    return columns.get(_folded(name)) if name.kind in ("word", "name") else None
-
-
-def _folded(token: SqlToken) -> str:
-    """Return the name that a word or a quoted identifier stands for, folded."""
-    return fold(name_value(token.text) if token.kind == "name" else token.text)
 
 
 def _by_columns(statement: InsertStatement, schemas: Mapping[str, TableSchema]) -> dict[int, int]:

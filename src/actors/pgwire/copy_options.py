@@ -36,6 +36,8 @@ class RowFormat(msgspec.Struct, frozen=True):
     null: bytes = b"\\N"
     header: bool = False
     """The first line has the columns' names."""
+    header_match: bool = False
+    """It is an error if it has others."""
     quote: bytes = b'"'
     escape: bytes = b'"'
 
@@ -80,5 +82,10 @@ def row_format(
     if is_csv and (quote == delimiter or quote in null):
         raise InvalidUsage(f"COPY QUOTE {quote!r} must be neither the delimiter nor in NULL")
     return RowFormat(
-        form, delimiter.encode(), null.encode(), header, quote.encode(), escape.encode()
+        form,
+        delimiter.encode(),
+        null.encode(),
+        header,
+        quote=quote.encode(),
+        escape=escape.encode(),
     )

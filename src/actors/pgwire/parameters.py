@@ -28,6 +28,7 @@ from actors.pgwire.type_map import (
 from actors.pgwire.value_parsing import (
     UNTYPED,
     ParameterValue,
+    check_elements,
     decode_text,
     parse_binary_value,
     parse_text_value,
@@ -58,9 +59,12 @@ def parse_parameters(
         )
     formats = expand_formats(bind.parameter_formats, len(oids), "parameters")
     values: list[ParameterValue | None] = []
+    elements = 0
     for number, (data, oid, form) in enumerate(zip(bind.parameters, oids, formats, strict=True), 1):
         try:
             values.append(None if data is None else parse_parameter(data, oid, form, time_zone))
+            elements += len(found) if isinstance(found := values[-1], list) else 0
+            check_elements(elements)
         except InvalidClientData as error:
             raise InvalidClientData(f"parameter ${number}: {error}", error.sqlstate) from None
     return values

@@ -36,7 +36,7 @@ from actors.pgwire.sqlstate import (
     NULL_NOT_ALLOWED,
     InvalidClientData,
 )
-from actors.plan.schema import TableSchema
+from actors.plan.schema import TableColumn, TableSchema
 
 _LINE, _DELIMITER, _RETURN, _QUOTE, _ESCAPE = 1, 2, 3, 4, 5
 """Classes of the characters that mean something."""
@@ -184,6 +184,18 @@ class _LineMarks(msgspec.Struct):
         ]
         return _LineMarks(self.ends[:count], self.is_line[:count], *cut)
 
+    def until(self, stop: int) -> tuple[_LineMarks, int]:
+        """Return (the marks before the mark of the stream's end, the end of the last line). What
+        stands before that mark on its line is a line as well."""
+        marks = self.before(stop)
+        lines = marks.ends[marks.is_line]
+        end = int(lines[-1]) + 1 if len(lines) else 0
+        if end < stop:
+            marks.ends = np.append(marks.ends, stop)
+            marks.is_line = np.append(marks.is_line, True)
+            end = stop + 1
+        return marks, end
+
 
 class _LineDecoder(_StreamDecoder):
     """Decodes lines of fields, as text and CSV both have them."""
@@ -222,27 +234,52 @@ class _LineDecoder(_StreamDecoder):
         # Several times as fast as a lookup by numpy, which widens each byte to an index.
         return np.frombuffer(data[:size].tobytes().translate(self._classes), np.uint8)
 
-    def _stop(self, data: ByteValues, marks: _LineMarks) -> int | None:
-        """Return the place of the line that marks the stream's end, if it came."""
-        return None
+    def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
+        """Return the place of the mark of the stream's end, if all of it came."""
+        raise NotImplementedError
 
     def _decode(self, data: ByteValues, size: int) -> tuple[int, pa.RecordBatch | None]:
         marks = self._marks(data, size)
         lines = marks.ends[marks.is_line]
-        stop = self._stop(data, marks)
+        stop = self._stop(data, marks, size)
+        end = int(lines[-1]) + 1 if len(lines) else 0
         if stop is not None:
             self._ended = True
-        end = (int(lines[-1]) + 1 if len(lines) else 0) if stop is None else stop
+            marks, end = marks.until(stop)
+            lines = marks.ends[marks.is_line]
         marks = marks.before(end)
         start = 0
         if self._header and end:
             self._header = False
             start = int(lines[0]) + 1
+            if self._form.header_match:
+                self._check_header(data[:start].tobytes())
             first = int(np.flatnonzero(marks.is_line)[0]) + 1
             marks.ends, marks.is_line = marks.ends[first:], marks.is_line[first:]
         batch = self._batch(data, marks, start, end) if len(marks.ends) else None
+        if stop is not None and not _ends_line(data, stop + 2):
+            raise self._error(self._line_at(data, stop), "end-of-copy marker corrupt")
         self._done += int(np.count_nonzero(data[:end] == _NEWLINE))
         return (size if self._ended else end), batch
+
+    def _check_header(self, line: bytes) -> None:
+        """Raise `InvalidClientData` if the first line has other names than the columns."""
+        names = [column.name for column in self._columns]
+        texts = TableSchema(tuple(TableColumn(name, "string") for name in names))
+        form = msgspec.structs.replace(self._form, header=False, header_match=False)
+        decoder = type(self)(texts, form, len(line), self._row_bytes_max, self._time_zone)
+        rows = [
+            row for batch in [*decoder.feed(line), *decoder.finish()] for row in batch.to_pylist()
+        ]
+        found = list(rows[0].values()) if rows else []
+        for number, (given, name) in enumerate(zip(found, names, strict=False), 1):
+            if given != name:
+                shown = "a null value" if given is None else f'"{given}"'
+                raise self._error(
+                    1,
+                    f"column name mismatch in header line field {number}: got {shown}, "
+                    f'expected "{name}"',
+                )
 
     def _line_at(self, data: ByteValues, place: int) -> int:
         """Return the number of the line that has that place."""
@@ -357,13 +394,10 @@ class _TextDecoder(_LineDecoder):
             escapes=escapes,
         )
 
-    def _stop(self, data: ByteValues, marks: _LineMarks) -> int | None:
-        lines = set(marks.ends[marks.is_line].tolist())
-        for place in marks.escapes[data[marks.escapes + 1] == ord(".")].tolist():
-            behind = place + 3 if data[place + 2] == ord("\r") else place + 2
-            if behind in lines and (place == 0 or place - 1 in lines):
-                return int(place)
-        return None
+    def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
+        found = marks.escapes[data[marks.escapes + 1] == ord(".")]
+        # Anywhere in a line; whether its end follows is checked when the rows before are read.
+        return int(found[0]) if len(found) and _has_mark(data, int(found[0]), size) else None
 
     def _values(
         self, data: ByteValues, starts: Lengths, ends: Lengths, marks: _LineMarks, end: int
@@ -377,6 +411,16 @@ class _TextDecoder(_LineDecoder):
             if len(coded):
                 marks.dropped = np.concatenate([escapes, _put_codes(data, coded)])
         return super()._values(data, starts, ends, marks, end)
+
+
+def _has_mark(data: ByteValues, place: int, size: int) -> bool:
+    """Return whether the two characters of a mark at that place came, and what follows them."""
+    return place + 2 + int(data[place + 2] == ord("\r")) < size
+
+
+def _ends_line(data: ByteValues, place: int) -> bool:
+    """Return whether an end of line is at that place."""
+    return bool(data[place + (data[place] == ord("\r"))] == _NEWLINE)
 
 
 def _odd_ones(places: Lengths) -> Lengths:
@@ -453,6 +497,15 @@ class _CsvDecoder(_LineDecoder):
             dropped=quotes[~kept],
             quotes=quotes,
         )
+
+    def _stop(self, data: ByteValues, marks: _LineMarks, size: int) -> int | None:
+        # Alone on a line: elsewhere the two characters are a value.
+        starts = np.concatenate([[0], marks.ends[marks.is_line] + 1])
+        found = starts[(data[starts] == ord("\\")) & (data[starts + 1] == ord("."))]
+        for place in found.tolist():
+            if _has_mark(data, place, size) and _ends_line(data, place + 2):
+                return int(place)
+        return None
 
     def _marks_one_by_one(
         self, data: ByteValues, size: int, places: Lengths, kinds: ByteValues

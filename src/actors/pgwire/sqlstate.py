@@ -13,6 +13,7 @@ from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejec
 from actors.pgwire.messages import ErrorReport
 
 INVALID_TEXT: Final = "22P02"
+INVALID_PARAMETER: Final = "22023"
 INVALID_BINARY: Final = "22P03"
 BAD_COPY_FORMAT: Final = "22P04"
 NUMBER_OUT_OF_RANGE: Final = "22003"
@@ -22,17 +23,46 @@ NOT_IN_ENCODING: Final = "22021"
 NULL_NOT_ALLOWED: Final = "23502"
 LIMIT_EXCEEDED: Final = "54000"
 NOT_SUPPORTED: Final = "0A000"
+UNKNOWN_SAVEPOINT: Final = "3B001"
+NO_TRANSACTION: Final = "25P01"
 OUTCOME_UNKNOWN: Final = "40003"
 OUT_OF_MEMORY: Final = "53200"
 INTERNAL_ERROR: Final = "XX000"
 
 
-class InvalidClientData(InvalidUsage):
-    """A parameter, or a row of a COPY, holds no value of its type."""
+class RefusedStatement(InvalidUsage):
+    """A statement breaks a rule for which PostgreSQL has an SQLSTATE of its own."""
 
-    def __init__(self, message: str, sqlstate: str = INVALID_TEXT) -> None:
+    def __init__(self, message: str, sqlstate: str) -> None:
         super().__init__(message)
         self.sqlstate = sqlstate
+
+
+def unknown_statement(name: str) -> RefusedStatement:
+    """Return the error for a prepared statement that there is not."""
+    return RefusedStatement(f'prepared statement "{name}" does not exist', "26000")
+
+
+def statement_exists(name: str) -> RefusedStatement:
+    """Return the error for a name that a prepared statement has already."""
+    return RefusedStatement(f'prepared statement "{name}" already exists', "42P05")
+
+
+def unknown_cursor(name: str, what: str = "cursor") -> RefusedStatement:
+    """Return the error for a cursor, or a portal, that there is not."""
+    return RefusedStatement(f'{what} "{name}" does not exist', "34000")
+
+
+def cursor_exists(name: str) -> RefusedStatement:
+    """Return the error for a name that a cursor has already."""
+    return RefusedStatement(f'cursor "{name}" already exists', "42P03")
+
+
+class InvalidClientData(RefusedStatement):
+    """A text, a parameter, or a row of a COPY, holds no value of its type."""
+
+    def __init__(self, message: str, sqlstate: str = INVALID_TEXT) -> None:
+        super().__init__(message, sqlstate)
 
 
 SQLSTATES: Final[dict[type[PenstockError], str]] = {
@@ -43,6 +73,9 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.ObjectExists: "42P07",
     errors.ObjectInUse: "2BP01",
     errors.TypeMismatch: "42804",
+    errors.NullNotAllowed: NULL_NOT_ALLOWED,
+    errors.ValueOutOfRange: NUMBER_OUT_OF_RANGE,
+    errors.ValueTooLong: "22001",
     errors.IncompatibleSchema: "42804",
     errors.DuplicateKey: "23505",
     errors.AbsentRow: "P0002",
@@ -104,7 +137,16 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
 }
 """SQLSTATE of each class of error; a class that is not here has its parent's."""
 
+NOTICE_STATES: Final = {
+    "there is already a transaction in progress": "25001",
+    "there is no transaction in progress": NO_TRANSACTION,
+    "SET LOCAL can only be used in transaction blocks": NO_TRANSACTION,
+    "SET TRANSACTION can only be used in transaction blocks": NO_TRANSACTION,
+}
+"""SQLSTATE of each notice that PostgreSQL sends as a warning."""
 _SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
+_CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
+_TIME_TYPES: Final = re.compile(r'cannot be cast to "(?:DATE|TIMESTAMP\w*|TIME\b)')
 _SPARK_PLACE: Final = re.compile(
     r"\bline (\d{1,9}),? pos(ition)? (\d{1,9})\b(\) ==(?:\n([^\n]*)\n( *)\^)?)?"
 )
@@ -130,8 +172,28 @@ def sqlstate_of(error: BaseException) -> str:
     if isinstance(error, QueryRejected | DefiniteError) and (
         found := _SPARK_STATE.search(str(error))
     ):
-        return found[1]
+        return _as_postgresql(str(error), found[1])
     return next(SQLSTATES[kind] for kind in type(error).__mro__ if kind in SQLSTATES)
+
+
+def _as_postgresql(message: str, state: str) -> str:
+    """Return the SQLSTATE that PostgreSQL gives to an error of Spark's: drivers choose the class of
+    their exception by it.
+
+    >>> _as_postgresql("[AMBIGUOUS_REFERENCE] …", "42704")
+    '42702'
+    """
+    found = _CONDITION.search(message)
+    match "" if found is None else found[1].partition(".")[0]:
+        case "AMBIGUOUS_REFERENCE":
+            return "42702"
+        case "CAST_INVALID_INPUT" | "INVALID_TYPED_LITERAL":
+            return INVALID_TIME if _TIME_TYPES.search(message) else INVALID_TEXT
+        case "INVALID_INLINE_TABLE" if "FAILED_SQL_EXPRESSION_EVALUATION" in message:
+            return "22000"  # a value of VALUES, with a reason that Spark does not tell
+        case "CANNOT_PARSE_TIMESTAMP" | "CANNOT_PARSE_TIME":
+            return INVALID_TIME
+    return state
 
 
 def names_place(message: str) -> bool:

@@ -127,6 +127,14 @@ def local_to_utc_second(second: int, name: str) -> int:
     return int(local_to_utc(np.array([second], np.int64), name)[0])
 
 
+def is_doubled(second: int, name: str) -> bool:
+    """Return whether a zone's clocks show this time twice."""
+    around = np.array([second - DAY_S, second + DAY_S], np.int64)
+    readings = second - utc_offsets(around, name)
+    found = utc_offsets(readings, name) == second - readings
+    return bool(found.all()) and int(readings[0]) != int(readings[1])
+
+
 # -- texts -----------------------------------------------------------------------------------------
 
 

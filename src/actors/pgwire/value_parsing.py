@@ -9,6 +9,7 @@ or infinite ones, NaN in a ``numeric``, arrays of several dimensions.
 from __future__ import annotations
 
 import datetime as dt
+import json
 import math
 import re
 import struct
@@ -21,8 +22,10 @@ from actors.errors import InvalidUsage
 from actors.pgwire.decimal_digits import parse_binary_decimal
 from actors.pgwire.sqlstate import (
     INVALID_BINARY,
+    INVALID_PARAMETER,
     INVALID_TEXT,
     INVALID_TIME,
+    LIMIT_EXCEEDED,
     NOT_IN_ENCODING,
     NOT_SUPPORTED,
     NUMBER_OUT_OF_RANGE,
@@ -68,6 +71,9 @@ ParameterValue: TypeAlias = (
     | list["ParameterValue | None"]
 )
 
+ARRAY_ELEMENTS_MAX: Final = 1_000_000
+"""Elements of one array, and of all arrays among the parameters of a statement: as values of Python
+they take many times the bytes that announce them."""
 UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
@@ -110,6 +116,11 @@ _TIME: Final = re.compile(
 _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
 _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
+_HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
+_UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
+BLANKS: Final = " \t\n\v\f\r"
+"""What PostgreSQL passes over around a value. Python's own idea of blanks is wider: U+00A0 and
+U+001C to U+001F are part of a text."""
 
 
 def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:
@@ -151,7 +162,7 @@ def _parse_integer(oid: int) -> Callable[[str], int]:
     low, high, name = _INT_LIMITS[oid]
 
     def parse(text: str) -> int:
-        stripped = text.strip()
+        stripped = text.strip(BLANKS)
         # `int` alone would take underscores, and the digits of other scripts.
         if _INTEGER.fullmatch(stripped) is None:
             raise invalid(name, text)
@@ -167,7 +178,7 @@ def _parse_float(oid: int) -> Callable[[str], float]:
     name = "real" if oid == FLOAT4 else "double precision"
 
     def parse(text: str) -> float:
-        stripped = text.strip()
+        stripped = text.strip(BLANKS)
         if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
             raise invalid(name, text)
         number = float(stripped)
@@ -185,7 +196,7 @@ def _parse_float(oid: int) -> Callable[[str], float]:
 
 
 def _parse_decimal(text: str) -> Decimal:
-    stripped = text.strip()
+    stripped = text.strip(BLANKS)
     if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
         raise invalid("numeric", text)
     try:
@@ -206,7 +217,7 @@ _FALSE: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "
 
 
 def _parse_boolean(text: str) -> bool:
-    word = text.strip().lower()
+    word = text.strip(BLANKS).lower()
     if word in _TRUE:
         return True
     if word in _FALSE:
@@ -221,10 +232,9 @@ def parse_bytea(text: str) -> bytes:
     (b'hi', b'hi\\')
     """
     if text.startswith("\\x"):
-        try:
-            return bytes.fromhex(text[2:])
-        except ValueError:
-            raise invalid("bytea", text) from None
+        if _HEX.fullmatch(text, 2) is None:
+            raise invalid("bytea", text, INVALID_PARAMETER)
+        return bytes.fromhex(text[2:])
     raw = text.encode()
     parts = _OCTAL.findall(raw)
     if sum(map(len, parts)) != len(raw):
@@ -239,17 +249,31 @@ def _unescaped(part: bytes) -> bytes:
 
 
 def _parse_uuid(text: str) -> str:
+    # `uuid.UUID` alone would take other forms, too: hyphens anywhere, `urn:uuid:`.
+    if _UUID.fullmatch(text) is None:
+        raise invalid("uuid", text)
+    return str(uuid.UUID(text))
+
+
+def _parse_json(text: str) -> str:
+    """Return a text that is JSON, as it is."""
+
+    def refuse(_: str) -> None:
+        raise ValueError
+
     try:
-        return str(uuid.UUID(text.strip()))
-    except ValueError:
-        raise invalid("uuid", text) from None
+        # Numbers stay texts: Python limits their digits, and knows NaN.
+        json.loads(text, parse_int=str, parse_float=str, parse_constant=refuse)
+    except (ValueError, RecursionError):
+        raise invalid("json", text) from None
+    return text
 
 
 class _Moment:
     """The parts of a text of a date or a time."""
 
     def __init__(self, text: str, kind: str) -> None:
-        stripped = text.strip()
+        stripped = text.strip(BLANKS)
         found = _TIME.fullmatch(stripped)
         if found is None:
             if stripped.lower().lstrip("+-") in ("infinity", "epoch"):
@@ -306,6 +330,15 @@ class _Moment:
             raise self._out from None
 
 
+def local_moment(text: str) -> dt.datetime | None:
+    """Return the date and time of a text that names no zone; None for any other text."""
+    try:
+        found = _Moment(text, "timestamp")
+        return found.moment() if found.zone is None else None
+    except InvalidClientData:
+        return None
+
+
 def _offset_seconds(zone: str) -> int | None:
     """Return the seconds east of UTC that a zone's text gives; None if it is a name."""
     if zone in ("z", "Z"):
@@ -339,8 +372,18 @@ _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
     NUMERIC: _parse_decimal,
     BYTEA: parse_bytea,
     UUID: _parse_uuid,
+    JSON: _parse_json,
+    JSONB: _parse_json,
     DATE: _parse_date,
 }
+
+
+def check_elements(count: int) -> None:
+    """Raise `InvalidClientData` for too many elements of arrays."""
+    if count > ARRAY_ELEMENTS_MAX:
+        raise InvalidClientData(
+            f"arrays have at most {ARRAY_ELEMENTS_MAX} elements", LIMIT_EXCEEDED
+        )
 
 
 def parse_array(text: str) -> list[str | None]:
@@ -349,7 +392,7 @@ def parse_array(text: str) -> list[str | None]:
     >>> parse_array(r'{1, NULL,"a,\"b"}')
     ['1', None, 'a,"b']
     """
-    body = _BOUNDS.sub("", text.strip(), count=1)
+    body = _BOUNDS.sub("", text.strip(BLANKS), count=1)
     end = len(body) - 1
     if end < 1 or body[0] != "{" or body[end] != "}":
         raise invalid("array", text)
@@ -360,13 +403,14 @@ def parse_array(text: str) -> list[str | None]:
     while True:
         word, at = _take_element(body, at, end, text)
         words.append(word)
+        check_elements(len(words))
         if at == end:
             return words
         at = _skip_blanks(body, at + 1, end)
 
 
 def _skip_blanks(body: str, at: int, end: int) -> int:
-    while at < end and body[at].isspace():
+    while at < end and body[at] in BLANKS:
         at += 1
     return at
 
@@ -378,22 +422,27 @@ def _take_element(body: str, at: int, end: int, text: str) -> tuple[str | None, 
     quoted = body[at] == '"'
     at += quoted
     parts: list[str] = []
+    kept = 0
     while at < end and body[at] != ('"' if quoted else ","):
         if body[at] in '"{}' and not quoted:
             raise invalid("array", text)
         # A backslash takes the next character as it is.
-        at += body[at] == "\\"
+        escaped = body[at] == "\\"
+        at += escaped
         parts.append(body[at])
         at += 1
+        if escaped:
+            kept = len(parts)
     if quoted and at < end:
         at = _skip_blanks(body, at + 1, end)
         if at == end or body[at] == ",":
             return "".join(parts), at
-    word = "".join(parts).rstrip()
+    # An escaped blank at the end is part of the value.
+    word = "".join(parts[:kept]) + "".join(parts[kept:]).rstrip(BLANKS)
     # Past the end: the last brace was taken for an escaped one.
     if quoted or at > end or not word:
         raise invalid("array", text)
-    return None if word.upper() == "NULL" else word, at
+    return None if word.upper() == "NULL" and not kept else word, at
 
 
 # -- binary ----------------------------------------------------------------------------------------
@@ -402,7 +451,8 @@ def _take_element(body: str, at: int, end: int, text: str) -> tuple[str | None, 
 def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
     """Parse a value in binary format. Raises `InvalidClientData`."""
     if oid in TEXTS:
-        return decode_text(data)
+        text = decode_text(data)
+        return _parse_json(text) if oid == JSON else text
     if (layout := _LAYOUTS.get(oid)) is not None:
         if len(data) != layout.size:
             raise _bad_binary(oid, f"{len(data)} bytes instead of {layout.size}")
@@ -422,7 +472,7 @@ def parse_binary_value(data: bytes, oid: int) -> ParameterValue:
     if oid == JSONB:
         if data[:1] != b"\x01":
             raise _bad_binary(oid, "its version is not 1")
-        return decode_text(data[1:])
+        return _parse_json(decode_text(data[1:]))
     if oid in ELEMENT_OF:
         return _parse_binary_array(data, oid)
     raise InvalidClientData(
@@ -478,6 +528,7 @@ def _parse_binary_array(data: bytes, oid: int) -> list[ParameterValue | None]:
         # The remaining bytes bound a count from the wire: each element has four at least.
         if not 0 <= count <= (len(data) - at) // 4:
             raise _bad_binary(oid, f"{count} elements in {len(data)} bytes")
+        check_elements(count)
         for _ in range(count):
             (length,) = struct.unpack_from("!i", data, at)
             at += 4

@@ -8,7 +8,6 @@ the same bits.
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
@@ -337,6 +336,18 @@ def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _bits_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type whose values are the bits of that one, also of what it nests; None if it is
+    the same. Python has no time after 9999, and Spark has."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        found = pa.struct([each.with_type(_bits_type(each.type) or each.type) for each in fields])
+        return None if found == kind else found
+    if pa.types.is_map(kind):
+        key, item = _bits_type(kind.key_type), _bits_type(kind.item_type)
+        return pa.map_(key or kind.key_type, item or kind.item_type) if key or item else None
+    if pa.types.is_list(kind):
+        inner = _bits_type(kind.value_type)
+        return None if inner is None else pa.list_(kind.value_field.with_type(inner))
     if pa.types.is_float64(kind) or pa.types.is_timestamp(kind):
         return pa.int64()
     if pa.types.is_float32(kind) or pa.types.is_date32(kind):
@@ -406,23 +417,11 @@ def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     sums: dict[str, int] = {}
     rows = zip(*(comparable(updates[name]).to_pylist() for name in names), strict=True)
     for index, (row, diff) in enumerate(zip(rows, updates[DIFF].to_pylist(), strict=True)):
-        key = repr(_exact(row))
+        key = repr(row)
         first.setdefault(key, index)
         sums[key] = sums.get(key, 0) + diff
     kept = updates.select(list(names)).take(pa.array(list(first.values()), pa.int64()))
     return kept.append_column(pa.field(DIFF, pa.int64()), pa.array(list(sums.values()), pa.int64()))
-
-
-def _exact(value: Any) -> Any:
-    """Return the value with floats as their bits."""
-    if isinstance(value, float):
-        # In text every NaN is alike.
-        return struct.pack("<d", value)
-    if isinstance(value, list | tuple):
-        return [_exact(each) for each in value]
-    if isinstance(value, dict):
-        return [(name, _exact(each)) for name, each in value.items()]
-    return value
 
 
 # -- Rows cut into pieces that fit a message, each an Arrow IPC stream. Pure -----------------------

@@ -32,6 +32,9 @@ from actors.telemetry import ActorStatistics
 # The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`):
 # here it is a kind and bytes. New fields last, with defaults.
 
+TIME_ZONE: Final = "spark.sql.session.timeZone"
+"""Spark's setting of a session's time zone."""
+
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
     """One table that a source is to fill: its external name and its name in this service (empty:
@@ -430,6 +433,8 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
+    time_zone: str = ""
+    """Zone of the session, as Spark names it; "": that of the service."""
 
 
 class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -437,6 +442,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     sql: str
+    time_zone: str = ""
+    """As in `RunQuery`."""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -592,6 +599,10 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """The view in whose place this one comes when it is computed."""
     id: str = ""
     column_defaults: dict[str, ColumnDefault] = {}
+    spark_conf: dict[str, str] = {}
+    """Settings of Spark that a view keeps."""
+    retain_history_ms: int | None = None
+    """Time for which its history is kept; None: the service's default."""
     state_since_ms: int = 0
     """Time of the first failure, in a state of `ERROR_STATES` (Unix time)."""
     retries: int = 0

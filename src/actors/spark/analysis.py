@@ -7,17 +7,18 @@ Spark Connect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 from pyspark.errors import AnalysisException
 from pyspark.sql.types import StructType
 
 from actors.errors import InvalidUsage, QueryRejected
 from actors.plan.jobs import AnalyzeStatement, ParseText, QueryAnalyzed
-from actors.plan.schema import TableSchema, result_type
+from actors.plan.schema import TableSchema, arrow_type, result_type
 from actors.spark.failures import condition_of
-from actors.spark.rows import schema_of
+from actors.spark.rows import check_columns, schema_of
 from actors.spark.statement_check import check_analysed, check_parsed
 
 if TYPE_CHECKING:
@@ -74,19 +75,25 @@ def missing_table(error: AnalysisException) -> str:
 def output_schema(struct: StructType) -> TableSchema:
     """Return a query's schema. Raises `QueryRejected` for a column of a type that we cannot
     store."""
+    return check_stored(schema_of(struct))
+
+
+def check_stored(
+    schema: TableSchema, arrow_of: Callable[[str], pa.DataType] = arrow_type
+) -> TableSchema:
+    """Return the schema. Raises `QueryRejected` for a column of a type that `arrow_of` does not
+    know: by default one that we cannot store."""
     try:
-        return schema_of(struct)
+        check_columns(schema, arrow_of)
     except InvalidUsage as error:
         raise QueryRejected(str(error)) from None
+    return schema
 
 
 def result_schema(struct: StructType) -> TableSchema:
     """Return a query's schema where its rows are answered and not stored. Raises `QueryRejected`
     for a column of a type that cannot be answered."""
-    try:
-        return schema_of(struct, result_type)
-    except InvalidUsage as error:
-        raise QueryRejected(str(error)) from None
+    return check_stored(schema_of(struct), result_type)
 
 
 def analyzed_schema(job: AnalyzeStatement, struct: StructType) -> TableSchema:

@@ -20,13 +20,15 @@ from pathlib import Path
 from typing import Final
 
 from actors.errors import EngineUnavailable
-from actors.spark.java import JavaHome
+from actors.spark.java import JavaHome, run_java
 
 ARCHIVES_MAX: Final = 4
 TRAINING_SECONDS_MAX: Final = 300
 LOG_TAIL_CHARACTERS: Final = 2000
 SUFFIX: Final = ".jsa"
 _distrusted: Final[set[Path]] = set()
+_SHARING: Final = ", sharing"
+"""Words in a JVM's build once Java's own classes have an archive."""
 _SILENT: Final = "-Xlog:cds=off -Xlog:cds+dynamic=off -Xlog:class+path=off"
 """Options that keep an archive that does not fit out of the engine's log."""
 
@@ -45,7 +47,7 @@ def archive_name(java: JavaHome) -> str:
     spec = importlib.util.find_spec("pyspark")  # the place alone: nothing is imported
     place = "" if spec is None or spec.origin is None else spec.origin
     # The name holds a hash of these, so that archives of several installations lie side by side.
-    made_of = (java.build, importlib.metadata.version("pyspark"), place)
+    made_of = (java.build.replace(_SHARING, ""), importlib.metadata.version("pyspark"), place)
     return "spark-" + hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
 
 
@@ -92,6 +94,9 @@ def make_archive(
     """
     folder = folder or archives_folder()
     folder.mkdir(parents=True, exist_ok=True)
+    if _SHARING not in java.build:
+        # Ours is made on top of one of Java's own classes, which trimmed runtimes come without.
+        run_java(java.home / "bin" / "java", ("-Xshare:dump",))
     unfinished = folder / f"{archive_name(java)}.{os.getpid()}"
     command = [sys.executable, "-m", "actors.spark.training", str(unfinished), str(scratch)]
     try:

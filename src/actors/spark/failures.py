@@ -7,7 +7,12 @@ Spark names its errors by a condition and a SQLSTATE, whose class (first two cha
   the same way again, so the error belongs to the view: ``DefiniteError``;
 - a text that analysis refuses: ``QueryRejected``;
 - a limit of the engine, its stack or the size of an answer: ``JobTooLarge``;
-- everything else may go away (a lost file, a lost executor, no memory): ``EngineLost``.
+- something that was lost (a file, a disk, a socket, an executor, a stage): ``EngineLost``, known by
+  what was lost;
+- any other exception of Java was raised by an expression, with or without a condition:
+  ``DefiniteError``;
+- memory that was not to be had, and a fault of this process: ``EngineError``. Such a job may do
+  better when it is tried again; the view's dataflow counts (`dataflow.repeated_failures`).
 """
 
 from __future__ import annotations
@@ -25,6 +30,9 @@ from actors.spark.bucket_reading import UNREADABLE
 from actors.spark.spark_releases import gave_up
 
 DEFINITE_CLASSES: Final = frozenset({"21", "22", "23", "2F", "38", "39", "54", "P0"})
+LOST_CLASSES: Final = frozenset({"08", "57", "58", "HY", "KD"})
+"""SQLSTATE classes of what surrounds the engine: connections, operators, handles, files."""
+MEMORY_CLASSES: Final = frozenset({"53", "82"})
 _NAMED: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\][^\0]*?SQLSTATE: ([0-9A-Z]{5})")
 _PLAN_TREE: Final = re.compile(r"(?:(?P<place>; line \d+ pos \d+);?|;)\s*\n['+]?[A-Z:]")
 _LINES_MAX: Final = 6
@@ -51,6 +59,45 @@ _PYTHON: Final = {
     "Cannot run program": "there is no such program",
 }
 """Texts of a Python of Spark's in which our reads of buckets cannot run, and what it needs."""
+
+
+_LOST: Final = re.compile(
+    r"""(?<![\w.$])(?:
+      java\.io\.(?:IO|EOF|FileNotFound|InterruptedIO)Exception
+    | java\.net\.(?:\w*Connect|\w*Socket\w*|UnknownHost|NoRouteToHost|PortUnreachable)Exception
+    | java\.nio\.(?:file|channels)\.\w+
+    | java\.lang\.(?:Interrupted|ClassNotFound)Exception
+    | java\.lang\.(?:NoClassDefFound|Linkage|UnsatisfiedLink|ExceptionInInitializer)Error
+    | java\.util\.concurrent\.(?:Timeout|Cancellation|RejectedExecution)Exception
+    | io\.(?:netty|grpc)\.[\w.]+
+    | org\.apache\.spark\.(?:shuffle|storage|rpc|network|scheduler)\.[\w.]*(?:Exception|Error)
+    | org\.apache\.spark\.(?:TaskKilled|ExecutorDead)Exception
+    | org\.apache\.hadoop\.(?:fs|ipc|net|security)\.[\w.$]*Exception
+    )(?![\w$])""",
+    re.VERBOSE,
+)
+"""Exceptions of Java that name what was lost, unless an expression has raised them."""
+_LOST_WORDS: Final = re.compile(
+    r"\bExecutorLostFailure\b|\bFetchFailed\b|\bstopped SparkContext\b"
+    r"|\bSparkContext (?:was|has been) (?:shut down|stopped)\b"
+    r"|\bFailed to get broadcast_|\bpart of cancellation of\b|\bNo space left on device\b"
+)
+"""Words of Spark's scheduler, and of the system, for what was lost."""
+_FRAME: Final = re.compile(r"\bat (?:[\w.]+/)?(org\.apache\.spark\.[\w.$]+)")
+_EXPRESSIONS: Final = (
+    "org.apache.spark.sql.catalyst.",
+    "org.apache.spark.unsafe.types.",
+    "org.apache.spark.util.sketch.",
+)
+"""Where expressions are evaluated: what is raised there is no loss, though it is called I/O."""
+_MEMORY: Final = re.compile(r"\bOutOfMemoryError\b")
+_ONE_VALUE: Final = ("exceeds VM limit", "exceeds implementation limit")
+"""Texts of an `OutOfMemoryError` for an array that no memory would hold: a value is too large."""
+_RAISED: Final = re.compile(
+    r"Caused by: |most recent failure: [^\n]*?\): |An error occurred while calling [^\n]*\n: "
+)
+"""Prefixes of the exception that was raised; the last of several is nearest to it."""
+_PACKAGE: Final = re.compile(r"^(?:[a-z][\w$]*\.)+(?=[A-Z]\w*)")
 
 
 class SparkGone(Exception):
@@ -90,14 +137,65 @@ def describe(error: BaseException) -> tuple[str, str]:
         return "EngineLost", f"{short_text(str(error))}; {hint}"
     if isinstance(error, AnalysisException):
         return "QueryRejected", short_text(str(error))
-    for text in texts:
-        for condition, state in _NAMED.findall(text):
-            if state[:2] in DEFINITE_CLASSES:
-                return "DefiniteError", _from(text, condition)
+    named = [(text, *found) for text in texts for found in _NAMED.findall(text)]
+    for text, condition, state in named:
+        if state[:2] in DEFINITE_CLASSES:
+            return "DefiniteError", _from(text, condition)
     whole = short_text(texts[0]) or type(error).__name__
     if is_gone(error):
         raise SparkGone(whole) from error
-    return "EngineLost", f"{type(error).__name__}: {whole}"
+    told = f"{type(error).__name__}: {whole}"
+    if any(state[:2] in LOST_CLASSES for *_, state in named) or _is_loss(error, texts):
+        return "EngineLost", told
+    if any(state[:2] in MEMORY_CLASSES for *_, state in named) or _is_memory(error, texts):
+        return "EngineError", told
+    # A condition without SQLSTATE, or an exception without a condition: whatever else it is, an
+    # expression has raised it, and will do so again.
+    if any(map(_is_of_java, _chain(error))):
+        return "DefiniteError", _from(*named[0][:2]) if named else raised_text(error)
+    return "EngineError", told
+
+
+def _is_loss(error: BaseException, texts: list[str]) -> bool:
+    """Return whether an error names what was lost."""
+    if any(isinstance(link, OSError | EOFError) for link in _chain(error)):
+        return True
+    for text in texts:
+        if _LOST_WORDS.search(text):
+            return True
+        for found in _LOST.finditer(text):
+            # Its stack ends where the exception that caused it begins.
+            stack = text[found.end() :].partition("Caused by: ")[0]
+            frame = _FRAME.search(stack)
+            if frame is None or not frame[1].startswith(_EXPRESSIONS):
+                return True
+    return False
+
+
+def _is_memory(error: BaseException, texts: list[str]) -> bool:
+    """Return whether memory was not to be had that would do at another time."""
+    if any(isinstance(link, MemoryError) for link in _chain(error)):
+        return True
+    return any(
+        _MEMORY.search(text) and not any(words in text for words in _ONE_VALUE) for text in texts
+    )
+
+
+def _is_of_java(error: BaseException) -> bool:
+    """Return whether it is an exception of Java, as py4j, PySpark or its Connect client tell it."""
+    if isinstance(error, Py4JJavaError):
+        return True
+    told = type(error).__module__.rpartition(".")[2] in ("captured", "connect")
+    return told and isinstance(error, PySparkException)
+
+
+def raised_text(error: BaseException) -> str:
+    """Return the name and the message of the exception that was raised first, without packages,
+    tasks and stacks: the same wherever it was raised."""
+    text, name = str(error), f"{type(error).__name__}: "
+    for found in [*_RAISED.finditer(text)][-1:]:
+        text, name = text[found.end() :], ""
+    return short_text(name + _PACKAGE.sub("", text.split("\n\tat ")[0]))
 
 
 def short_text(text: str) -> str:
@@ -115,7 +213,7 @@ def short_text(text: str) -> str:
 def _from(text: str, condition: str) -> str:
     """Return the text from the condition's name on."""
     at = text.find(f"[{condition}]")
-    return short_text(text[max(at, 0) :])
+    return short_text(text[max(at, 0) :].split("\n\tat ")[0])
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

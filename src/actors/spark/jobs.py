@@ -27,6 +27,7 @@ from actors.errors import (
     InvalidUsage,
     JobTooLarge,
     OperationCanceled,
+    PenstockError,
     UnknownObject,
 )
 from actors.plan.jobs import (
@@ -415,7 +416,8 @@ class SparkEngine:
             if ticket.canceled.is_set():
                 return ticket.canceled_answer()
             answer = make_job_failed(job_id, error, self.settings.error_text_bytes_max)
-            if answer.code == "EngineLost" and self.lost():
+            # A context that has stopped raises whatever its parts, which are gone, lead to.
+            if not isinstance(error, PenstockError) and self.lost():
                 raise SparkGone(answer.text) from error
             return answer
         finally:

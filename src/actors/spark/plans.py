@@ -16,8 +16,9 @@ from actors.plan.input_names import InputKind, InputName
 from actors.plan.jobs import PlanPrepared, PreparePlan
 from actors.plan.plan_splitting import divide_strata, renamed, split_statements
 from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.spark.analysis import check_types, output_schema
+from actors.spark.analysis import check_stored, check_types, output_schema
 from actors.spark.bridge import SessionBridge
+from actors.spark.rows import schema_of
 from actors.spark.translate import PlanTranslator, SessionRelation, leaves
 
 PIECES_KNOWN_MAX: Final = 256
@@ -44,15 +45,15 @@ class PreparedPlan:
         """Return the columns and types that a node makes, without time and diff."""
         known = self._types.get(node)
         if known is None:
-            text = self._empty(bridge).text(node)
-            made = output_schema(bridge.sql(text).schema)
+            made = schema_of(bridge.sql(self._empty(bridge).text(node)).schema)
             known = TableSchema(tuple(c for c in made.columns if c.name not in (TIME, DIFF)))
             self._types[node] = known
         return known
 
     def stratum(self, bridge: SessionBridge, index: int) -> TableSchema:
-        """Return the schema of stratum `index` of `strata`."""
-        return self.schema(bridge, self.strata[index])
+        """Return the schema of stratum `index` of `strata`, whose rows leave Spark, as those of
+        what is inside of it need not. Raises `QueryRejected` for a type that cannot be stored."""
+        return check_stored(self.schema(bridge, self.strata[index]))
 
     def types(self, bridge: SessionBridge, node: Node) -> Mapping[str, str]:
         """Return Spark's type text of each column of a node."""
@@ -144,7 +145,7 @@ def prepare(bridge: SessionBridge, prepared: PreparedPlan, job: PreparePlan) -> 
     Raises `QueryRejected`, `InvalidUsage`, or Spark's own error.
     """
     plan = job.plan
-    if plan.mode == "opaque" or not plan.strata:
+    if not plan.strata:
         empties = {
             name: bridge.empty(schema)
             for name, schema in zip(plan.inputs, plan.input_schemas, strict=True)

@@ -227,23 +227,28 @@ def _plain(table: pa.Table, wanted: pa.Schema) -> pa.Table:
     return table.select(wanted.names).cast(wanted)
 
 
-def schema_of(
-    struct: StructType, arrow_of: Callable[[str], pa.DataType] = arrow_type
-) -> TableSchema:
-    """Return Spark's schema as ours. Raises `InvalidUsage` naming a column whose type `arrow_of`
-    does not know: by default one that we cannot store."""
-    columns = []
-    for field in struct.fields:
-        kind = field.dataType.simpleString()
+def schema_of(struct: StructType) -> TableSchema:
+    """Return Spark's schema as ours, whatever the types are."""
+    return TableSchema(
+        tuple(
+            TableColumn(field.name, field.dataType.simpleString(), field.nullable)
+            for field in struct.fields
+        )
+    )
+
+
+def check_columns(schema: TableSchema, arrow_of: Callable[[str], pa.DataType] = arrow_type) -> None:
+    """Raise `InvalidUsage` naming a column whose type `arrow_of` does not know: by default one
+    that we cannot store."""
+    for column in schema.columns:
         try:
-            arrow_of(kind)
+            arrow_of(column.type)
         except (InvalidUsage, ValueError, KeyError):
             doomed = "stored" if arrow_of is arrow_type else "answered"
             raise InvalidUsage(
-                f"column {field.name!r} has the type {kind}, which cannot be {doomed}; cast it"
+                f"column {column.name!r} has the type {column.type}, which cannot be {doomed}; "
+                "cast it"
             ) from None
-        columns.append(TableColumn(field.name, kind, field.nullable))
-    return TableSchema(tuple(columns))
 
 
 def frame(bridge: SessionBridge, loaded: LoadedRows, uses: int = 1) -> DataFrame:

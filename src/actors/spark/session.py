@@ -35,6 +35,7 @@ from actors.spark.remote_address import on_loopback
 from actors.spark.start import CHILD_FOLDER
 
 JAVA_OPTIONS: Final = "spark.driver.extraJavaOptions"
+_EXECUTOR_OPTIONS: Final = "spark.executor.extraJavaOptions"
 # With a few dozen views the second compiler took a third of two cores for minutes, for planner code
 # that was hot for seconds.
 COMPILE_LATE: Final = (
@@ -180,6 +181,8 @@ def spark_conf(
     )
     given = (options, archive_options(class_archive), user.pop(JAVA_OPTIONS, ""))
     conf[JAVA_OPTIONS] = " ".join(filter(None, given))
+    if not settings.spark_master.startswith("local"):
+        conf[_EXECUTOR_OPTIONS] = f"{_CLOSED_XML} {user.pop(_EXECUTOR_OPTIONS, '')}".strip()
     if settings.connect_listen:
         ours = connect_conf(settings)
         conf |= ours

@@ -22,12 +22,15 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Container, Sequence
-from typing import Final
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
-from actors.errors import SqlSyntaxError
+from actors.errors import InvalidUsage, SqlSyntaxError
+from actors.plan.schema import text_limit
+from actors.sql.cast_finding import CastFinder
+from actors.sql.column_naming import missing_names
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.tokens import (
     SqlDialect,
@@ -39,9 +42,17 @@ from actors.sql.tokens import (
     syntax_error,
     text_value,
 )
-from actors.sql.type_names import read_type
+from actors.sql.type_names import WrittenType, read_written_type
 
-_TYPED_LITERALS: Final = frozenset({"TIMESTAMP", "TIMESTAMPTZ"})
+_TYPED_LITERALS: Final = frozenset(
+    {"TIMESTAMP", "TIMESTAMPTZ", "BYTEA", "UUID", "JSON", "JSONB", "NUMERIC"}
+)
+_BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
+TypedReader: TypeAlias = Callable[[str, WrittenType], str]
+"""Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
+_DATABASE: Final = "penstock"
+_SCHEMA: Final = "public"
+_LITERAL_TYPES: Final = frozenset({"DATE", "TIME", "TIMESTAMP", "INTERVAL"})
 _JOINING: Final = re.compile(r"\w")
 _ONE_TOKEN: Final = frozenset({"number", "text", "word"})
 
@@ -78,20 +89,58 @@ class SparkText(msgspec.Struct, frozen=True, gc=False):
         return position - edit.end + edit.old_end
 
 
-def to_spark(text: str, parameters: Sequence[str] = ()) -> SparkText:
+class TimeReader(Protocol):
+    """Reads texts of times that may name no zone."""
+
+    def absolute(self, text: str) -> str | None:
+        """Return a text of type timestamptz with its offset; None for one that is no time."""
+
+    def check_untyped(self, text: str) -> None:
+        """Raise an error for a text without a type that Spark would read as another time."""
+
+
+def to_spark(
+    text: str,
+    parameters: Sequence[str] = (),
+    times: TimeReader | None = None,
+    read_typed: TypedReader = lambda *_: "",
+    *,
+    name_columns: bool = False,
+) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
-    `parameters` are literals of Spark's for ``$1``, ``$2``, … Raises `SqlSyntaxError` for a text
-    that cannot be split, and for a parameter that is not given.
+    Args:
+        text: The query.
+        parameters: Literals of Spark's for ``$1``, ``$2``, …
+        times: Reads texts of times; None: they are left to Spark.
+        read_typed: Reads texts that are cast.
+        name_columns: True to give columns without an alias PostgreSQL's names.
+
+    Raises:
+        SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
+            result of a cast as Spark does not. And as `TimeReader.check_untyped`.
     """
-    writer = _SparkWriter(lex_text(text, SqlDialect.POSTGRES), parameters)
-    return writer.written()
+    lexed = lex_text(text, SqlDialect.POSTGRES)
+    names = missing_names(lexed) if name_columns else {}
+    return _SparkWriter(lexed, parameters, times, read_typed, names).written()
 
 
 class _SparkWriter:
     """Writes the tokens of a text, one after the other, as Spark's."""
 
-    def __init__(self, lexed: LexedText, parameters: Sequence[str]) -> None:
+    def __init__(
+        self,
+        lexed: LexedText,
+        parameters: Sequence[str],
+        times: TimeReader | None,
+        read_typed: TypedReader,
+        names: Mapping[int, str],
+    ) -> None:
+        self._times = times
+        self._moments: set[int] = set()
+        """Places of texts that are of type timestamptz."""
+        self._counts: dict[int, str] = {}
+        """LIMIT or OFFSET, by the places of tokens of their number of rows."""
         self._lexed = lexed
         self._text = lexed.text
         self._tokens = lexed.tokens
@@ -99,6 +148,11 @@ class _SparkWriter:
         self._parts: list[str] = []
         self._length = 0
         self._edits: list[TextEdit] = []
+        self._read_typed = read_typed
+        self._casts = CastFinder(lexed)
+        self._names = names
+        self._closed: dict[int, str] = {}
+        """What is written for closing brackets, by their places."""
         self._types: set[int] = set()
         """Places of tokens with which the type of a CAST begins."""
         self._at = 0
@@ -109,7 +163,11 @@ class _SparkWriter:
         place = 0
         while place < len(self._tokens):
             self._gap(self._tokens[place].start)
+            self._insert(self._casts.opening.get(place, ""))
             place = self._token(place)
+            self._insert(self._casts.closing.get(place, ""))
+            if name := self._names.get(place):
+                self._insert(f" AS {quote_name(name)}")
         self._gap(len(self._text))
         return SparkText("".join(self._parts), tuple(self._edits))
 
@@ -140,6 +198,10 @@ class _SparkWriter:
         self._edits.append(TextEdit(start, self._length, self._at, end))
         self._at = end
 
+    def _insert(self, new: str) -> None:
+        if new:
+            self._edit(self._at, new)
+
     def _separate(self, following: str) -> None:
         """Write a blank if the next character would become part of the token before it."""
         if not self._parts or not self._parts[-1]:
@@ -163,18 +225,26 @@ class _SparkWriter:
         token = self._tokens[place]
         if place in self._types:
             return self._type(place)
+        if token.kind in ("word", "name") and (end := self._behind_schema(place)):
+            self._edit(self._tokens[end].start, "")
+            return end
         match token.kind:
-            case "name" if name_value(token.text) == "public" and self._qualifies(place):
-                self._edit(self._tokens[place + 2].start, "")
-                return place + 2
             case "name" if token.text[0] == '"':
                 self._edit(token.end, quote_name(name_value(token.text)))
             case "text":
-                self._string(token)
+                return self._string(place)
             case "parameter":
                 return self._bound(place)
             case "word":
                 return self._word(place)
+            case "sign" if place in self._closed:
+                self._edit(token.end, self._closed[place])
+            case "sign" if opened := self._of_array(place):
+                # NULL for an array is no empty one: what is compared with it is NULL.
+                negated = "NOT " if token.text != "=" else ""
+                self._edit(self._tokens[opened].end, f"{negated}IN (SELECT explode(coalesce(")
+                self._closed[self._lexed.partners[opened]] = ", array(NULL))))"
+                return opened + 1
             case "sign" if token.text == "::":
                 # Spark has this operator too: only the type behind it is rewritten.
                 self._copy(token.end)
@@ -183,18 +253,81 @@ class _SparkWriter:
                 self._copy(token.end)
         return place + 1
 
-    def _string(self, token: SqlToken) -> None:
+    def _string(self, place: int) -> int:
+        token, kind = self._tokens[place], None
+        reader = StatementReader(self._lexed, place + 1)
+        if reader.take("::"):
+            kind = read_written_type(reader)
+            if self._typed(place, reader.place, kind):
+                return reader.place
         inner = token.text[1:-1]
+        if self._times is not None and self._time(place, self._times):
+            return place + 1
         # Written alike in both dialects.
         if token.text[0] == "'" and "\\" not in inner and "'" not in inner:
             self._copy(token.end)
-            return
+            return place + 1
+        value = self._text_at(place)
+        if kind is None and place not in self._casts.read and _BYTES.fullmatch(value):
+            # Beside a column of bytes it would be compared with its letters.
+            raise syntax_error(
+                self._text,
+                token.start,
+                f"the type of {token.text} is not known here",
+                hint="write ::bytea behind it for bytes, or ::text",
+            )
+        self._edit(token.end, quote_text(value))
+        return place + 1
+
+    def _text_at(self, place: int) -> str:
+        token = self._tokens[place]
         try:
-            value = text_value(token.text, SqlDialect.POSTGRES)
+            return text_value(token.text, SqlDialect.POSTGRES)
         except ValueError:
             problem = "a string has an escape that is no character"
             raise syntax_error(self._text, token.start, problem) from None
-        self._edit(token.end, quote_text(value))
+
+    def _typed(self, place: int, end: int, kind: WrittenType) -> bool:
+        """Write the text at a place as a literal of the type that the statement gives it, up to the
+        token at `end`; return whether it differs from what Spark would read."""
+        literal = self._read_typed(self._text_at(place), kind)
+        if literal:
+            self._edit(self._tokens[end - 1].end, literal)
+        return bool(literal)
+
+    def _time(self, place: int, times: TimeReader) -> bool:
+        """Write a text of type timestamptz with its offset; return whether it is one."""
+        token = self._tokens[place]
+        try:
+            value = text_value(token.text, SqlDialect.POSTGRES)
+        except ValueError:
+            return False
+        kind = self._cast_of(place)
+        if place in self._moments or kind == "timestamp":
+            absolute = times.absolute(value)
+            if absolute is not None:
+                self._edit(token.end, quote_text(absolute))
+            return absolute is not None
+        if not kind:
+            times.check_untyped(value)
+        return False
+
+    def _cast_of(self, place: int) -> str:
+        """Return the type that a text is cast to, as Spark names it; "" if it has none."""
+        before = self._tokens[place - 1] if place else None
+        if before is not None and before.kind in ("word", "name"):
+            try:
+                # ``date '2024-01-01'``; other words before a text are no types.
+                written = read_written_type(StatementReader(self._lexed, place - 1)).spark
+            except SqlSyntaxError:
+                written = ""
+            if before.word in _LITERAL_TYPES and written:
+                return written
+        reader = StatementReader(self._lexed, place + 1)
+        in_cast = place > 1 and self._tokens[place - 2].word == "CAST"
+        if reader.take("::") or (in_cast and reader.take("AS")):
+            return read_written_type(reader).spark
+        return ""
 
     def _bound(self, place: int) -> int:
         """Write a parameter's literal. A cast behind it that only says the type, as drivers write
@@ -202,11 +335,28 @@ class _SparkWriter:
         token = self._tokens[place]
         literal = self._parameter(token)
         reader = StatementReader(self._lexed, place + 1)
-        if reader.take("::") and (kept := literal_cast_to(literal, read_type(reader))):
+        clause = self._counts.get(place)
+        if clause is not None:
+            cast = reader.take("::")
+            if cast:
+                read_written_type(reader)
+            is_alone = reader.place not in self._counts and place - 1 not in self._counts
+            problem, written = count_literal(literal, clause if is_alone else "")
+            if problem:
+                raise _InvalidCount(problem, clause)
+            self._edit(self._tokens[reader.place - 1].end, written)
+            return reader.place
+        if reader.take("::") and (kept := self._cast_literal(literal, read_written_type(reader))):
             self._edit(self._tokens[reader.place - 1].end, kept)
             return reader.place
         self._edit(token.end, literal)
         return place + 1
+
+    def _cast_literal(self, literal: str, kind: WrittenType) -> str:
+        """Return a parameter's literal as one of a type; "" if only Spark's cast knows it."""
+        if literal.startswith("'") and (typed := self._read_typed(text_value(literal), kind)):
+            return typed
+        return literal_cast_to(literal, kind.spark)
 
     def _parameter(self, token: SqlToken) -> str:
         # Python refuses to read longer ones.
@@ -224,25 +374,75 @@ class _SparkWriter:
         token = self._tokens[place]
         word = token.word
         following = [each.word for each in self._tokens[place + 1 : place + 4]]
-        if word == "PUBLIC" and self._qualifies(place):
-            self._edit(self._tokens[place + 2].start, "")
-            return place + 2
         if word == "PG_CATALOG" and following[:1] == ["."] and following[2:3] == ["("]:
             self._edit(self._tokens[place + 2].start, "")
             return place + 2
         if word == "CAST" and following[:1] == ["("]:
+            if end := self._cast_call(place):
+                return end
             self._note_type(place + 1)
+        if word == "ARRAY" and following[:1] == ["["]:
+            # Spark's is a function.
+            self._closed[self._lexed.partners[place + 1]] = ")"
+            self._edit(self._tokens[place + 1].end, "array(")
+            return place + 2
+        # Behind a dot it is a column.
+        if word in ("LIMIT", "OFFSET") and self._tokens[place - 1].text != ".":
+            self._note_count(place)
         if word in _TYPED_LITERALS and (end := self._literal_type(place)):
             return end
         self._copy(token.end)
         return place + 1
 
-    def _qualifies(self, place: int) -> bool:
-        """Return whether a token is the schema before an object's name: all are in one."""
-        before = self._tokens[place - 1].text if place else ""
-        after = self._tokens[place + 1 : place + 3]
-        named = len(after) == 2 and after[0].text == "." and after[1].kind in ("word", "name")
-        return named and before != "."
+    def _of_array(self, place: int) -> int:
+        """Return the place of the bracket in ``= ANY (array)`` or ``<> ALL (array)``; 0 if the sign
+        there begins neither."""
+        following = [each.text.upper() for each in self._tokens[place : place + 4]]
+        if len(following) < 4:
+            return 0
+        sign, word, opened, first = following
+        wanted = ("ANY", "SOME") if sign == "=" else ("ALL",) if sign in ("<>", "!=") else ()
+        queries = ("SELECT", "WITH", "VALUES", "TABLE", "(")
+        return place + 2 if word in wanted and opened == "(" and first not in queries else 0
+
+    def _behind_schema(self, place: int) -> int:
+        """Return the place behind the schema, or the database and the schema, before an object's
+        name; 0 if none stands there: all objects are in one."""
+        if place and self._tokens[place - 1].text == ".":
+            return 0
+        names = [_name_of(each).lower() for each in _chain(self._tokens, place)]
+        if len(names) > 2 and names[0] == _DATABASE and names[1] == _SCHEMA:
+            return place + 4
+        return place + 2 if len(names) > 1 and names[0] == _SCHEMA else 0
+
+    def _cast_call(self, place: int) -> int:
+        """Write ``CAST ('…' AS type)`` as a literal; return the place behind it, 0 if it is none
+        that is read here."""
+        if self._tokens[place + 2].kind not in ("text", "parameter"):
+            return 0
+        reader = StatementReader(self._lexed, place + 3)
+        if not reader.take("AS"):
+            return 0
+        kind = read_written_type(reader)
+        token, end = self._tokens[place + 2], reader.place + 1
+        if token.kind == "text":
+            return end if self._typed(place + 2, end, kind) else 0
+        literal = self._parameter(token)
+        typed = self._read_typed(text_value(literal), kind) if literal[0] == "'" else ""
+        if typed:
+            self._edit(self._tokens[end - 1].end, typed)
+        return end if typed else 0
+
+    def _note_count(self, place: int) -> None:
+        """Note the places of the number of rows behind LIMIT or OFFSET."""
+        at = place + 1
+        while at < len(self._tokens):
+            token = self._tokens[at]
+            if token.text in (")", ";") or token.word in _AFTER_COUNT:
+                return
+            closed = self._lexed.partners.get(at, at)
+            self._counts |= dict.fromkeys(range(at, closed + 1), self._tokens[place].word)
+            at = closed + 1
 
     def _note_type(self, opened: int) -> None:
         """Note where the type of ``CAST (… AS type)`` begins."""
@@ -257,18 +457,23 @@ class _SparkWriter:
         """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""
         reader = StatementReader(self._lexed, place)
         try:
-            written = read_type(reader)
+            kind = read_written_type(reader)
         # A column or a function of that name.
         except SqlSyntaxError:
             return 0
         if reader.peek().kind != "text":
             return 0
-        self._edit(self._tokens[reader.place - 1].end, written)
+        if self._typed(reader.place, reader.place + 1, kind):
+            return reader.place + 1
+        if kind.spark == "timestamp":
+            self._moments.add(reader.place)
+        self._edit(self._tokens[reader.place - 1].end, kind.spark)
         return reader.place
 
     def _type(self, place: int) -> int:
         reader = StatementReader(self._lexed, place)
-        written = read_type(reader)
+        kind = read_written_type(reader)
+        written = "string" if text_limit(kind.spark) is not None else kind.spark
         end = self._tokens[reader.place - 1].end
         # Unchanged, so that positions in it stay exact.
         if self._text[self._at : end].lower() == written:
@@ -276,6 +481,46 @@ class _SparkWriter:
         else:
             self._edit(end, written)
         return reader.place
+
+
+_AFTER_COUNT: Final = frozenset(
+    ("LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "EXCEPT", "INTERSECT", "ROW", "ROWS", "AS")
+)
+"""Words that end the number of rows of a LIMIT or OFFSET."""
+_TEXT_COUNT: Final = re.compile(r"'(-?[0-9]{1,19})'")
+_COUNT_MAX: Final = 2**31 - 1
+"""Spark counts rows in 32 bits."""
+
+
+class _InvalidCount(InvalidUsage):
+    """A number of rows that is negative."""
+
+    def __init__(self, problem: str, clause: str) -> None:
+        super().__init__(problem)
+        self.sqlstate = "2201W" if clause == "LIMIT" else "2201X"
+
+
+def count_literal(literal: str, clause: str) -> tuple[str, str]:
+    """Return what is wrong with a parameter as a number of rows, and its literal of type int, which
+    Spark wants there. `clause`: LIMIT or OFFSET if it is the whole number, "" within an expression.
+
+    >>> count_literal("5L", "LIMIT"), count_literal("CAST(NULL AS bigint)", "OFFSET")
+    (('', '5'), ('', '0'))
+    >>> count_literal("(-1L)", "LIMIT"), count_literal("9223372036854775807L", "LIMIT")
+    (('LIMIT must not be negative', ''), ('', 'ALL'))
+    """
+    if literal.strip("(").startswith(("NULL", "CAST(NULL")):
+        return "", {"LIMIT": "ALL", "OFFSET": "0"}.get(clause, "CAST(NULL AS int)")
+    whole = _WHOLE_LITERAL.fullmatch(literal) or _TEXT_COUNT.fullmatch(literal)
+    if whole is None:
+        return "", literal  # Spark says so
+    number = int(whole[1])
+    if clause and number < 0:
+        return f"{clause} must not be negative", ""
+    # No answer has more rows than that.
+    if clause == "LIMIT" and number > _COUNT_MAX:
+        return "", "ALL"
+    return "", f"({number})" if number < 0 else str(number)
 
 
 _DIGITS_MAX: Final = 12

@@ -45,7 +45,8 @@ from actors.sql.statements import (
     TextSpan,
     UnsetPropertiesAction,
 )
-from actors.sql.type_names import read_type
+from actors.sql.tokens import SqlDialect
+from actors.sql.type_names import read_written_type
 
 KINDS: Final[Mapping[tuple[str, ...], ObjectKind]] = {
     ("MATERIALIZED", "VIEW"): "materialized view",
@@ -608,7 +609,15 @@ def _without_queries(reader: StatementReader, first: int) -> TextSpan:
 def _stored_type(reader: StatementReader) -> str:
     """Take a type that a table can store."""
     position = reader.position
-    kind = read_type(reader)
+    written = read_written_type(reader)
+    kind = written.spark
+    postgres = reader.dialect is SqlDialect.POSTGRES
+    if postgres and written.checked and written.name != "bytea":
+        raise reader.error(
+            f"a column of type {written.name} is not supported: its values would not be checked",
+            position=position,
+            hint="write text",
+        )
     # Here and not when the table is created, as here the type has a position.
     try:
         arrow_type(kind)

@@ -63,6 +63,12 @@ def read_alter_role(reader: StatementReader, position: int) -> AlterRoleStatemen
     """Take what follows ALTER ROLE."""
     name = reader.name("a role's name")
     reader.take("WITH")
+    for word in ("SET", "RESET", "IN"):
+        reader.refuse(
+            word,
+            problem="a role has no settings of its own",
+            hint="set them in the session, or in the options of its connections",
+        )
     if reader.ends():
         raise reader.unexpected(list_words(_ROLE_OPTIONS))
     return AlterRoleStatement(position=position, name=name, options=_role_options(reader, None))

@@ -39,7 +39,7 @@ from actors.sql.statements import (
     UseSchemaStatement,
 )
 from actors.sql.tokens import SqlDialect, name_value
-from actors.sql.type_names import read_type
+from actors.sql.type_names import read_written_type
 
 # -- transactions --------------------------------------------------------------------------------
 
@@ -166,7 +166,10 @@ def read_set(reader: StatementReader) -> SqlStatement:
         reader.take("SESSION")
     for words, name in _SETTINGS_OF_WORDS.items():
         if not _is_assigned(reader, len(words)) and reader.take(*words):
-            values = _values(reader)
+            # As PostgreSQL has it, LOCAL is the zone of the server's configuration.
+            is_default = name == "timezone" and reader.take("LOCAL")
+            values = () if is_default else _values(reader)
+            reader.need_end()
             return SetVariableStatement(position=position, name=name, values=values, local=is_local)
     if spark:
         return _spark_setting(reader, position)
@@ -438,6 +441,18 @@ def read_close(reader: StatementReader) -> SqlStatement:
 # -- prepared texts ------------------------------------------------------------------------------
 
 
+def _argument_type(reader: StatementReader) -> str:
+    position = reader.position
+    written = read_written_type(reader)
+    if reader.dialect is SqlDialect.POSTGRES and written.checked:
+        raise reader.error(
+            f"an argument of type {written.name} is not supported: it would not be checked",
+            position=position,
+            hint=f"write text, and cast to {written.name} where it is used",
+        )
+    return written.spark
+
+
 def read_prepare(reader: StatementReader) -> SqlStatement:
     """Take a PREPARE. The statement in it is not read."""
     position = reader.position
@@ -446,9 +461,9 @@ def read_prepare(reader: StatementReader) -> SqlStatement:
     types: list[str] = []
     if reader.follows("("):
         inner = reader.bracketed()
-        types.append(read_type(inner))
+        types.append(_argument_type(inner))
         while inner.take(","):
-            types.append(read_type(inner))
+            types.append(_argument_type(inner))
         inner.need_end("',' or ')'")
     reader.need("AS")
     # It is read when it is executed, with its parameters.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, NamedTuple
 
 from actors.sql.reader import StatementReader
 from actors.sql.tokens import SqlDialect, name_value, quote_name
@@ -71,6 +71,35 @@ _POSTGRES_NAMES: Final[Mapping[str, str]] = {
 }
 _FLOAT_BITS_MAX: Final = 24
 """Precision up to which PostgreSQL's ``float(n)`` is a float."""
+
+
+CHECKED_NAMES: Final = frozenset({"bytea", "uuid", "json", "jsonb"})
+"""Types of PostgreSQL whose texts have a form that Spark's types do not check."""
+
+
+class WrittenType(NamedTuple):
+    """A type as it was written: Spark's text of it, and PostgreSQL's name of the type, or of an
+    array's elements. `limited`: a length or a precision follows the name."""
+
+    spark: str
+    name: str
+    limited: bool
+
+    @property
+    def checked(self) -> bool:
+        """Return whether PostgreSQL checks the form of its texts, and Spark would not."""
+        return self.name in CHECKED_NAMES
+
+
+def read_written_type(reader: StatementReader) -> WrittenType:
+    """Take a type. Raises `SqlSyntaxError`."""
+    if reader.dialect is SqlDialect.POSTGRES:
+        _pass_schema(reader)
+    first = reader.peek()
+    spark = read_type(reader)
+    name = name_value(first.text) if first.kind == "name" else first.text.lower()
+    taken = reader.tokens[reader.place - 1].end
+    return WrittenType(spark, name, "(" in reader.text[first.end : taken])
 
 
 def read_type(reader: StatementReader) -> str:

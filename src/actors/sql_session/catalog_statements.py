@@ -108,7 +108,8 @@ async def create_materialized_view(
     """Create a maintained view; with OR REPLACE, wait until it is in the place of the former."""
     given = dict(statement.properties)
     # Spark's settings share the clause with ours, as in Spark's own TBLPROPERTIES.
-    conf = {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
+    conf = context.spark_conf()
+    conf |= {key: given.pop(key) for key in list(given) if key.startswith(_SPARK_CONF)}
     properties = whole_numbers(given, _PROPERTIES)
     policy = statement.policy or context.variables.get("penstock.refresh_policy")
     query = context.spark(statement.query, parameters)
@@ -134,7 +135,9 @@ async def create_view(
     # Others than ours are metadata that tools attach, and change nothing.
     for key in _PROPERTIES & statement.properties.keys():
         raise InvalidUsage(f"property {key!r} is one of materialized views")
-    query = context.spark(statement.query, parameters)
+    # Read anew in each session: a time that is the creator's alone is not left to its reader.
+    with context.written_in(context.zone, for_others=True):
+        query = context.spark(statement.query, parameters)
     made = context.client.create_plain_view(
         object_name(statement.name),
         query.text,
@@ -349,7 +352,8 @@ async def drop_objects(context: SessionContext, statement: DropObjectsStatement)
     notices: list[str] = []
     for name in statement.names:
         try:
-            await _drop(context, statement, object_name(name))
+            told = await _drop(context, statement, object_name(name))
+            notices += told.splitlines()
         except UnknownObject as error:
             if not statement.if_exists:
                 raise
@@ -379,12 +383,14 @@ async def _of_kind(context: SessionContext, kind: str, name: str) -> ObjectStatu
     return found
 
 
-async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> None:
+async def _drop(context: SessionContext, statement: DropObjectsStatement, name: str) -> str:
+    """Drop an object. Return a line for each one that it took along."""
     client = context.client
     if statement.kind == "source":
         return await client.drop_source(name, cascade=statement.cascade)
     if statement.kind == "sink":
-        return await client.drop_sink(name)
+        await client.drop_sink(name)
+        return ""
     found = await _of_kind(context, statement.kind, name)
     return await client.drop(found.name, cascade=statement.cascade)
 
@@ -511,25 +517,39 @@ async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
         text = f"CREATE MATERIALIZED VIEW {name}"
         if policy != "auto":
             text += f" REFRESH POLICY {policy.upper()}"
-        if found.target_lag_ms:
-            text += f" TBLPROPERTIES ('target_lag_ms' = {spark_text(str(found.target_lag_ms))})"
-        return f"{text} AS\n{found.sql}"
+        return f"{text}{_shown_properties(found)} AS\n{found.sql}"
     if found.kind == "table" and found.schema is not None:
         defaults = found.column_defaults
         lines = [
             f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
             + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
+            + _shown_comment(found.column_comments.get(each.name))
             for each in found.schema.columns
         ]
         if found.schema.key:
             lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, found.schema.key))})")
         columns = ",\n".join(lines)
-        return f"CREATE TABLE {name} (\n{columns})"
+        return f"CREATE TABLE {name} (\n{columns}){_shown_properties(found)}"
     if found.kind == "index":
         rows = await context.client.peek("penstock.objects", where=[("name", "=", found.name)])
         row = rows.to_pylist()[0]
         return f"CREATE INDEX {name} ON {quoted(row['depends'])} ({row['key']})"
     raise InvalidUsage(f"{found.name} is a {found.kind}: it is created with its source")
+
+
+def _shown_comment(comment: str | None) -> str:
+    return f" COMMENT {spark_text(comment)}" if comment else ""
+
+
+def _shown_properties(found: ObjectStatus) -> str:
+    """Return the clauses that say what an object has beside its columns or its query."""
+    properties = dict(sorted(found.spark_conf.items()))
+    if found.retain_history_ms is not None:
+        properties["retain_history_ms"] = str(found.retain_history_ms)
+    if found.target_lag_ms:
+        properties["target_lag_ms"] = str(found.target_lag_ms)
+    pairs = ", ".join(f"{spark_text(key)} = {spark_text(each)}" for key, each in properties.items())
+    return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
 
 
 async def describe(
@@ -600,5 +620,7 @@ async def _explained(
     """Return the plan of a query as a view's."""
     query = context.spark(span, parameters)
     async with context.placed_errors(query):
-        text = await context.client.explain_query(query.text, refresh_policy=policy)
+        text = await context.client.explain_query(
+            query.text, spark_conf=context.spark_conf(), refresh_policy=policy
+        )
     return text_result(["plan"], [(line,) for line in text.splitlines()])

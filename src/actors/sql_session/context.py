@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager
-from datetime import UTC, datetime
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
+from datetime import datetime
 from typing import Final
 
 import pyarrow as pa
 
 from actors.access.open_sessions import ReadObjects, ReadRights
-from actors.access.session_role import RoleChoice, role_choice
-from actors.client.client import Client
+from actors.client.client import Client, TableWrite
 from actors.errors import (
     DefiniteError,
     InvalidUsage,
@@ -20,20 +25,34 @@ from actors.errors import (
     SqlSyntaxError,
     UnknownObject,
 )
+from actors.pgwire.session_zones import is_utc, parse_session_zone, parse_spark_zone
 from actors.pgwire.sqlstate import names_place, spark_position
+from actors.pgwire.typed_texts import typed_literal
 from actors.plan.column_defaults import ColumnDefaults
 from actors.plan.schema import TableSchema
 from actors.progress import Time
-from actors.protocol.api import ObjectStatus
+from actors.protocol.api import TIME_ZONE, ObjectStatus
 from actors.protocol.relations import fold, is_subscribed_view
 from actors.settings import Settings
 from actors.sql.dialects import SparkText, to_spark, without_schema
-from actors.sql.statements import QualifiedName, QueryStatement, TextSpan
+from actors.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.sql.tokens import SqlDialect
+from actors.sql.type_names import WrittenType
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.placed_text import PlacedText, placed
+from actors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
 from actors.sql_session.row_values import NotLocal, SqlParameter, literal_value
+from actors.sql_session.session_settings import (
+    ISOLATION,
+    READ_ONLY,
+    REPEATABLE_READ,
+    SessionSetting,
+    parse_setting,
+    setting_named,
+)
 from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.transaction import OpenTransaction
+from actors.sql_session.written_times import WrittenTimes
 from actors.views.plain_sql import query_text
 from actors.views.plain_views import inline_views
 
@@ -46,6 +65,12 @@ TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
 PLAIN_VIEW: Final = "plain view"
 QUERIED_KINDS: Final = READABLE_KINDS | {PLAIN_VIEW}
+
+
+class ActiveTransaction(InvalidUsage):
+    """The transaction has begun to read or write, so that its modes cannot change any more."""
+
+    sqlstate = "25001"
 
 
 def object_name(name: QualifiedName) -> str:
@@ -152,19 +177,64 @@ class SessionContext:
         self.variables = variables
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
+        self._written_in: tuple[str, bool] | None = None
+        self.committing: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        """Is around each write: the statement cannot be canceled then."""
 
-    # -- roles -------------------------------------------------------------------------------------
+    # -- settings ----------------------------------------------------------------------------------
 
-    def role_choice(self) -> RoleChoice | None:
-        """Return the roles that the session has now; None if it cannot have others."""
-        session = self.client.session
-        return None if session is None else role_choice(session)
+    def set_variable(self, name: str, value: str | None, *, local: bool = False) -> bool:
+        """Set a setting, or reset it (None). Return whether that has an effect: `local`, and what
+        is the transaction's own, have none without a transaction. Raises as
+        `SessionVariables.set` does, and `ActiveTransaction`."""
+        setting, transaction = setting_named(name), self.transaction
+        own = setting is not None and bool(setting.of_transaction)
+        if setting is not None and transaction is not None and own:
+            self._check_mode(setting, value, transaction)
+        if self.dialect is SqlDialect.SPARK and name.lower() == "timezone" and value is not None:
+            value = parse_spark_zone(value).shown
+        before = self.variables.state()
+        # The transaction's modes end with it.
+        local = local or own
+        if value is None:
+            self.variables.reset(name, local=local)
+        else:
+            self.variables.set(name, value, local=local)
+        if local and transaction is None:
+            self.variables.restore(before)
+            return False
+        return True
 
-    def keep_roles(self) -> None:
-        """Let COMMIT leave the session's roles as they are now."""
-        # Without a transaction there is nothing that could go back.
-        if self.transaction is not None:
-            self.transaction.kept_choice = self.role_choice()
+    def _check_mode(
+        self, setting: SessionSetting, value: str | None, transaction: OpenTransaction
+    ) -> None:
+        """Raise `ActiveTransaction` if a mode cannot change any more."""
+        present = self.variables.get(setting.name)
+        wanted = value or self.variables.get(setting.of_transaction)
+        wanted = parse_setting(setting, wanted, present)
+        if wanted == present or (setting.name == READ_ONLY and wanted == "on"):
+            return
+        what = "read-write mode" if setting.name == READ_ONLY else "isolation level"
+        if transaction.queried:
+            raise ActiveTransaction(f"transaction {what} must be set before any query")
+        if transaction.has_savepoints:
+            raise ActiveTransaction(f"transaction {what} must not be set behind a savepoint")
+
+    def begin_statement(self, statement: SqlStatement) -> None:
+        """Check that a statement may be carried out now. Raises `ReadOnlyTransaction`."""
+        name = READ_ONLY if self.transaction is not None else "default_transaction_read_only"
+        if self.variables.get(name) == "on" and not only_reads(statement):
+            raise ReadOnlyTransaction(
+                f"cannot execute {command_of(statement)} in a read-only transaction"
+            )
+        if self.transaction is not None and self.variables.get(ISOLATION) != REPEATABLE_READ:
+            # Each statement reads at the latest time.
+            self.transaction.time = None
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> None:
+        """Write changes at one time, which the session keeps. Raises as `Client.write` does."""
+        async with self.committing():
+            self.variables.note_write(await self.client.write(changes))
 
     # -- texts -------------------------------------------------------------------------------------
 
@@ -175,25 +245,71 @@ class SessionContext:
             if self.dialect is SqlDialect.SPARK:
                 spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
             else:
-                spark = to_spark(span.text, [each.text for each in parameters])
+                literals = [each.text for each in parameters]
+                times = self.times
+                # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
+                spark = to_spark(
+                    span.text,
+                    literals,
+                    None if times.is_utc else times,
+                    self._read_typed,
+                    name_columns=True,
+                )
         except SqlSyntaxError as error:
             if error.position is not None:
                 error.position = span.place_of(error.position)
             raise
         return PlacedText.of(span, spark)
 
+    def _read_typed(self, text: str, kind: WrittenType) -> str:
+        return typed_literal(text, kind, self.zone)
+
+    async def spark_off_loop(
+        self, span: TextSpan, parameters: Sequence[SqlParameter] = ()
+    ) -> PlacedText:
+        """Return what `spark` does; a long text is rewritten in a thread."""
+        return await work_on(len(span.text), lambda: self.spark(span, parameters))
+
+    # -- the time zone -----------------------------------------------------------------------------
+
     @property
-    def utc(self) -> bool:
-        """Return whether the session's time zone is UTC."""
-        zone = self.variables.get("TimeZone").lower()
-        return zone in ("utc", "etc/utc", "gmt", "z", "zulu")
+    def zone(self) -> str:
+        """Return the session's time zone, as `time_text.time_zone` and Spark read it."""
+        return parse_session_zone(self.variables.get("TimeZone")).name
+
+    @property
+    def spark_zone(self) -> str:
+        """Return the time zone for a query of the session; "" if it is the service's."""
+        zone = self.zone
+        # By far the most sessions: their queries share the engine's session with everything else.
+        return "" if is_utc(zone) and TIME_ZONE not in self.settings.spark_conf else zone
+
+    def spark_conf(self) -> dict[str, str]:
+        """Return the settings of Spark that a view of the session keeps."""
+        zone = self.spark_zone
+        return {TIME_ZONE: zone} if zone else {}
+
+    @contextmanager
+    def written_in(self, zone: str, *, for_others: bool = False) -> Iterator[None]:
+        """Read times in texts as of this zone meanwhile: a statement that was prepared keeps the
+        one that it was prepared in. `for_others`: the text is kept for sessions in any zone."""
+        before, self._written_in = self._written_in, (zone, for_others)
+        try:
+            yield
+        finally:
+            self._written_in = before
+
+    @property
+    def times(self) -> WrittenTimes:
+        """Return what reads times without a zone in the statement."""
+        here = self.zone
+        zone, for_others = self._written_in or (here, False)
+        return WrittenTimes(zone, here, for_others, self.dialect is SqlDialect.SPARK)
 
     @property
     def deadline_ms(self) -> int | None:
         """Return the deadline of a statement; None: the service's own."""
-        text = self.variables.get("statement_timeout").removesuffix("ms")
-        given = int(text) if text.isdecimal() else 0
-        return given or None
+        return self.variables.milliseconds("statement_timeout") or None
 
     # -- times -------------------------------------------------------------------------------------
 
@@ -203,9 +319,6 @@ class SessionContext:
         try:
             value = literal_value(expression.text, self.dialect, parameters)
         except NotLocal:
-            value = await self._computed(expression, parameters)
-        if isinstance(value, datetime) and value.tzinfo is None and not self.utc:
-            # A literal without a zone: only Spark knows the session's.
             value = await self._computed(expression, parameters)
         if isinstance(value, SqlParameter):
             value = value.value
@@ -219,8 +332,7 @@ class SessionContext:
                     f"AS OF {value!r}: neither a time in ms nor a timestamp"
                 ) from None
         if isinstance(value, datetime):
-            # Without a zone it is of the session's, which `_computed` would know: only UTC is here.
-            moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+            moment = value if value.tzinfo is not None else self.times.instant(value)
             return int(moment.timestamp() * 1000)
         if isinstance(value, bool) or not isinstance(value, int):
             raise InvalidUsage(f"AS OF {expression.text}: neither a time in ms nor a timestamp")
@@ -251,11 +363,12 @@ class SessionContext:
         for span in texts.values():
             return await self.time_of(span, parameters)
         variable = self.variables.get("penstock.as_of")
-        return int(variable) if variable.isdecimal() else None
+        return int(variable) if variable else None
 
     async def transaction_time(self) -> Time:
         """Return the time at which the open transaction reads, which its first read fixes."""
         assert self.transaction is not None
+        self.transaction.queried = True
         if self.transaction.time is None:
             self.transaction.time = max(0, (await self.client.status()).tables_upper - 1)
         return self.transaction.time
@@ -276,6 +389,7 @@ class SessionContext:
             as_of=as_of,
             deadline_ms=self.deadline_ms,
             latest=as_of is None,
+            time_zone=self.spark_zone,
             rights=rights,
         )
         async with self.placed_errors(query), aclosing(batches) as found:
@@ -302,7 +416,7 @@ class SessionContext:
     async def describe(self, query: PlacedText) -> TableSchema:
         """Return the columns of a query in Spark's dialect, which is not run."""
         async with self.placed_errors(query):
-            return await self.client.describe_query(query.text)
+            return await self.client.describe_query(query.text, time_zone=self.spark_zone)
 
     # -- errors ------------------------------------------------------------------------------------
 

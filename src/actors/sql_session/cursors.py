@@ -8,7 +8,14 @@ from typing import Any, Final, TypeAlias
 import anyio
 import pyarrow as pa
 
-from actors.errors import InvalidUsage, PenstockError
+from actors.errors import PenstockError
+from actors.pgwire.sqlstate import (
+    LIMIT_EXCEEDED,
+    NOT_SUPPORTED,
+    RefusedStatement,
+    cursor_exists,
+    unknown_cursor,
+)
 from actors.sql_session.results import StatementResult, rows_of
 
 CURSORS_MAX: Final = 64
@@ -136,18 +143,20 @@ class SessionCursors:
 
     async def declare(self, name: str, result: StatementResult, *, hold: bool) -> None:
         """Open a cursor. Raises `InvalidUsage` if the name is in use, or too many are open."""
-        refused = ""
         follows = result.tag == "SUBSCRIBE"
+        refused: RefusedStatement | None = None
         if name in self._open:
-            refused = f'cursor "{name}" already exists'
+            refused = cursor_exists(name)
         elif len(self._open) >= CURSORS_MAX:
-            refused = f"{CURSORS_MAX} cursors are open: close one first"
+            problem = f"{CURSORS_MAX} cursors are open: close one first"
+            refused = RefusedStatement(problem, LIMIT_EXCEEDED)
         elif follows and self._spawn is None:
-            refused = "a cursor of a subscribe is not possible through this door"
-        if refused:
+            problem = "a cursor of a subscribe is not possible through this door"
+            refused = RefusedStatement(problem, NOT_SUPPORTED)
+        if refused is not None:
             assert result.batches is not None
             await result.batches.aclose()
-            raise InvalidUsage(refused)
+            raise refused
         spawn = self._spawn if follows else None
         self._open[name] = OpenCursor(result, spawn=spawn, hold=hold)
 
@@ -168,7 +177,7 @@ class SessionCursors:
     def _named(self, name: str) -> OpenCursor:
         cursor = self._open.get(name)
         if cursor is None:
-            raise InvalidUsage(f'cursor "{name}" does not exist')
+            raise unknown_cursor(name)
         return cursor
 
     async def close(self, name: str | None) -> None:

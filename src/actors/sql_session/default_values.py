@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.column_defaults import (
     ColumnDefault,
     DefaultValues,
@@ -101,6 +102,13 @@ async def statement_defaults(
         return NO_DEFAULTS
     now = datetime.now(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     values = known_values(defaults, schema, now // _MICROSECOND)
+    if not context.times.is_utc:
+        # The day and the clock's time are those of the session's zone, which Spark knows.
+        for each in schema.columns:
+            default = defaults.get(each.name)
+            is_clock = each.type == "timestamp" and default and default.moment == "timestamp"
+            if default and default.moment and not is_clock:
+                del values[each.name]
     rest = [each for each in schema.columns if each.name in defaults and each.name not in values]
     if rest:
         asked = wanted()
@@ -185,7 +193,10 @@ async def defined_default(
     query = context.spark(span)
     text = query.text
     kind = arrow_type(column.type)
-    value = _local_value(context, span, text, column)
+    try:
+        value = _local_value(context, span, text, column)
+    except (TypeMismatch, InvalidClientData) as error:
+        raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     if value is None:
         _refuse_user(text, span)
         moment = _moment_of(text)
@@ -218,7 +229,7 @@ def _local_value(
     """Return the value of a literal, or of plain arithmetic; None for another expression."""
     try:
         value = literal_value(span.text, context.dialect, ())
-        return column_array([value], column, utc=context.utc)
+        return column_array([value], column, times=context.times)
     except NotLocal:
         pass
     try:
@@ -299,6 +310,19 @@ def _is_changing(text: str) -> bool:
     return False
 
 
+def _moment_literal(context: SessionContext, span: TextSpan) -> str | None:
+    """Return a text that is for a timestamptz with its offset; None for other expressions, and
+    where Spark reads it by itself."""
+    times = context.times
+    if times.is_utc or context.dialect is SqlDialect.SPARK:
+        return None
+    try:
+        value = literal_value(span.text, context.dialect, ())
+    except NotLocal:
+        return None
+    return times.absolute(value.value) if isinstance(value, SqlParameter) else None
+
+
 def cast_or_default(
     context: SessionContext,
     span: TextSpan,
@@ -310,6 +334,17 @@ def cast_or_default(
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
+    moment = _moment_literal(context, span) if column.type == "timestamp" else None
+    if moment is not None:
+        return placed(f"CAST('{moment}' AS timestamp)").around(span)
+    if context.dialect is SqlDialect.POSTGRES:
+        # A text is read as PostgreSQL does, and not as Spark casts it.
+        try:
+            value = literal_value(span.text, context.dialect, parameters)
+            found = column_array([value], column, times=context.times)
+            return placed(spark_literal(found[0].as_py(), column.type)).around(span)
+        except NotLocal:
+            pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
     text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
     return text.around(span)

@@ -223,7 +223,7 @@ class _KeyedReader:
                 raise NotLocal
             return self._array(column, name)
         value = column_array(
-            [self._literal(span)], column, utc=self._context.utc, defaults=self._defaults
+            [self._literal(span)], column, times=self._context.times, defaults=self._defaults
         )
         return pa.repeat(value[0], self._count)
 
@@ -235,7 +235,7 @@ class _KeyedReader:
         return values
 
     def _array(self, column: TableColumn, source: str) -> pa.Array:
-        return column_array(self._column(source), column, utc=self._context.utc)
+        return column_array(self._column(source), column, times=self._context.times)
 
 
 def _of_one_kind(values: Sequence[Any]) -> list[Any]:

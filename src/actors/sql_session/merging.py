@@ -29,6 +29,7 @@ from actors.sql_session.keyed_merge import (
     read_keyed_merge,
     repeated_match,
 )
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.placed_text import PlacedText, joined, placed, quoted
 from actors.sql_session.results import StatementResult
 from actors.sql_session.returning import ReturningList
@@ -37,6 +38,8 @@ from actors.sql_session.row_values import SqlParameter
 from actors.sql_session.transaction import PendingChange
 
 Parameters = Sequence[SqlParameter]
+_PARAMETER_CHARACTERS: Final = 8
+"""Length of a text whose work is that of one parameter."""
 _ACTION: Final = "penstock_action"
 _ROW: Final = "penstock_row"
 _IN_TARGET: Final = "penstock_in_target"
@@ -73,10 +76,16 @@ async def merge_rows(
 ) -> tuple[int, pa.Table | None]:
     """Carry a MERGE out; return as `change_rows` does, and raise as `merge`."""
     table, schema = await context.catalog.find_table(statement.table)
-    keyed = read_keyed_merge(context, schema, table, statement, parameters, defaults.values)
+    size = len(parameters) * _PARAMETER_CHARACTERS + _length(statement)
+    keyed = await work_on(
+        size,
+        lambda: read_keyed_merge(context, schema, table, statement, parameters, defaults.values),
+    )
     text = placed()
     if keyed is None:
-        text = _merge_query(context, table, schema, statement, parameters, defaults)
+        text = await work_on(
+            size, lambda: _merge_query(context, table, schema, statement, parameters, defaults)
+        )
 
     async def compute() -> ComputedChange:
         if keyed is not None:
@@ -84,6 +93,11 @@ async def merge_rows(
         return _merged(table, schema, statement.clauses, await read_rows(context, text))
 
     return await change_rows(context, table, schema, compute, returning, defaults)
+
+
+def _length(statement: MergeStatement) -> int:
+    query = statement.source_query
+    return 0 if query is None else len(query.query.text)
 
 
 def _wanted_by(schema: TableSchema, clauses: Sequence[MergeClause]) -> set[str]:

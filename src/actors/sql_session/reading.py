@@ -35,7 +35,8 @@ async def read_query(
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
     if not statement.pins and await context.pinned_time(statement, parameters) is None:
         rights = context.read_rights()
-        own = await read_own_row(context, context.spark(statement.query, parameters).text, rights)
+        spark = await context.spark_off_loop(statement.query, parameters)
+        own = await read_own_row(context, spark.text, rights)
         if own is not None:
             return StatementResult("SELECT", own.schema, _batches(own), rights=rights)
     text, as_of = await query_text(context, statement, parameters)
@@ -55,7 +56,7 @@ async def query_text(
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
-    query = context.spark(_without_pins(statement), parameters)
+    query = await context.spark_off_loop(_without_pins(statement), parameters)
     # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, query.text)

@@ -102,4 +102,4 @@ async def carry_out(
         return
     if count_rows(change.delete) or count_rows(change.insert):
         write = TableWrite(insert=change.insert, delete=change.delete, defaults=digest)
-        context.variables.note_write(await context.client.write({table: write}))
+        await context.write({table: write})

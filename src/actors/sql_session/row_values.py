@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, date, datetime
+from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
+from actors.errors import InvalidUsage, ValueTooLong
+from actors.pgwire.column_parsing import fitted
+from actors.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
+from actors.pgwire.type_map import pg_type
+from actors.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import (
     TableColumn,
@@ -28,7 +32,8 @@ from actors.plan.schema import (
 )
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect, SqlToken, lex_sql
-from actors.sql.type_names import read_type
+from actors.sql.type_names import read_written_type
+from actors.sql_session.written_times import WrittenTimes, local_in, moment_in
 
 
 class SqlParameter(msgspec.Struct, frozen=True):
@@ -61,12 +66,11 @@ _WHOLE: Final = re.compile(r"[0-9]{1,18}")
 _FRACTION: Final = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
 _DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _MOMENT: Final = re.compile(
-    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}:[0-9]{2}(?:\.[0-9]{1,6})?"
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
     r"(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
 )
 _EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
 """Whole numbers up to which a floating type has every one."""
-_BOOLEANS: Final = {"t": True, "true": True, "f": False, "false": False}
 
 
 def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
@@ -126,10 +130,12 @@ def _cast_parameter(
 ) -> SqlParameter:
     """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
     reader = StatementReader(lex_text(text, dialect), 2)
-    cast = read_type(reader)
-    if not reader.ends():
+    written = read_written_type(reader)
+    given = _parameter(reader.tokens[0], parameters)
+    # A text whose form is to be checked, or that is read as another type's.
+    if not reader.ends() or (written.checked and isinstance(given.value, str)):
         raise NotLocal
-    return msgspec.structs.replace(_parameter(reader.tokens[0], parameters), cast=cast)
+    return msgspec.structs.replace(given, cast=written.spark)
 
 
 def _number(text: str, *, negative: bool) -> int | Decimal:
@@ -165,7 +171,7 @@ def column_array(
     values: Sequence[Any],
     column: TableColumn,
     *,
-    utc: bool,
+    times: WrittenTimes,
     defaults: DefaultValues | None = None,
 ) -> pa.Array:
     """Return the values of `literal_value` as an array of a column's type.
@@ -173,7 +179,7 @@ def column_array(
     Args:
         values: A value or a `SqlParameter` for each row.
         column: The column that they are for.
-        utc: True if the session's time zone is UTC: only then a moment without a zone is read.
+        times: Reads times without a zone.
         defaults: The values that DEFAULT stands for; None where it is no value.
 
     Raises:
@@ -184,13 +190,13 @@ def column_array(
         default = defaults.get(column.name)
         values = [default if each is DEFAULT_MARK else each for each in values]
     try:
-        return pa.array([_fitted(value, column.type, kind, utc=utc) for value in values], kind)
+        return pa.array([_fitted(value, column.type, kind, times=times) for value in values], kind)
     except (pa.ArrowException, OverflowError, TypeError, ValueError):
         # Spark says what does not fit, in its own words.
         raise NotLocal from None
 
 
-def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
+def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
     # A default has the column's type already.
     if isinstance(value, pa.Scalar):
         return value
@@ -204,15 +210,19 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     limit = text_limit(spark)
     if limit is not None:
         length, padded = limit
-        # What is longer is Spark's to cut off or to refuse.
-        if not isinstance(value, str) or len(value) > length:
+        if not isinstance(value, str):
             raise NotLocal
+        if len(value) > length:
+            # Blanks beyond the length are cut off.
+            if value[length:].strip(" "):
+                raise ValueTooLong(f"a text of {len(value)} characters is longer than {spark}")
+            value = value[:length]
         return value.ljust(length) if padded else value
     if isinstance(value, list) and pa.types.is_list(kind):
         (element,) = inner_types(spark)
-        return [_fitted(each, element, kind.value_type, utc=utc) for each in value]
+        return [_fitted(each, element, kind.value_type, times=times) for each in value]
     if untyped and isinstance(value, str) and not pa.types.is_string(kind):
-        return _parsed(value, kind, utc=utc)
+        return _parsed(value, spark, kind, times=times)
     exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
     tests = {
         bool: pa.types.is_boolean,
@@ -222,10 +232,7 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
         str: pa.types.is_string,
         bytes: pa.types.is_binary,
         date: pa.types.is_date,
-        datetime: lambda each: (
-            pa.types.is_timestamp(each)
-            and (utc or (each.tz is not None) == (value.tzinfo is not None))
-        ),
+        datetime: pa.types.is_timestamp,
     }
     test = tests.get(type(value))
     if test is None or not test(kind):
@@ -233,10 +240,27 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, utc: bool) -> Any:
     if pa.types.is_floating(kind):
         return float(value)
     if pa.types.is_timestamp(kind):
-        # Only in a session in UTC a time without a zone is the same moment in both types.
-        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
-        return aware if kind.tz is not None else aware.astimezone(UTC).replace(tzinfo=None)
-    return Decimal(value) if pa.types.is_decimal(kind) else value
+        if kind.tz is None:
+            return local_in(times.present, value) if value.tzinfo is not None else value
+        return times.instant(value) if value.tzinfo is None else value
+    return _number_fitted(value, kind) if _is_number(kind) else value
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_floating)
+    return any(test(kind) for test in numbers)
+
+
+def _number_fitted(value: int | Decimal, kind: pa.DataType) -> int | Decimal:
+    """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
+    range: Spark's error would not say which value it is."""
+    if pa.types.is_decimal(kind):
+        rounded: Decimal = fitted(Decimal(value), kind)
+        return rounded
+    limit = 1 << (kind.bit_width - 1)
+    if not -limit <= value < limit:
+        raise InvalidClientData(f"value {value} is out of range for {kind}", NUMBER_OUT_OF_RANGE)
+    return value
 
 
 def _is_kept(cast: str, spark: str) -> bool:
@@ -244,17 +268,20 @@ def _is_kept(cast: str, spark: str) -> bool:
     return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
 
 
-def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:
-    """Return a text as a value of a type, if it is written in the plainest form."""
-    negative = text.startswith("-")
-    if pa.types.is_integer(kind) and _WHOLE.fullmatch(text.removeprefix("-")):
-        return int(text)
-    if pa.types.is_decimal(kind) and _FRACTION.fullmatch(text.removeprefix("-")):
-        return Decimal(text)
-    if pa.types.is_float64(kind) and _FRACTION.fullmatch(text[negative:]):
-        return float(text)
-    if pa.types.is_boolean(kind) and text.lower() in _BOOLEANS:
-        return _BOOLEANS[text.lower()]
+def _parsed(text: str, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
+    """Return a text as a value of a type, if it is written in the plainest form. Raises
+    `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
+    if pa.types.is_binary(kind):
+        return parse_bytea(text)
+    if _is_number(kind) or pa.types.is_boolean(kind):
+        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
+    if pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        words = [
+            None if each is None else SqlParameter(each, "", untyped=True)
+            for each in parse_array(text)
+        ]
+        return [_fitted(each, element, kind.value_type, times=times) for each in words]
     if pa.types.is_date(kind) and _DAY.fullmatch(text):
         return date.fromisoformat(text)
     moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None
@@ -265,11 +292,7 @@ def _parsed(text: str, kind: pa.DataType, *, utc: bool) -> Any:
         if moment["zone"]:
             raise NotLocal
         return found
-    if found.tzinfo is None:
-        if not utc:
-            raise NotLocal
-        return found.replace(tzinfo=UTC)
-    return found
+    return moment_in(times.zone, found) if found.tzinfo is None else found
 
 
 # -- Rows as Spark's literals ----------------------------------------------------------------------

@@ -8,11 +8,10 @@ ROLLBACK TO) is taken, as PostgreSQL's clients expect.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from actors.access.session_role import RoleChoice, restore_role
 from actors.client.client import Client
 from actors.errors import (
     AbsentRow,
@@ -21,6 +20,12 @@ from actors.errors import (
     TransactionAborted,
     WriteConflict,
 )
+from actors.pgwire.sqlstate import (
+    NO_TRANSACTION,
+    RefusedStatement,
+    statement_exists,
+    unknown_statement,
+)
 from actors.settings import Settings
 from actors.sql import statements as sql
 from actors.sql.grammar import parse_statement
@@ -28,7 +33,7 @@ from actors.sql.tokens import SqlDialect
 from actors.sql_session import catalog_statements as catalog
 from actors.sql_session import merging, writing
 from actors.sql_session import role_statements as roles
-from actors.sql_session.context import SCHEMAS, SessionContext
+from actors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
 from actors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.sql_session.error_places import (
     counted_from,
@@ -38,7 +43,14 @@ from actors.sql_session.error_places import (
 from actors.sql_session.reading import read_query
 from actors.sql_session.results import StatementResult
 from actors.sql_session.row_values import SqlParameter
-from actors.sql_session.session_variables import ROLE_VARIABLES, SessionVariables
+from actors.sql_session.session_settings import (
+    AUTHORIZATION,
+    ISOLATION,
+    READ_ONLY,
+    quoted_name,
+    setting_named,
+)
+from actors.sql_session.session_variables import SessionVariables
 from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
@@ -46,6 +58,13 @@ Parameters: TypeAlias = Sequence[SqlParameter]
 StatementHandler: TypeAlias = Callable[["SqlSession", Any, Parameters], Awaitable[StatementResult]]
 PREPARED_MAX: Final = 1_000
 """Number of statements that one session may have prepared by PREPARE."""
+
+
+class PreparedText(NamedTuple):
+    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+
+    statement: sql.PrepareTextStatement
+    zone: str
 
 
 class SqlSession:
@@ -76,7 +95,7 @@ class SqlSession:
         self.cursors = SessionCursors(spawn)
         self.failed = False
         """True in a transaction after an error."""
-        self.prepared: dict[str, sql.PrepareTextStatement] = {}
+        self.prepared: dict[str, PreparedText] = {}
 
     @property
     def in_transaction(self) -> bool:
@@ -95,18 +114,24 @@ class SqlSession:
         Rows of the result that are not taken hold resources: close its generator. Raises
         `TransactionAborted` in a failed transaction, and the statement's own errors.
         """
-        if self.failed and not isinstance(statement, _ENDING):
-            raise TransactionAborted(
-                "the transaction has failed: statements are ignored until ROLLBACK"
-            )
-        handler = STATEMENTS.get(type(statement))
-        if handler is None:
-            raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
         try:
+            self.begin_statement(statement)
+            handler = STATEMENTS.get(type(statement))
+            if handler is None:
+                raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
             return await handler(self, statement, parameters)
         except BaseException:
             self.failed = self.in_transaction
             raise
+
+    def begin_statement(self, statement: sql.SqlStatement) -> None:
+        """Check that a statement may be carried out now. Raises `TransactionAborted` and
+        `ReadOnlyTransaction`."""
+        if self.failed and not isinstance(statement, _ENDING):
+            raise TransactionAborted(
+                "the transaction has failed: statements are ignored until ROLLBACK"
+            )
+        self.context.begin_statement(statement)
 
     async def close(self) -> None:
         """End the session: cursors, and the changes that were not committed."""
@@ -120,17 +145,18 @@ class SqlSession:
         rows. The values of the parameters do not matter. Raises as `execute`."""
         match statement:
             case sql.QueryStatement():
-                text = self.context.spark(statement.query, parameters)
+                text = await self.context.spark_off_loop(statement.query, parameters)
                 return (await self.context.describe(text)).result_arrow()
             case sql.SubscribeStatement():
                 return await subscribe_shape(self.context, statement, parameters)
             case sql.ExecutePreparedStatement():
                 kept = self.prepared.get(statement.name)
                 if kept is None:
-                    raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
-                inner = self.parse(kept.statement.text)
-                with without_places():
-                    return await self.describe(inner, self._arguments(statement, kept, parameters))
+                    raise unknown_statement(statement.name)
+                inner = self.parse(kept.statement.statement.text)
+                given = self._arguments(statement, kept.statement, parameters)
+                with without_places(), self.context.written_in(kept.zone):
+                    return await self.describe(inner, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
@@ -149,31 +175,52 @@ class SqlSession:
 
     def begin_implicit(self) -> None:
         """Open a transaction that the client did not ask for, around several statements."""
-        self.context.transaction = self._transaction()
-
-    def _transaction(self, *, read_only: bool = False) -> OpenTransaction:
-        return OpenTransaction(read_only=read_only, choice=self.context.role_choice())
+        self.context.transaction = OpenTransaction(self.variables.state())
+        # Its own from now on: later defaults are of later transactions.
+        for name in (ISOLATION, READ_ONLY):
+            self.variables.set(name, self.variables.get(name), local=True)
 
     async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
         """Open a transaction; inside one it is a notice."""
+        notices: tuple[str, ...] = ()
         # PostgreSQL only warns, and pools send BEGIN without knowing.
         if self.in_transaction:
-            return StatementResult("BEGIN", notices=("there is already a transaction in progress",))
-        default = self.variables.get("default_transaction_read_only") == "on"
-        given = statement.modes.read_only
-        self.context.transaction = self._transaction(read_only=default if given is None else given)
-        return StatementResult("BEGIN")
+            notices = ("there is already a transaction in progress",)
+        else:
+            self.begin_implicit()
+        try:
+            self.set_modes(statement.modes)
+        except InvalidUsage:
+            # Nothing was begun if it cannot be as it was asked for.
+            transaction = self.context.transaction
+            if not notices and transaction is not None:
+                self.variables.restore(transaction.first_state)
+                self.context.transaction = None
+            raise
+        return StatementResult("BEGIN", notices=notices)
+
+    def set_modes(self, modes: sql.TransactionModes, prefix: str = "") -> bool:
+        """Set modes of the open transaction, or with the prefix ``default_`` those of later ones.
+        Return whether that has an effect. Raises as `SessionContext.set_variable` does."""
+        given = {
+            ISOLATION: modes.isolation,
+            READ_ONLY: {None: None, True: "on", False: "off"}[modes.read_only],
+        }
+        done = [
+            self.context.set_variable(prefix + name, value)
+            for name, value in given.items()
+            if value is not None
+        ]
+        return all(done)
 
     async def set_transaction(
         self, statement: sql.SetTransactionStatement, _: Parameters
     ) -> StatementResult:
         """Set the modes of the open transaction, or of all later ones."""
-        read_only = statement.modes.read_only
-        if read_only is not None and statement.session:
-            self.variables.set("default_transaction_read_only", "on" if read_only else "off")
-        elif read_only is not None and self.context.transaction is not None:
-            self.context.transaction.read_only = read_only
-        return StatementResult("SET")
+        if self.set_modes(statement.modes, "default_" if statement.session else ""):
+            return StatementResult("SET")
+        notice = "SET TRANSACTION can only be used in transaction blocks"
+        return StatementResult("SET", notices=(notice,))
 
     async def commit(self, _: sql.CommitStatement, __: Parameters) -> StatementResult:
         """Write all changes at one time. A failed transaction is rolled back.
@@ -187,7 +234,10 @@ class SqlSession:
             notice = "there is no transaction in progress"
             return StatementResult("COMMIT", notices=(notice,))
         failed, self.failed = self.failed, False
-        self._restore(transaction.first_choice if failed else transaction.kept_choice)
+        if failed:
+            self.variables.restore(transaction.first_state)
+        else:
+            self.variables.keep()
         # Over before the write: whether it succeeds or not, the next statement begins anew.
         self.context.transaction = None
         await self.cursors.end_transaction()
@@ -196,7 +246,7 @@ class SqlSession:
         changes = transaction.write()
         if changes:
             try:
-                self.variables.note_write(await self.context.client.write(changes))
+                await self.context.write(changes)
             except AbsentRow as error:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"
@@ -212,7 +262,7 @@ class SqlSession:
         transaction = self.context.transaction
         notices = () if transaction is not None else ("there is no transaction in progress",)
         if transaction is not None:
-            self._restore(transaction.first_choice)
+            self.variables.restore(transaction.first_state)
         self.context.transaction, self.failed = None, False
         await self.cursors.end_transaction()
         return StatementResult("ROLLBACK", notices=notices)
@@ -220,12 +270,12 @@ class SqlSession:
     def _open(self, what: str) -> OpenTransaction:
         transaction = self.context.transaction
         if transaction is None:
-            raise InvalidUsage(f"{what} can only be used in transaction blocks")
+            raise RefusedStatement(f"{what} can only be used in transaction blocks", NO_TRANSACTION)
         return transaction
 
     async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
         """Remember the transaction's state."""
-        self._open("SAVEPOINT").save(statement.name, self.context.role_choice())
+        self._open("SAVEPOINT").save(statement.name, self.variables.state())
         return StatementResult("SAVEPOINT")
 
     async def release(
@@ -239,7 +289,8 @@ class SqlSession:
         self, statement: sql.RollbackToStatement, _: Parameters
     ) -> StatementResult:
         """Drop the changes since a savepoint."""
-        self._restore(self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name))
+        state = self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
+        self.variables.restore(state)
         self.failed = False
         return StatementResult("ROLLBACK")
 
@@ -248,45 +299,30 @@ class SqlSession:
     async def set_variable(
         self, statement: sql.SetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable of the session."""
-        if statement.name.lower() in ROLE_VARIABLES:
-            return self._change_role(statement)
-        if statement.values:
-            self.variables.set(statement.name, ", ".join(statement.values))
-        else:
-            self.variables.reset(statement.name)
-        return StatementResult("SET")
-
-    def _change_role(self, statement: sql.SetVariableStatement) -> StatementResult:
-        """Act as another role from now on, or with LOCAL until the transaction ends."""
-        if statement.local and not self.in_transaction:
-            notice = "SET LOCAL can only be used in transaction blocks"
-            return StatementResult("SET", notices=(notice,))
-        if len(statement.values) > 1:
+        """Set a variable of the session, or with LOCAL of the transaction."""
+        setting = setting_named(statement.name)
+        value: str | None
+        if not statement.values:
+            value = None
+        elif setting is not None and setting.quoted:
+            value = ", ".join(map(quoted_name, statement.values))
+        elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
             raise InvalidUsage(f"SET {statement.name} takes only one argument")
-        if statement.values:
-            self.variables.set(statement.name, statement.values[0])
         else:
-            self.variables.reset(statement.name)
-        if not statement.local:
-            self.context.keep_roles()
-        return StatementResult("SET")
-
-    def _restore(self, choice: RoleChoice | None) -> None:
-        session = self.context.client.session
-        if session is not None and choice is not None:
-            restore_role(session, choice)
+            value = ", ".join(statement.values)
+        if self.context.set_variable(statement.name, value, local=statement.local):
+            return StatementResult("SET")
+        notice = f"SET {'LOCAL' if statement.local else statement.name}"
+        return StatementResult("SET", notices=(f"{notice} can only be used in transaction blocks",))
 
     async def reset_variable(
         self, statement: sql.ResetVariableStatement, _: Parameters
     ) -> StatementResult:
-        """Set a variable, or all, to the default."""
-        names = [statement.name] if statement.name else [name for name, _ in self.variables.all()]
-        for name in names:
-            # As in PostgreSQL, RESET ALL leaves the roles alone.
-            if statement.name or name not in ROLE_VARIABLES:
-                self.variables.reset(name)
-        self.context.keep_roles()
+        """Set a variable, or all, to the value that it had when the session began."""
+        if statement.name is None:
+            self.variables.reset_all()
+        else:
+            self.context.set_variable(statement.name, None)
         return StatementResult("RESET")
 
     async def show_setting(
@@ -313,11 +349,11 @@ class SqlSession:
     async def discard(self, _: sql.DiscardAllStatement, __: Parameters) -> StatementResult:
         """Forget the session's state."""
         if self.in_transaction:
-            raise InvalidUsage("DISCARD ALL cannot run inside a transaction block")
+            raise ActiveTransaction("DISCARD ALL cannot run inside a transaction block")
         await self.cursors.close(None)
         self.prepared.clear()
-        for name, _value in self.variables.all():
-            self.variables.reset(name)
+        self.variables.reset(AUTHORIZATION)
+        self.variables.reset_all()
         return StatementResult("DISCARD ALL")
 
     # -- cursors and prepared statements -----------------------------------------------------------
@@ -354,13 +390,15 @@ class SqlSession:
     async def prepare(self, statement: sql.PrepareTextStatement, _: Parameters) -> StatementResult:
         """Keep a statement's text under a name."""
         if statement.name in self.prepared:
-            raise InvalidUsage(f'prepared statement "{statement.name}" already exists')
+            raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
         # Parsed for its errors alone, which are due now and not at EXECUTE.
         with counted_from(statement.statement.start):
             self.parse(statement.statement.text)
-        self.prepared[statement.name] = statement
+        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
+        if self.context.transaction is not None:
+            self.context.transaction.queried = True
         return StatementResult("PREPARE")
 
     async def execute_prepared(
@@ -369,11 +407,11 @@ class SqlSession:
         """Carry out a prepared statement with these arguments."""
         kept = self.prepared.get(statement.name)
         if kept is None:
-            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
-        inner = self.parse(kept.statement.text)
-        given = self._arguments(statement, kept, parameters)
+            raise unknown_statement(statement.name)
+        inner = self.parse(kept.statement.statement.text)
+        given = self._arguments(statement, kept.statement, parameters)
         # The statement's text came with PREPARE.
-        with without_places():
+        with without_places(), self.context.written_in(kept.zone):
             result = await self.execute(inner, given)
         if result.batches is not None:
             result.batches = rows_without_places(result.batches)
@@ -402,7 +440,7 @@ class SqlSession:
             self.prepared.clear()
             return StatementResult("DEALLOCATE ALL")
         if self.prepared.pop(statement.name, None) is None:
-            raise InvalidUsage(f'prepared statement "{statement.name}" does not exist')
+            raise unknown_statement(statement.name)
         return StatementResult("DEALLOCATE")
 
     async def do_nothing(

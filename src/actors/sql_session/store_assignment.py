@@ -14,7 +14,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import TypeMismatch
+from actors.errors import TypeMismatch, ValueOutOfRange
 from actors.plan.schema import TableColumn, arrow_type
 from actors.sql_session.placed_text import PlacedText, placed
 
@@ -93,22 +93,29 @@ def cast_query(query: PlacedText, columns: Sequence[TableColumn]) -> PlacedText:
     return placed(f"SELECT {casts} FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
-def rounded_decimals(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
-    """Return the rows with decimals rounded half up to the columns' scales. Raises `TypeMismatch`
-    for one that has more digits before its point than the column."""
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
+def fitted_numbers(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
+    """Return the rows with integers and decimals in the columns' types, rounded half up to their
+    scales. Raises `ValueOutOfRange` for one that does not fit."""
     for place, column in enumerate(columns):
         wanted, values = arrow_type(column.type), rows.column(place)
         given = values.type
-        if not (pa.types.is_decimal(wanted) and pa.types.is_decimal(given)) or given == wanted:
+        if given == wanted or not (_is_exact(wanted) and _is_exact(given)):
             continue
-        if wanted.scale < given.scale:
+        if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
+            # Arrow casts an integer only to a decimal that could hold every one of its type.
+            values = values.cast(pa.int64()).cast(pa.decimal128(19, 0))
+        elif pa.types.is_decimal(given) and wanted.scale < given.scale:
             # 9.995 has one digit more when it is rounded.
             values = values.cast(pa.decimal256(given.precision + 1, given.scale))
             values = pc.round(values, wanted.scale, round_mode="half_towards_infinity")
         try:
             fitted = values.cast(wanted)
         except pa.ArrowInvalid:
-            raise TypeMismatch(
+            raise ValueOutOfRange(
                 f"table {table}, column {column.name}: a value of {given} does not fit "
                 f"{column.type}"
             ) from None
@@ -125,6 +132,7 @@ def _kind(type_: pa.DataType) -> str:
         "date": pa.types.is_date,
         "timestamp": pa.types.is_timestamp,
         "string": pa.types.is_string,
+        "binary": pa.types.is_binary,
         "interval": lambda kind: pa.types.is_duration(kind) or pa.types.is_interval(kind),
     }
     return next((kind for kind, test in tests.items() if test(type_)), "")

@@ -204,6 +204,7 @@ async def _query_view(
             await client.create_subscribed_view(
                 name,
                 text.text,
+                time_zone=context.spark_zone,
                 refresh_policy=context.variables.get("penstock.refresh_policy"),
                 as_of=as_of,
             )

@@ -9,29 +9,28 @@ Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.access.session_role import RoleChoice
 from actors.client.client import TableWrite
-from actors.errors import DefaultsChanged, InvalidUsage, TypeMismatch
+from actors.errors import DefaultsChanged, InvalidUsage, ValueTooLong
+from actors.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import DIFF, TableSchema
 from actors.plan.updates import TextTooLong, consolidate, fit_texts_of
 from actors.progress import Time
 from actors.sql_session.row_values import values_query
+from actors.sql_session.session_variables import SettingsState
 from actors.views.query_analysis import find_mentioned_tables
 
 OVERLAY_ROWS_MAX: Final = 2_000
 """Number of changed rows of a table with which a query in a transaction still reads it: they are
 literals in the query's text."""
-
-
-_RoleChoices: TypeAlias = tuple[RoleChoice | None, RoleChoice | None]
-"""The roles that a session has, and those that COMMIT leaves."""
+SAVEPOINTS_MAX: Final = 10_000
+"""Number of savepoints that one transaction may have."""
 
 
 class PendingChange(msgspec.Struct, frozen=True):
@@ -95,17 +94,16 @@ def _overlay(name: str, schema: TableSchema, gone: pa.Table, come: pa.Table) -> 
 class OpenTransaction:
     """A transaction between BEGIN and COMMIT."""
 
-    def __init__(self, *, read_only: bool = False, choice: RoleChoice | None = None) -> None:
-        """Begin a transaction of a session with these roles."""
-        self.read_only = read_only
-        self.first_choice = choice
-        """The session's roles when it began: ROLLBACK goes back to them."""
-        self.kept_choice = choice
-        """Those that COMMIT leaves: without what SET LOCAL has changed."""
+    def __init__(self, state: SettingsState) -> None:
+        """Begin a transaction of a session with these settings."""
+        self.first_state = state
+        """The session's settings when it began: ROLLBACK goes back to them."""
         self.time: Time | None = None
         """Time at which it reads; None until it reads."""
+        self.queried = False
+        """True once a statement has read or written."""
         self._tables: dict[str, TableChanges] = {}
-        self._savepoints: list[tuple[str, dict[str, int], _RoleChoices]] = []
+        self._savepoints: list[tuple[str, dict[str, int], SettingsState]] = []
         self._bytes = 0
 
     @property
@@ -122,10 +120,9 @@ class OpenTransaction:
         defaults: str | None = None,
     ) -> None:
         """Note a change, which was made with the defaults of this digest (None: with none). Raises
-        `InvalidUsage` if the transaction is read only, or too large, and `DefaultsChanged` if an
-        earlier statement was made with others."""
-        if self.read_only:
-            raise InvalidUsage("cannot write in a read-only transaction")
+        `InvalidUsage` if the transaction is too large, and `DefaultsChanged` if an earlier
+        statement was made with others."""
+        self.queried = True
         size = sum(rows.nbytes for rows in (change.delete, change.insert) if rows is not None)
         if self._bytes + size > bytes_max:
             raise InvalidUsage(
@@ -188,30 +185,33 @@ class OpenTransaction:
 
     # -- savepoints --------------------------------------------------------------------------------
 
-    def save(self, name: str, choice: RoleChoice | None = None) -> None:
-        """Remember the state, and the session's roles, under a name."""
+    def save(self, name: str, state: SettingsState) -> None:
+        """Remember the changes, and the session's settings, under a name. Raises `InvalidUsage` for
+        too many savepoints."""
+        if len(self._savepoints) >= SAVEPOINTS_MAX:
+            raise InvalidUsage(f"a transaction has at most {SAVEPOINTS_MAX} savepoints")
         counts = {table: len(changes.changes) for table, changes in self._tables.items()}
-        self._savepoints.append((name, counts, (choice, self.kept_choice)))
+        self._savepoints.append((name, counts, state))
 
     def release(self, name: str) -> None:
         """Forget a savepoint and the later ones. Raises `InvalidUsage` if there is none."""
         del self._savepoints[self._position(name) :]
 
-    def roll_back_to(self, name: str) -> RoleChoice | None:
-        """Undo all changes since a savepoint, which stays. Return the roles that the session had.
+    def roll_back_to(self, name: str) -> SettingsState:
+        """Undo all changes since a savepoint, which stays. Return the settings of then.
         Raises `InvalidUsage` if there is none."""
         position = self._position(name)
-        _, counts, (choice, self.kept_choice) = self._savepoints[position]
+        _, counts, state = self._savepoints[position]
         del self._savepoints[position + 1 :]
         for table, changes in self._tables.items():
             del changes.changes[counts.get(table, 0) :]
-        return choice
+        return state
 
     def _position(self, name: str) -> int:
         for position in range(len(self._savepoints) - 1, -1, -1):
             if self._savepoints[position][0] == name:
                 return position
-        raise InvalidUsage(f'savepoint "{name}" does not exist')
+        raise RefusedStatement(f'savepoint "{name}" does not exist', UNKNOWN_SAVEPOINT)
 
 
 def keys_in(rows: pa.Table, schema: TableSchema) -> list[tuple[Any, ...]]:
@@ -245,7 +245,7 @@ def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
     try:
         return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
     except TextTooLong as error:
-        raise TypeMismatch(f"table {table}, {error}") from None
+        raise ValueTooLong(f"table {table}, {error}") from None
 
 
 def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:

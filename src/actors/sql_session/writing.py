@@ -33,6 +33,7 @@ from actors.sql_session.default_values import (
     statement_defaults,
     with_present_defaults,
 )
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.merging import merge_rows
 from actors.sql_session.placed_text import PlacedText, joined, placed, quoted
 from actors.sql_session.reading import query_text
@@ -55,8 +56,8 @@ from actors.sql_session.row_values import (
 from actors.sql_session.store_assignment import (
     cast_query,
     check_assignable,
+    fitted_numbers,
     needs_cast,
-    rounded_decimals,
 )
 from actors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
 
@@ -250,17 +251,34 @@ async def _values(
     parameters: Parameters,
     defaults: StatementDefaults,
 ) -> pa.Table:
+    size = sum(len(each.text) for row in rows for each in row)
     try:
-        values = [
-            [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
-        ]
-        arrays = [
-            column_array(each, column, utc=context.utc, defaults=defaults.values)
-            for each, column in zip(zip(*values, strict=True), columns, strict=True)
-        ]
-        return pa.table(arrays, names=[column.name for column in columns])
+        return await work_on(
+            size, lambda: _local_values(context, columns, rows, parameters, defaults)
+        )
     except NotLocal:
-        return await context.collect(_cast_values(context, columns, rows, parameters, defaults))
+        text = await work_on(
+            size, lambda: _cast_values(context, columns, rows, parameters, defaults)
+        )
+        return await context.collect(text)
+
+
+def _local_values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> pa.Table:
+    """Return rows of literals. Raises `NotLocal` for other expressions."""
+    values = [
+        [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
+    ]
+    arrays = [
+        column_array(each, column, times=context.times, defaults=defaults.values)
+        for each, column in zip(zip(*values, strict=True), columns, strict=True)
+    ]
+    return pa.table(arrays, names=[column.name for column in columns])
 
 
 def _cast_values(
@@ -294,7 +312,7 @@ async def _assigned_rows(
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
         rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
-    return rounded_decimals(table, rows, columns)
+    return fitted_numbers(table, rows, columns)
 
 
 def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
@@ -326,7 +344,7 @@ async def _update(
     defaults = None
     if wanted:
         defaults = await statement_defaults(context, table, schema, lambda: wanted)
-    from_ = _from(table, statement.alias, statement.where, context, parameters)
+    from_ = await _from(table, statement.alias, statement.where, context, parameters)
     here = _LocalAssignments(
         context, table, schema, statement, targets, parameters, defaults or NO_DEFAULTS
     )
@@ -355,7 +373,7 @@ async def delete(
 ) -> StatementResult:
     """Remove the rows that pass the condition."""
     table, schema = await context.catalog.find_table(statement.table)
-    from_ = _from(table, statement.alias, statement.where, context, parameters)
+    from_ = await _from(table, statement.alias, statement.where, context, parameters)
 
     async def compute() -> ComputedChange:
         old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
@@ -366,7 +384,7 @@ async def delete(
     return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
 
 
-def _from(
+async def _from(
     table: str,
     alias: str | None,
     where: TextSpan | None,
@@ -380,7 +398,8 @@ def _from(
     if where is None:
         return placed(text)
     # A condition that is none is told of at its WHERE.
-    filtered = placed(" WHERE ", context.spark(where, parameters)).around(where)
+    condition = await context.spark_off_loop(where, parameters)
+    filtered = placed(" WHERE ", condition).around(where)
     return placed(text, filtered)
 
 
@@ -415,7 +434,7 @@ class _LocalAssignments:
             try:
                 value = literal_value(span.text, context.dialect, parameters)
                 self._constants[column.name] = column_array(
-                    [value], column, utc=context.utc, defaults=defaults.values
+                    [value], column, times=context.times, defaults=defaults.values
                 )
             except NotLocal:
                 self._computed.append((column, context.spark(span, parameters).text))

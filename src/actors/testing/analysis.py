@@ -10,6 +10,7 @@ it. It checks no more than that: Spark rejects many queries that this accepts.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
@@ -77,8 +78,17 @@ def analyze(sql: str, tables: Mapping[str, TableSchema]) -> TableSchema:
         raise QueryRejected(f"[PARSE_SYNTAX_ERROR] {error}") from None
     if len(trees) != 1 or not isinstance(trees[0], exp.Query):
         raise QueryRejected("[PARSE_SYNTAX_ERROR] not one query")
+    if _WIDE_COUNT.search(sql):
+        raise QueryRejected("[INVALID_LIMIT_LIKE_EXPRESSION.DATA_TYPE] not a number of type int")
     known = {name.lower(): schema.columns for name, schema in tables.items()}
     return TableSchema(_Typer(known).query(trees[0], AnalysisScope()))
+
+
+_WIDE_COUNT: Final = re.compile(
+    r"\b(?:LIMIT|OFFSET)\s+\(*\s*(?:-?[0-9]+[LSY]|CAST\(NULL AS (?:bigint|smallint)\))",
+    re.IGNORECASE,
+)
+"""A number of rows that is no int, which Spark refuses."""
 
 
 def analyzed(job: AnalyzeStatement) -> QueryAnalyzed:

@@ -212,12 +212,6 @@ class CheckedScript:
             self.plans[view.name] = plan
             if self._options.planned_only:
                 result.verdict = "planned"
-                continue
-            try:
-                await self.maintained(view.name).prepare()
-            except PenstockError as error:
-                self.note_wrong(view.name, f"not prepared: {first_line(error)}")
-                del self.plans[view.name], tables[view.name]
         self._note(updates)
 
     async def _constants(self) -> dict[Constant, object]:
@@ -245,8 +239,13 @@ class CheckedScript:
         async def choose(_: Sequence[str]) -> EagerChoice:
             return EagerChoice(rows_min=0 if forced or drawn else None)
 
+        async def check(plan: DeltaPlan) -> None:
+            # Under the name by which its steps are run: it is prepared once.
+            await MaintainedView(self._engine, plan, self._dataflow(view.name)).prepare()
+
+        analyze = self._engine.analyze()
         plan = await compile_view(
-            sql, tables, self._engine.analyze(), self.script.conf, choose=choose
+            sql, tables, analyze, self.script.conf, choose=choose, check=check
         )
         if forced and not plan.eager:
             self._results[view.name].failed = "nothing is summed below a join"
@@ -266,7 +265,10 @@ class CheckedScript:
 
     def maintained(self, name: str, *, fuse: bool | None = None) -> MaintainedView:
         """Return a view before its first step, with the plan that the engine knows."""
-        return MaintainedView(self._engine, self.plans[name], f"{self._name}:{name}", fuse=fuse)
+        return MaintainedView(self._engine, self.plans[name], self._dataflow(name), fuse=fuse)
+
+    def _dataflow(self, name: str) -> str:
+        return f"{self._name}:{name}"
 
     def note(self, name: str, detail: str) -> None:
         """Note a remark about a view that is not wrong."""

@@ -60,6 +60,7 @@ from actors.plan.jobs import (
 )
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import advance, between, from_ipc, to_ipc
+from actors.protocol.api import TIME_ZONE
 from actors.settings import Settings
 from actors.spark.bucket_reading import bucket_spec, open_bucket, open_part
 from actors.testing.analysis import analyzed, parsed
@@ -326,6 +327,9 @@ def run_difference(job: ComputeDifference) -> pa.Table:
 
 def run_select(job: SelectContents) -> pa.Table:
     """Return the query's rows in its order."""
+    # Its functions know no other zone: what it cannot do as Spark does it refuses.
+    if any(value != "UTC" for name, value in job.conf if name == TIME_ZONE):
+        raise InvalidUsage("the in-memory engine computes in UTC alone")
     rows = ordered_rows(job.sql, _contents(job.tables), job.output)
     columns = tuple((column.name, column.type) for column in job.output.columns)
     table = table_of(NodeRelation(columns, [(row, 0, 1) for row in rows]))

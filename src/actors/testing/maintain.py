@@ -158,10 +158,22 @@ def rows_message(schema: TableSchema, updates: Iterable[Row]) -> JobRows:
 
 def updates_of(table: pa.Table, names: Sequence[str]) -> list[Row]:
     """Return an updates table as plain rows."""
-    values = [[frozen(value) for value in table[name].to_pylist()] for name in names]
+    values = [[frozen(_plain(value)) for value in table[name]] for name in names]
     rows = zip(*values, strict=True) if values else iter([()] * table.num_rows)
     rest = zip(table[TIME].to_pylist(), table[DIFF].to_pylist(), strict=True)
     return [(tuple(row), t, d) for row, (t, d) in zip(rows, rest, strict=True)]
+
+
+def _plain(value: pa.Scalar) -> Any:
+    """Return a value of Python's; a time after 9999, which has none, as its microseconds."""
+    try:
+        return value.as_py()
+    except OverflowError:
+        if isinstance(value, pa.StructScalar):
+            return {name: _plain(item) for name, item in value.items()}
+        if isinstance(value, pa.ListScalar | pa.MapScalar):
+            return [_plain(item) for item in value.values]
+        return value.value
 
 
 def accumulated(updates: Iterable[Row], time: int) -> Counter[tuple[Any, ...]]:

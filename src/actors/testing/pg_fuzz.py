@@ -93,7 +93,7 @@ def _execute(portal: str, rows_max: int = 0) -> bytes:
     return encode_message(b"E", portal.encode() + b"\0" + struct.pack("!i", rows_max))
 
 
-_BEGIN: Final = startup_packet(user="fuzz", application_name="fuzz", options="-c a=1")
+_BEGIN: Final = startup_packet(user="fuzz", application_name="fuzz", options="-c my.a=1")
 _SYNC, _FLUSH, _END = encode_message(b"S"), encode_message(b"H"), encode_message(b"X")
 _EIGHT: Final = (5).to_bytes(8, "big")
 SESSIONS: Final[tuple[tuple[bytes, ...], ...]] = (

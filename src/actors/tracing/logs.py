@@ -7,16 +7,18 @@ when a sampled message is being handled; a traceback's lines are joined by ``|``
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import MutableMapping
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeAlias
 
 import structlog
 
 from actors.spans import ids
 from actors.telemetry import TRACEPARENT
 
+LogFormat: TypeAlias = Literal["text", "json"]
 _SHOWN_FIRST: Final = ("timestamp", "level", "logger", "event", "exception", "stack")
 
 
@@ -44,9 +46,13 @@ def _one_line(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
     return " | ".join(line for line in "\n".join(lines).splitlines() if line.strip())
 
 
-def formatter() -> logging.Formatter:
-    """Return a formatter for handlers of the standard library; structlog's own loggers go there
-    from now on."""
+def _one_object(_: Any, __: str, event: MutableMapping[str, Any]) -> str:
+    return json.dumps(dict(event), default=str)
+
+
+def formatter(log_format: LogFormat = "text") -> logging.Formatter:
+    """Return a formatter for handlers of the standard library, a line or a JSON object a record;
+    structlog's own loggers go there from now on."""
     common: list[Any] = [
         structlog.contextvars.merge_contextvars,
         structlog.stdlib.add_log_level,
@@ -70,6 +76,6 @@ def formatter() -> logging.Formatter:
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.StackInfoRenderer(),
             structlog.processors.format_exc_info,
-            _one_line,
+            _one_object if log_format == "json" else _one_line,
         ],
     )

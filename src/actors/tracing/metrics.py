@@ -29,6 +29,7 @@ from actors import spans
 from actors.telemetry import (
     APPEND_SECONDS,
     LAG_MS,
+    LOOP_DELAY_SECONDS,
     REASON,
     RECONCILED_REPLACED,
     RECONCILED_REUSED,
@@ -82,6 +83,9 @@ MEASURES: Final = {
     STEPS: MetricDefinition("counter", "Steps of maintained views"),
     STEP_ROWS_IN: MetricDefinition("counter", "Changes that steps took in"),
     STEP_ROWS_OUT: MetricDefinition("counter", "Changes that steps made"),
+    LOOP_DELAY_SECONDS: MetricDefinition(
+        "histogram", "Turns of the event loop that came late, by how much", "seconds"
+    ),
     STEP_SECONDS: MetricDefinition("histogram", "From cut to commit", "seconds"),
     APPEND_SECONDS: MetricDefinition("histogram", "Compare-and-appends", "seconds"),
     LAG_MS: MetricDefinition(

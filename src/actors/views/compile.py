@@ -3,13 +3,14 @@
 Spark's analysis gives the output schema, refuses what is not Spark SQL, names the tables that are
 read, and finds volatile calls (random values, or the clock). Its plan, proven to be the text's
 (`actors.spark.catalyst_front`), is the input of the rules. A construct that no rule knows makes the
-view opaque, with a reason that names it. `compile_view` is pure except for `analyze`.
+view opaque, with a reason that names it. So does a plan whose states cannot be stored.
+`compile_view` is pure except for `analyze` and `check`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final, NoReturn
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, NoReturn, TypeAlias
 
 import msgspec
 
@@ -30,6 +31,8 @@ from actors.views.plain_sql import query_text
 from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
 
 DEFAULT_LIMITS: Final = PlanLimits()
+CheckPlan: TypeAlias = Callable[[DeltaPlan], Awaitable[None]]
+"""Builds a plan in the engine, over empty inputs; raises `InvalidUsage` if it can have no rows."""
 CHANGES_MEANING: Final = (
     "spark.sql.casesensitive",
     "spark.sql.ansi.doublequotedidentifiers",
@@ -51,6 +54,7 @@ async def compile_view(
     conf: Conf = (),
     limits: PlanLimits = DEFAULT_LIMITS,
     choose: ChooseEager | None = None,
+    check: CheckPlan | None = None,
 ) -> DeltaPlan:
     """Return the plan that maintains a view.
 
@@ -61,6 +65,8 @@ async def compile_view(
         conf: The view's Spark settings.
         limits: Limits of the plan's size; a view beyond them is recomputed.
         choose: Chooses the sums below joins, for the names of the inputs (None: no sums).
+        check: Checks the plan in the engine; a view whose plan fails is recomputed (None: no
+            check, and the view may never have contents).
 
     Raises `QueryRejected` (Spark's refusal, a volatile function, a column that cannot be
     stored), `UnknownObject`, and what `analyze` raises.
@@ -94,8 +100,10 @@ async def compile_view(
             eager=derived.eager,
             eager_open=derived.eager_open,
             conf=conf,
-            tree=explain_tree(view),
+            tree=explain_tree(view, derived.mode),
         )
+        if check is not None:
+            await _checked(plan, check)
     except UnsupportedConstruct as why:
         # A recomputed view would show the clock at the time of its job.
         if analyzed.volatility is not None:
@@ -132,6 +140,16 @@ def _derived(
             "(view_plan_nodes_max)"
         )
     return derived
+
+
+async def _checked(plan: DeltaPlan, check: CheckPlan) -> None:
+    """Raise `UnsupportedConstruct` for a plan that the engine refuses: the rows of an operator have
+    a type that cannot be stored, or another one than the rules took it to have."""
+    try:
+        await check(plan)
+    except InvalidUsage as why:
+        reason = str(why).partition("\n")[0].removesuffix("; cast it")
+        raise UnsupportedConstruct(f"states that cannot be kept: {reason}") from why
 
 
 def _refuse_volatile(analyzed: QueryAnalyzed) -> None:

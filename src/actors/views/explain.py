@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
@@ -61,6 +62,8 @@ from actors.plan.relational_walk import inputs_of
 from actors.views.measures import not_additive
 from actors.views.rule_extreme import is_extreme
 
+_AFRESH: Final = " [keyed: touched partitions are computed afresh]"
+
 
 def explain(plan: DeltaPlan) -> str:
     """Return the plan as indented lines."""
@@ -98,9 +101,10 @@ def explain(plan: DeltaPlan) -> str:
     return "\n".join(lines)
 
 
-def explain_tree(plan: ViewPlan) -> str:
-    """Return the relational tree, one node a line with its mode, inputs indented below it."""
-    return "\n".join(_lines(plan.root, plan))
+def explain_tree(plan: ViewPlan, mode: str) -> str:
+    """Return the relational tree of a view of this mode, one node a line with its own mode, inputs
+    indented below it."""
+    return "\n".join(_lines(plan.root, plan, mode))
 
 
 def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
@@ -188,11 +192,15 @@ def _pairs(node: PairRows | MatchState) -> str:
     return f"{' and '.join(tests) or 'all pairs'}{residual}"
 
 
-def _lines(plan: Plan, view: ViewPlan) -> Iterator[str]:
-    mode = _mode(plan) if isinstance(plan, AggregationNode) else ""
-    yield _title(plan, view.inputs) + mode
+def _lines(plan: Plan, view: ViewPlan, mode: str) -> Iterator[str]:
+    own = _mode(plan) if isinstance(plan, AggregationNode) else ""
+    if isinstance(plan, WindowFunctions):
+        # In an incremental view all of them are ranks, whose first rows are kept.
+        kept = mode == "incremental"
+        own = " [incremental, with a reserve]" if kept else _AFRESH
+    yield _title(plan, view.inputs) + own
     for each in inputs_of(plan):
-        yield from (f"  {line}" for line in _lines(each, view))
+        yield from (f"  {line}" for line in _lines(each, view, mode))
 
 
 def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
@@ -230,7 +238,7 @@ def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
             return f"Generation {outer}{plan.generator} ({_typed(plan.columns)}) [incremental]"
         case WindowFunctions():
             calls = ", ".join(f"{call.name} = {window_text(plan, call)}" for call in plan.calls)
-            return f"WindowFunctions {calls} [keyed: touched partitions are computed afresh]"
+            return f"WindowFunctions {calls}"
         case LimitNode():
             order = f" by {', '.join(plan.order)}" if plan.order else ""
             return f"Limit {plan.count} behind {plan.offset}{order} [incremental, with a reserve]"

@@ -92,6 +92,9 @@ def query_text(sql: str) -> str:
     Traceback (most recent call last):
     actors.errors.QueryRejected: one query is wanted: line 1 has a statement behind a semicolon
     """
+    # A long text is not taken apart for what it surely has not.
+    if not any(sign in sql for sign in (";", "--", "/*")):
+        return sql.strip()
     try:
         found = lex_sql(sql)
     # Not read here: Spark reports what is wrong with it.

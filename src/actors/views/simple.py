@@ -8,14 +8,18 @@ loss, and a name has one meaning only. All other queries are Spark's. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 
-from actors.plan.schema import TableSchema, arrow_type
+from actors.plan.schema import SYSTEM_COLUMNS, TableSchema, arrow_type
 from actors.plan.updates import to_ipc
 from actors.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.views.plain_sql import ColumnTest, NotPlain, PlainReader, value_of
+
+PLAIN_CHARACTERS_MAX: Final = 16_384
+"""Length of a text that is looked at."""
 
 
 class SimpleRead(msgspec.Struct, frozen=True):
@@ -32,6 +36,9 @@ class SimpleRead(msgspec.Struct, frozen=True):
 def simple_read(sql: str, tables: Mapping[str, TableSchema]) -> SimpleRead | None:
     """Return the read that answers the query; None if it is not simple. `tables`: the objects that
     the query may name, with a relation of the service under its full name."""
+    # To look at thousands of values would hold the service up, and Spark takes such a query anyway.
+    if len(sql) > PLAIN_CHARACTERS_MAX:
+        return None
     try:
         return _read(PlainReader(sql), tables)
     except (NotPlain, RecursionError, ValueError):  # ArrowInvalid is a ValueError
@@ -103,6 +110,8 @@ def _columns(
         return tuple(scope.types), tuple(scope.types)
     project = tuple(scope.column(column) for column, _ in listed)
     names = tuple(named for _, named in listed)  # Spark keeps the case of the query
+    if any(each.lower() in SYSTEM_COLUMNS for each in names):
+        raise NotPlain("a name that is reserved, which the query's own check tells")
     if len(set(project)) < len(project) or len({each.lower() for each in names}) < len(names):
         raise NotPlain("a column twice")
     return project, names

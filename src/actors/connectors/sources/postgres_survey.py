@@ -58,6 +58,7 @@ from actors.plan.schema import TableColumn, TableSchema
 
 
 _NO_SUCH_OBJECT: Final = "42704"
+_NOT_OWNER: Final = "42501"
 VERSION_WITH_WAIT: Final = 140_000
 """From here on `pg_terminate_backend` can wait for the end."""
 AGAIN: Final = "drop the source and create it again: its tables are then filled anew"
@@ -301,7 +302,12 @@ async def remove(
             if error.sqlstate != _NO_SUCH_OBJECT:  # it was dropped already
                 raise
     if not config.publication:
-        await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")
+        try:
+            await wire.query(f"DROP PUBLICATION IF EXISTS {identifier(publication)}")
+        except ServerRefused as error:
+            # Another user has made it for us, and owns it. It keeps nothing on the server.
+            if error.sqlstate != _NOT_OWNER:
+                raise
 
 
 async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bool:

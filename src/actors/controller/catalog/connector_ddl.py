@@ -29,6 +29,7 @@ from actors.controller.catalog.catalog import (
 from actors.controller.catalog.ddl import (
     CatalogChanged,
     CatalogStore,
+    cascade_notices,
     retain,
     table_schema,
 )
@@ -39,7 +40,7 @@ from actors.persist import NewShard
 from actors.plan.schema import TableColumn
 from actors.progress import ObjectId
 from actors.protocol.api import AlterSource, CreateSink, CreateSource, DropSource, SourceTable
-from actors.protocol.relations import check_name
+from actors.protocol.relations import check_name, fold
 from actors.protocol.storage import ConnectorConfiguration
 
 T = TypeVar("T")
@@ -101,6 +102,8 @@ class NoConnectors:
 
 
 SOURCE_TABLES_MAX: Final = 256
+TRIED_SOURCES_MAX: Final = 64
+"""Sources that were refused whose names outside are remembered."""
 DESCRIBE_DEADLINE_MS: Final = 60_000
 """Time in which an external system must have answered `describe` or `check`."""
 
@@ -111,6 +114,8 @@ class StorageStore:
     def __init__(self, store: CatalogStore, makers: ConnectorMakers) -> None:
         self._store = store
         self._makers = makers
+        self._tried: dict[tuple[str, str, bytes], ConnectorConfiguration] = {}
+        """Configurations of sources that were refused, by the statements that asked for them."""
 
     @property
     def makers(self) -> ConnectorMakers:
@@ -134,6 +139,12 @@ class StorageStore:
         configuration = self._makers.new_source(
             request.kind, request.configuration, privileged=privileged
         )
+        # A refusal names what must be made outside, which then has the name that the next try
+        # looks for.
+        asked = (fold(name), request.kind, request.configuration)
+        configuration = self._tried.setdefault(asked, configuration)
+        if len(self._tried) > TRIED_SOURCES_MAX:
+            del self._tried[next(iter(self._tried))]
         id_ = catalog.new_id
         exports = await self._describe(configuration, id_, request.tables)
         entry = CatalogObject(
@@ -153,6 +164,8 @@ class StorageStore:
             raise InvalidUsage(
                 f"source {name}: there is no table outside that it could fill: {why}"
             )
+        # The next source of the name has resources of its own.
+        self._tried.pop(asked, None)
         changed = await self._add(grown, seqno, entry, tables, shards)
         return msgspec.structs.replace(changed, notices=tuple(left_out))
 
@@ -232,7 +245,11 @@ class StorageStore:
         kept = self._makers.kept(entry.configuration, entry.id)
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
         records = [record_cas(leftover_of(entry, kept))] if kept else []
-        return await self._store.drop_all(smaller, seqno, entry, gone, records)
+        changed = await self._store.drop_all(smaller, seqno, entry, gone, records)
+        # The source's own tables go with it in any case.
+        also = [each for each in gone if each not in tables]
+        notices = cascade_notices(also) if request.cascade else ()
+        return msgspec.structs.replace(changed, notices=notices)
 
     # -- sinks ---------------------------------------------------------------------------------
 

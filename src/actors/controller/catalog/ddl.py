@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final
@@ -27,6 +27,8 @@ from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     HIDDEN_SHARD,
     INDEX,
+    PLAIN_VIEW,
+    SOURCE_TABLE,
     TABLE,
     VIEW,
     CatalogObject,
@@ -37,6 +39,7 @@ from actors.controller.tables.rows import check_key_columns
 from actors.dataflow.hydrate import note_key
 from actors.errors import (
     InvalidUsage,
+    JobTooLarge,
     PenstockError,
     ReadBelowSince,
     ResourceBusy,
@@ -48,17 +51,24 @@ from actors.kernel import ActorAddress
 from actors.persist import CompareAndSet, NewShard, PersistClient
 from actors.plan.column_defaults import DEFAULT_BYTES_MAX, ColumnDefault
 from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import AnalyzeStatement, ExecutorMessage, QueryAnalyzed, SubmitJob
+from actors.plan.jobs import (
+    AnalyzeStatement,
+    ExecutorMessage,
+    ForgetPlan,
+    PreparePlan,
+    QueryAnalyzed,
+    SubmitJob,
+)
 from actors.plan.plan_splitting import PlanLimits
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import from_ipc
 from actors.progress import ObjectId, ShardId, Time
-from actors.protocol.api import CreateIndex, CreateTable, CreateView
+from actors.protocol.api import TIME_ZONE, CreateIndex, CreateTable, CreateView
 from actors.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
 from actors.settings import Settings
 from actors.spans import span
 from actors.telemetry import SPARK_JOB
-from actors.views.compile import compile_view
+from actors.views.compile import CheckPlan, compile_view
 from actors.views.eager_choice import EagerChoice
 from actors.views.fingerprint import rules_digest, with_policy
 from actors.views.query_analysis import AnalyzeQuery, Conf, Tables
@@ -88,6 +98,27 @@ def analyzer(
     return analyze
 
 
+def plan_checker(executor: ActorAddress[ExecutorMessage], name: str) -> CheckPlan:
+    """Return a function that has an executor prepare a plan under a name of its own, and forget
+    it."""
+    asked = 0
+
+    async def check(plan: DeltaPlan) -> None:
+        nonlocal asked
+        asked += 1
+        job_id = f"{name}-{asked}"
+        try:
+            with span(SPARK_JOB, job_id, ""), suppress(JobTooLarge):  # its steps are cut in pieces
+                await executor.ask(
+                    lambda reply: SubmitJob(PreparePlan(job_id, job_id, plan), reply)
+                )
+        finally:
+            forget = ForgetPlan(f"{job_id}-forget", job_id)
+            await executor.ask(lambda reply: SubmitJob(forget, reply))
+
+    return check
+
+
 def check_subscribed_view(request: CreateView) -> None:
     """Raise `InvalidUsage` unless a view that is said to be of one subscribe is no more than
     that."""
@@ -96,6 +127,7 @@ def check_subscribed_view(request: CreateView) -> None:
         request.request,
         request.name,
         request.sql,
+        conf={key: each for key, each in request.conf.items() if key == TIME_ZONE},
         refresh_policy=request.refresh_policy,
         as_of=request.as_of,
         for_subscribe=True,
@@ -103,7 +135,8 @@ def check_subscribed_view(request: CreateView) -> None:
     if request != plain or not is_subscribed_view(request.name):
         raise InvalidUsage(
             f"view {request.name!r} of a subscribe: it has a name that begins with "
-            f"{SUBSCRIBED_PREFIX}, a query, a refresh policy and a time, and nothing else"
+            f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
+            "else"
         )
 
 
@@ -141,6 +174,7 @@ class CatalogStore:
     ) -> None:
         self._persist = persist
         self._analyze = analyzer(executor, "analyze")
+        self._check = plan_checker(executor, "check")
         self._settings = settings
 
     # -- creation ------------------------------------------------------------------------------
@@ -261,7 +295,9 @@ class CatalogStore:
         choose = partial(self._eager_choice, catalog)
         settings = tuple(sorted(conf.items()))
         readable = catalog.readable_by(former)
-        plan = await compile_view(sql, readable, self._analyze, settings, limits, choose)
+        plan = await compile_view(
+            sql, readable, self._analyze, settings, limits, choose, self._check
+        )
         return with_policy(plan, policy)
 
     async def _eager_choice(self, catalog: CatalogSnapshot, inputs: Sequence[str]) -> EagerChoice:
@@ -577,4 +613,17 @@ def fenced(seqno: int | None) -> WriterFenced:
     return WriterFenced(
         f"the catalog is no longer at seqno {seqno}: another service changed it; nothing was done",
         determinate=True,
+    )
+
+
+_SHOWN_KINDS: Final = {VIEW: "materialized view", PLAIN_VIEW: "view", SOURCE_TABLE: "table"}
+
+
+def cascade_notices(gone: Iterable[CatalogObject]) -> tuple[str, ...]:
+    """Return a line for each object that a drop takes along, as PostgreSQL words it."""
+    return tuple(
+        f"drop cascades to {_SHOWN_KINDS.get(each.kind, each.kind)} {each.name}"
+        for each in gone
+        # These no user has made.
+        if not each.replaces and not is_subscribed_view(each.name)
     )

@@ -37,7 +37,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
-from actors.controller.catalog.ddl import CatalogChanged
+from actors.controller.catalog.ddl import CatalogChanged, cascade_notices
 from actors.controller.catalog.replacements import (
     forget_taken,
 )
@@ -284,13 +284,16 @@ class StatementQueue:
         also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
         # Only for its check: an object in use is refused before its writes are.
         state.catalog.remove(entry, *also)
+        notices = cascade_notices(also) if statement.cascade else ()
         if entry.kind != TABLE:
-            return await state.store.drop(state.catalog, state.seqno, entry, also)
+            changed = await state.store.drop(state.catalog, state.seqno, entry, also)
+            return msgspec.structs.replace(changed, notices=notices)
         self._closing.add(entry.id)
         try:
             # Writes that were accepted earlier must find the shard.
             await state.writer.ask(lambda reply: CloseTable(entry.id, reply))
-            return await state.store.drop(state.catalog, state.seqno, entry, also)
+            changed = await state.store.drop(state.catalog, state.seqno, entry, also)
+            return msgspec.structs.replace(changed, notices=notices)
         finally:
             self._closing.discard(entry.id)
 

@@ -37,7 +37,7 @@ from actors.plan.delta import AUTO
 from actors.plan.plan_splitting import PlanLimits
 from actors.progress import ShardId
 from actors.settings import Settings
-from actors.views.compile import compile_view
+from actors.views.compile import CheckPlan, compile_view
 from actors.views.eager_choice import EagerChoice
 from actors.views.fingerprint import rules_digest, with_policy
 from actors.views.query_analysis import AnalyzeQuery
@@ -49,7 +49,11 @@ _OF_OBJECT: Final = re.compile(rf"u[0-9]+({HIDDEN_SHARD}.*)?")
 
 
 async def upgrade_views(
-    found: BootState, persist: PersistClient, analyze: AnalyzeQuery, settings: Settings
+    found: BootState,
+    persist: PersistClient,
+    analyze: AnalyzeQuery,
+    check: CheckPlan,
+    settings: Settings,
 ) -> BootState:
     """Compile again the views that other rules compiled. Return the durable state after that.
 
@@ -68,7 +72,7 @@ async def upgrade_views(
         or (not persist.took_over and _is_open(entry) and all(_rows(found, entry)))
     ]
     if stale:
-        found = await _upgraded(found, stale, persist, analyze, settings)
+        found = await _upgraded(found, stale, persist, analyze, check, settings)
     # Shards of former plans, also of an upgrade that a crash has interrupted.
     left = _left(found.catalog, await persist.list_shards())
     if left:
@@ -81,11 +85,12 @@ async def _upgraded(
     stale: Sequence[CatalogObject],
     persist: PersistClient,
     analyze: AnalyzeQuery,
+    check: CheckPlan,
     settings: Settings,
 ) -> BootState:
     views = "1 view is" if len(stale) == 1 else f"{len(stale)} views are"
     log.info("%s compiled anew: other rules, or tables that were empty then", views)
-    made = {entry.id: await _again(found, entry, analyze, settings) for entry in stale}
+    made = {entry.id: await _again(found, entry, analyze, check, settings) for entry in stale}
     objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
     catalog = CatalogSnapshot(objects, found.catalog.next_id)
     shards = [
@@ -105,7 +110,11 @@ async def _upgraded(
 
 
 async def _again(
-    found: BootState, entry: CatalogObject, analyze: AnalyzeQuery, settings: Settings
+    found: BootState,
+    entry: CatalogObject,
+    analyze: AnalyzeQuery,
+    check: CheckPlan,
+    settings: Settings,
 ) -> CatalogObject:
     """Return a view's entry with its plan by the present rules."""
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
@@ -119,7 +128,13 @@ async def _again(
             return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
         plan = await compile_view(
-            entry.sql, found.catalog.readable_by(entry.plan), analyze, conf, limits, chosen
+            entry.sql,
+            found.catalog.readable_by(entry.plan),
+            analyze,
+            conf,
+            limits,
+            chosen,
+            check,
         )
         policy = AUTO if entry.plan is None else entry.plan.policy
         plan = with_policy(plan, policy)

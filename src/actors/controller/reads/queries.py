@@ -23,7 +23,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -40,7 +40,7 @@ from actors.controller.catalog.catalog import CatalogObject
 from actors.controller.catalog.ddl import analyzer
 from actors.controller.roles.request_rights import named_denial, readable_by
 from actors.controller.roles.revocation import HeldRights, RunningRequest, held_reads
-from actors.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.controller.state import ControllerState, NoContentsYet, reply_error, to_penstock_error
 from actors.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.dataflow.recompute import open_contents
 from actors.errors import (
@@ -57,10 +57,11 @@ from actors.errors import (
 )
 from actors.kernel import ActorAddress, RunningEffect
 from actors.plan.jobs import ExecutorMessage, SelectContents
-from actors.plan.schema import DIFF, TableColumn, TableSchema, intervals_of_months
+from actors.plan.schema import DIFF, SYSTEM_COLUMNS, TableColumn, TableSchema, intervals_of_months
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
+    TIME_ZONE,
     CreateView,
     DescribeQuery,
     ExplainQuery,
@@ -75,7 +76,7 @@ from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.plain_sql import query_text
-from actors.views.query_analysis import AnalyzeQuery, analyzed_query
+from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -95,6 +96,8 @@ class QueryEnded(msgspec.Struct, frozen=True, gc=False):
 
     number: int
     error: PenstockError | None = None
+    awaited: CatalogObject | None = None
+    """A source's table without contents: the query is to begin again when they are there."""
 
 
 class QueryLate(msgspec.Struct, frozen=True, gc=False):
@@ -142,9 +145,14 @@ class RunningQueries:
     """All running queries."""
 
     def __init__(
-        self, state: ControllerState, executor: ActorAddress[ExecutorMessage], scratch: Path
+        self,
+        state: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        await_contents: Callable[[ActorAddress[Any], RunQuery, str | None, CatalogObject], None],
     ) -> None:
         self._state = state
+        self._await_contents = await_contents
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
@@ -232,7 +240,8 @@ class RunningQueries:
 
         async def describe() -> None:
             try:
-                analyzed = await analyzed_query(sql, readable, analyze)
+                conf = zone_conf(request.time_zone)
+                analyzed = await analyzed_query(sql, readable, analyze, conf)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
@@ -318,7 +327,7 @@ class RunningQueries:
         running.effect = self._state.ctx.effect(
             carry_out,
             done=lambda _: QueryEnded(number),
-            failed=lambda error: QueryEnded(number, to_penstock_error(error)),
+            failed=lambda error: _failed(number, error),
         )
 
     # -- progress ------------------------------------------------------------------------------
@@ -341,6 +350,10 @@ class RunningQueries:
                     self._forget(message.number)
                 else:
                     self._start_next()
+            case QueryEnded(awaited=CatalogObject() as table):
+                # Only the analysis has told what it reads.
+                self._forget(message.number)
+                self._await_contents(running.session, running.request, running.role, table)
             case QueryEnded(error=error):
                 if error is not None:
                     self._fail(message.number, error)
@@ -431,6 +444,13 @@ def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Ti
     return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
 
 
+def _failed(number: int, error: Exception) -> QueryEnded:
+    """Return the end of a run that failed."""
+    if isinstance(error, NoContentsYet):
+        return QueryEnded(number, awaited=error.table)
+    return QueryEnded(number, to_penstock_error(error))
+
+
 class _Run:
     """One running query, in an effect beside the controller."""
 
@@ -475,7 +495,8 @@ class _Run:
         analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
         readable = readable_by(state.access, state.catalog, running.role)
         try:
-            analyzed = await analyzed_query(request.sql, readable, analyze)
+            conf = zone_conf(request.time_zone)
+            analyzed = await analyzed_query(request.sql, readable, analyze, conf)
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
@@ -489,7 +510,7 @@ class _Run:
             as_of = max(state.latest_with_contents(entry) for entry in self._inputs)
         running.time = readable_time(state, self._inputs) if as_of is None else as_of
         for name in analyzed.schema.names:
-            if name.startswith("__"):
+            if name.lower() in SYSTEM_COLUMNS:
                 raise QueryRejected(f"column name {name!r} is reserved: give it an alias")
         return analyzed.schema
 
@@ -538,6 +559,7 @@ class _Run:
                 sql=sql,
                 tables=tuple(zip(names, contents, strict=True)),
                 output=output,
+                conf=zone_conf(request.time_zone),
                 into_files=True,
             )
         )
@@ -558,6 +580,11 @@ class _Run:
             if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()
+
+
+def zone_conf(time_zone: str) -> Conf:
+    """Return the settings of Spark for a query of a session in this time zone."""
+    return ((TIME_ZONE, time_zone),) if time_zone else ()
 
 
 def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:

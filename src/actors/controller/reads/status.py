@@ -125,6 +125,8 @@ def _status(
         replaces=state.catalog.by_id(entry.replaces).name if entry.replaces else "",
         id=entry.id,
         column_defaults=entry.column_defaults,
+        spark_conf=entry.conf,
+        retain_history_ms=entry.retain_history_ms,
     )
     if status is not None:
         measured = {name: getattr(status, name) for name in _OF_STATUS}

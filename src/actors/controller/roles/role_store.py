@@ -70,6 +70,8 @@ class _QueuedChange(msgspec.Struct, frozen=True, gc=False):
     """Role that is created or altered."""
     unproven: bool = False
     """True if the session has proved no role."""
+    trusted: bool = False
+    """True if it came by the administrators' own listener, by which it always may."""
 
 
 class RoleStore:
@@ -115,8 +117,10 @@ class RoleStore:
         what is wrong in any case."""
         change, text = self._change_of(request, role)
         name = request.name if isinstance(request, CreateRole | AlterRole) else ""
-        unproven = role == UNPROVEN
-        self._queue.append(_QueuedChange(change, session, request.request, text, name, unproven))
+        unproven, trusted = role == UNPROVEN, role is None
+        self._queue.append(
+            _QueuedChange(change, session, request.request, text, name, unproven, trusted)
+        )
         self._next()
 
     def role_of(self, session: str, role: str | None) -> str | None:
@@ -228,6 +232,8 @@ class RoleStore:
             # Made of what is there now: changes before it may have been refused.
             try:
                 changed = queued.change(self._with_owners())
+                if not queued.trusted:
+                    self._check_logins(changed)
                 data = self._encoded(changed)
             except PenstockError as error:
                 self._failed(queued, error)
@@ -240,6 +246,18 @@ class RoleStore:
                 queued = self._founding(queued)
             self._current = queued, changed
             self._state.ctx.effect(lambda data=data: self._store(data), done=lambda done: done)  # type: ignore[misc]
+
+    def _check_logins(self, changed: RoleRegistry) -> None:
+        """Raise `InvalidUsage` for a change after which nobody could log in."""
+        # By a certificate a role is proved without a password.
+        if self._state.settings.tls_authority or self._durable.locks_out:
+            return
+        if changed.locks_out:
+            raise InvalidUsage(
+                "nobody could log in any more: every client would have to prove a role, and no "
+                "role with LOGIN would have a password or a token; give one a PASSWORD, or CREATE "
+                "TOKEN FOR ROLE before ALTER ROLE … LOGIN"
+            )
 
     def _founding(self, queued: _QueuedChange) -> _QueuedChange:
         """Return the change that makes the first role that may log in, with its notice."""

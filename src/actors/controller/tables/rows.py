@@ -18,7 +18,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import InvalidUsage, TypeMismatch
+from actors.errors import (
+    InvalidUsage,
+    NullNotAllowed,
+    TypeMismatch,
+    ValueOutOfRange,
+    ValueTooLong,
+)
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.plan.updates import children_of, fit_texts, with_children
@@ -154,13 +160,14 @@ def _fit_column(
         cast = fitted(values)
     except pa.ArrowException:
         row, why = _first_bad(values, fitted)
-        raise TypeMismatch(
+        misfit = ValueTooLong if pa.types.is_string(wanted) else ValueOutOfRange
+        raise misfit(
             f"table {table}, column {column.name}, row {row}: {values[row].as_py()!r} does not "
             f"fit {column.type}: {why}"
         ) from None
     if not column.nullable and cast.null_count:
         row = pc.index(pc.is_null(cast), True).as_py()
-        raise TypeMismatch(f"table {table}, column {column.name}, row {row}: NULL in NOT NULL")
+        raise NullNotAllowed(f"table {table}, column {column.name}, row {row}: NULL in NOT NULL")
     return cast
 
 

@@ -1,0 +1,121 @@
+"""Casts of PostgreSQL's dialect of which Spark's do less, and where their operands begin. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from actors.errors import SqlSyntaxError
+from actors.plan.schema import text_limit
+from actors.sql.reader import NO_NAMES, LexedText, StatementReader
+from actors.sql.tokens import syntax_error
+from actors.sql.type_names import WrittenType, read_written_type
+
+_WORDS: Final = (
+    "ALL ANY BETWEEN DISTINCT ELSE END EXISTS FILTER HAVING ILIKE INTERVAL LIKE LIMIT OFFSET OVER "
+    "RETURNING SOME UNION VALUES WITHIN"
+)
+NOT_CALLED: Final = NO_NAMES | frozenset(_WORDS.split())
+"""Words before a bracket that name no function."""
+
+
+class CastFinder:
+    """Finds the operands of casts of which Spark does less than PostgreSQL does.
+
+    A cast to ``varchar(n)`` cuts its operand off, one to ``char(n)`` fills it up: `opening` and
+    `closing` have what is written before and behind the tokens at these places for that. `read`:
+    places of texts whose type the statement gives.
+    """
+
+    def __init__(self, lexed: LexedText) -> None:
+        self._lexed = lexed
+        self._tokens = lexed.tokens
+        self._openers: dict[int, int] = {}
+        self._starts: dict[int, int | None] = {}
+        """By the place behind a cast, where its operand begins."""
+        self.opening: dict[int, str] = {}
+        self.closing: dict[int, str] = {}
+        self.read: set[int] = set()
+        casts = [place for place, token in enumerate(self._tokens) if token.word in ("::", "CAST")]
+        if casts:
+            self._openers = {closed: opened for opened, closed in lexed.partners.items()}
+        for place in casts:
+            if self._tokens[place].text == "::":
+                self._note(place - 1, self._operand(place), place + 1)
+            elif self._tokens[place + 1 : place + 2] and self._tokens[place + 1].text == "(":
+                self._note_call(place)
+
+    def _note_call(self, place: int) -> None:
+        """Note the cast in ``CAST (… AS type)``."""
+        at, closed = place + 2, self._lexed.partners[place + 1]
+        while at < closed and self._tokens[at].word != "AS":
+            at = self._lexed.partners.get(at, at) + 1
+        if at < closed:
+            self._note(place + 2 if at == place + 3 else -1, place, at + 1, closed + 1)
+
+    def _note(self, operand: int, start: int | None, kind_at: int, end: int = 0) -> None:
+        """Note a cast to the type at a place. `operand`: the place of its operand's one token, if
+        it is one."""
+        reader = StatementReader(self._lexed, kind_at)
+        try:
+            kind = read_written_type(reader)
+        except SqlSyntaxError:
+            return  # the writer says so
+        end = end or reader.place
+        self._starts[end] = start
+        alone = operand >= 0 and (end != reader.place or start == operand)
+        given = alone and self._tokens[operand].kind in ("text", "parameter")
+        if given:
+            self.read.add(operand)
+        limit = text_limit(kind.spark)
+        if limit is not None and start is not None:
+            length, padded = limit
+            self.opening[start] = ("rpad(" if padded else "left(") + self.opening.get(start, "")
+            self.closing[end] = self.closing.get(end, "") + (
+                f", {length}, ' ')" if padded else f", {length})"
+            )
+        elif limit is not None:
+            raise self._refused(kind_at, "this cast's operand is not known", "write CAST(… AS …)")
+        elif not (given or (alone and self._tokens[operand].word == "NULL")):
+            self._check(kind, kind_at)
+
+    def _check(self, kind: WrittenType, place: int) -> None:
+        """Raise `SqlSyntaxError` for an expression that is cast to a type that checks its texts."""
+        if kind.checked:
+            hint = (
+                "cast a text or a parameter"
+                if kind.name != "bytea"
+                else ("write unhex(…) for hex digits, CAST(… AS binary) for a text's own bytes")
+            )
+            raise self._refused(place, f"an expression is not cast to {kind.name}", hint)
+        if kind.spark.startswith(("array<varchar", "array<char")):
+            raise self._refused(place, f"an expression is not cast to {kind.spark}", "cast to text")
+
+    def _refused(self, place: int, problem: str, hint: str) -> SqlSyntaxError:
+        start = self._tokens[place].start
+        return syntax_error(self._lexed.text, start, problem, hint=hint)
+
+    def _operand(self, place: int) -> int | None:
+        """Return where the operand of the ``::`` at a place begins; None if that is not known."""
+        if place in self._starts:
+            return self._starts[place]
+        at = place - 1
+        while at in self._openers:
+            opened = self._openers[at]
+            before = self._tokens[opened - 1] if opened else None
+            if self._tokens[opened].text == "(":
+                if before is None or before.kind not in ("word", "name"):
+                    return opened
+                if before.word in ("OVER", "FILTER", "END", "GROUP", "INTERVAL"):
+                    return None
+                if before.word in NOT_CALLED:
+                    return opened
+            at = opened - 1
+        if at < 0 or self._tokens[at].kind == "sign" or self._tokens[at].word == "END":
+            return None
+        while at > 1 and self._tokens[at - 1].text == ".":
+            at -= 2
+        # `DATE '…'` has its type before it.
+        typed = at > 0 and self._tokens[at].kind == "text" and self._tokens[at - 1].kind == "word"
+        if typed and self._tokens[at - 1].word in ("DATE", "TIME", "TIMESTAMP", "INTERVAL"):
+            return at - 1
+        return at

@@ -1,0 +1,72 @@
+"""A statement of thousands of parameters is worked on in a thread, a short one on the loop."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import psycopg
+import pytest
+from pg_house import pg_table  # type: ignore[import-not-found]
+
+from actors.kernel.loop_delays import watch_loop
+from actors.pg_server import connection, preparing
+from actors.sql_session import session, writing
+from actors.threshold_probes import STATEMENT_ON_LOOP
+
+PLACES: list[tuple[Any, str]] = [
+    (connection, "split_statements"),
+    (session, "parse_statement"),
+    (preparing, "relations_of"),
+    (preparing, "infer_parameters"),
+    (connection, "parse_parameters"),
+    (connection, "spark_literal"),
+    (writing, "_local_values"),
+]
+
+
+async def test_long_statements_leave_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stage, and for short statements none."""
+    monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+    seen: dict[str, set[int]] = {}
+
+    def noting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*given: Any, **more: Any) -> Any:
+            seen.setdefault(name, set()).add(threading.get_ident())
+            return function(*given, **more)
+
+        return noted
+
+    for module, name in PLACES:
+        monkeypatch.setattr(module, name, noting(name, getattr(module, name)))
+    async with pg_table(tmp_path, "CREATE TABLE t (x INT)") as (_, db):
+        for count, is_long in ((2, False), (3_000, True)):
+            seen.clear()
+            text = "INSERT INTO t VALUES " + ", ".join(f"(${n})" for n in range(1, count + 1))
+            cursor = await psycopg.AsyncRawCursor(db).execute(text, ["1"] * count)
+            assert cursor.rowcount == count
+            assert seen.keys() == {name for _, name in PLACES}
+            here = {name for name, threads in seen.items() if threading.get_ident() in threads}
+            assert here == (set() if is_long else set(seen))
+
+
+async def test_a_loop_that_is_held_up_is_told() -> None:
+    delays: list[float] = []
+    async with anyio.create_task_group() as group:
+        group.start_soon(watch_loop, delays.append)
+        while not delays:
+            await anyio.lowlevel.checkpoint()
+        delays.clear()
+        held_until = time.monotonic() + 0.1
+        while time.monotonic() < held_until:
+            pass
+        while not delays:
+            await anyio.lowlevel.checkpoint()
+        group.cancel_scope.cancel()
+    assert delays[0] >= 0.05
