@@ -54,6 +54,7 @@ from actors.controller.messages import (
     TablesAdvanced,
 )
 from actors.controller.object_conditions import lag_ms, note_report, settle
+from actors.controller.object_faults import QUARANTINED
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
 from actors.controller.reads.point_reads import PointReads
@@ -303,6 +304,9 @@ class Controller(Actor[ControllerMessage]):
         )
         # Those whose requests run on, and need their rights for as long.
         self._running = (self._subscribes, self._copies, copies, self._reads, self._queries)
+        for id_, each in boot.catalog.quarantined.items():
+            # Before the statements: what they drop may be in quarantine.
+            note_report(state, boot.catalog.by_id(id_), QUARANTINED, each.reason)
         self._statements.open_times()
         self._instance.begin()
         if link is not None:
@@ -366,13 +370,17 @@ class Controller(Actor[ControllerMessage]):
         ]
         schedules: list[Command] = []
         for entry in boot.catalog.objects:
-            if entry.shard is not None:
+            if entry.shard in boot.states:
                 stored = boot.states[entry.shard]
                 kept_ms = entry.retain_history_ms or settings.retain_history_ms
                 retain.track(entry.shard, kept_ms, stored.holds.get(RETAIN, stored.since))
             if entry.kind in (TABLE, PLAIN_VIEW):
                 continue
-            upper = 0 if entry.shard is None else boot.states[entry.shard].upper
+            known = boot.states.get(entry.shard or "")
+            upper = 0 if known is None else known.upper
+            if entry.id in boot.catalog.quarantined:
+                frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
+                continue
             if entry.kind in CONNECTOR_KINDS:
                 frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
                 continue

@@ -135,8 +135,9 @@ def _missing(state: ControllerState, entry: CatalogObject) -> list[Time]:
             if known < upper:
                 found.append(frontiers.missing_since(each, known))
         else:
-            source = each.id if each.kind == SOURCE else each.depends[0]
-            found.append(min(known, upper) - frontiers.behind_ms(source))
+            sources = (each.id,) if each.kind == SOURCE else each.depends
+            behind_ms = max(map(frontiers.behind_ms, sources), default=0)
+            found.append(min(known, upper) - behind_ms)
     return found
 
 

@@ -56,6 +56,11 @@ class ObjectFaults:
         """Return the fault of an object; None if it is well."""
         return self._faults.get(id_)
 
+    def is_quarantined(self, id_: ObjectId) -> bool:
+        """Return whether an object is in quarantine, so that nobody runs it."""
+        fault = self._faults.get(id_)
+        return fault is not None and fault.state == QUARANTINED
+
     def all(self) -> tuple[tuple[ObjectId, ObjectFault], ...]:
         """Return all faults, the oldest first."""
         return tuple(self._faults.items())

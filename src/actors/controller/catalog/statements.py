@@ -178,7 +178,14 @@ class StatementQueue:
         # fail.
         while True:
             try:
-                return await self._state.store.read_back()
+                catalog, seqno = await self._state.store.read_back()
+                former = self._state.catalog
+                kept = {
+                    id_: found
+                    for id_, found in former.quarantined.items()
+                    if catalog.get(id_) == former.by_id(id_)
+                }
+                return catalog.quarantine(kept), seqno
             except StorageError as error:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
             await retry.pause()
@@ -278,7 +285,7 @@ class StatementQueue:
 
     async def _drop(self, statement: DropObject) -> CatalogChanged:
         state = self._state
-        entry = state.catalog.find(statement.name)
+        entry = state.catalog.find(statement.name, quarantined=True)
         catalog = state.catalog
         # Views of subscribes go with what they read, also without CASCADE.
         also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
@@ -440,6 +447,7 @@ class StatementQueue:
         if entry.dataflow_id == before.dataflow_id:
             return
         self._end_dataflow(before)
+        state.faults.forget(entry.id)
         running = catalog.of_dataflow(entry.dataflow_id)
         if running is not None:
             # It maintained the view that was computed beside this one, and goes on.
@@ -458,16 +466,17 @@ class StatementQueue:
         state = self._state
         self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
-        state.faults.forget(entry.id)
         forget_measures(entry.name, LAG_MS, STALLED_MS)
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             self._connectors.dropped(entry)
-        if entry.kind in (TABLE, PLAIN_VIEW) or entry.kind in CONNECTOR_KINDS:
-            return
         # One that goes on for another object is not ended with this one.
-        if state.catalog.of_dataflow(entry.dataflow_id) is None:
+        elif entry.kind not in (TABLE, PLAIN_VIEW) and (
+            state.catalog.of_dataflow(entry.dataflow_id) is None
+        ):
             self._end_dataflow(entry)
+        # Last: what is in quarantine runs nowhere, and nothing is told to end it.
+        state.faults.forget(entry.id)
 
     def _forget_shards(self, before: CatalogObject) -> None:
         """Forget those of an object's shards that no object has any more."""
@@ -482,7 +491,8 @@ class StatementQueue:
     def _end_dataflow(self, entry: CatalogObject) -> None:
         """Drop an object's dataflow, and its holds for as long as it may still move them."""
         state, holder = self._state, dataflow_holder(entry.dataflow_id)
-        state.command(AllowCompaction(entry.dataflow_id, EMPTY))
+        if not state.faults.is_quarantined(entry.id):
+            state.command(AllowCompaction(entry.dataflow_id, EMPTY))
         below = [state.catalog.get(id_) for id_ in entry.depends]
         shards = [each.shard for each in below if each is not None and each.shard is not None]
         # Its own shards are another dataflow's by now, where it was replaced.

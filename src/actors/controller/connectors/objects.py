@@ -81,7 +81,7 @@ def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> Ingestion
     exports = tuple(
         IngestionExport(table.id, table.outside, table.schema, table.shard, name=table.name)
         for table in catalog.dependents(entry.id)
-        if table.shard is not None
+        if table.shard is not None and table.id not in catalog.quarantined
     )
     return IngestionDescription(entry.id, entry.name, entry.configuration, entry.shard, exports)
 
@@ -139,8 +139,11 @@ class ConnectorObjects:
                 source_inflight_bytes_max=settings.source_inflight_bytes_max,
             )
         ]
-        found += [RunIngestion(describe_source(catalog, e)) for e in catalog.of_kind(SOURCE)]
-        found += [RunSink(describe_sink(catalog, e)) for e in catalog.of_kind(SINK)]
+        left_out = catalog.quarantined
+        sources = [each for each in catalog.of_kind(SOURCE) if each.id not in left_out]
+        sinks = [each for each in catalog.of_kind(SINK) if each.id not in left_out]
+        found += [RunIngestion(describe_source(catalog, each)) for each in sources]
+        found += [RunSink(describe_sink(catalog, each)) for each in sinks]
         found += self.copies.commands()
         return [*found, InitializationComplete(), AllowWrites()]
 
@@ -170,7 +173,8 @@ class ConnectorObjects:
             self._dropping[entry.id] = entry
         if entry.kind == SOURCE_TABLE and self._state.catalog.get(entry.depends[0]) is None:
             return  # it goes with its source
-        self._push(AllowCompaction(entry.id, EMPTY))
+        if not self._state.faults.is_quarantined(entry.id):
+            self._push(AllowCompaction(entry.id, EMPTY))
 
     def _push(self, command: Command) -> None:
         if self._link is not None:
@@ -247,7 +251,7 @@ class ConnectorObjects:
 
     def condition(self, entry: CatalogObject) -> ObjectCondition:
         """Return the condition of a source, a source's table, or a sink."""
-        if not self._incarnation:
+        if not self._incarnation and not self._state.faults.is_quarantined(entry.id):
             return ObjectCondition("paused", "no replica is connected")
         update = self._health.get(entry.id)
         if update is None:
@@ -276,12 +280,11 @@ class ConnectorObjects:
 
     def _status(self, entry: CatalogObject, role: str | None) -> SourceStatus:
         state = self._state
-        assert entry.configuration is not None, entry.name
         tables = () if entry.kind == SINK else state.catalog.dependents(entry.id)
         failed, statistics = self._failed.get(entry.id), self._statistics.get(entry.id)
         return SourceStatus(
             entry.name,
-            entry.configuration.kind,
+            "" if entry.configuration is None else entry.configuration.kind,
             self._shown(entry, self.health(entry), role),
             state.frontiers.upper(entry),
             None if statistics is None else replace(statistics, lag_ms=lag_ms(state, entry)),
@@ -294,7 +297,7 @@ class ConnectorObjects:
                 )
                 for table in tables
             ),
-            state.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
+            state.catalog.names(entry.depends) if entry.kind == SINK else "",
             None if failed is None else self._shown(entry, failed, role),
         )
 
@@ -359,7 +362,7 @@ class ConnectorObjects:
             yield (
                 entry.id,
                 entry.name,
-                catalog.by_id(entry.depends[0]).name,
+                catalog.names(entry.depends),
                 entry.outside,
                 *_health_columns(self._shown(entry, self.health(entry), role)),
                 frontier_or_null(self._state.frontiers.upper(entry)),

@@ -212,7 +212,7 @@ class SystemRelations:
                 frontier_or_null(state.frontiers.upper(entry)),
                 lag_ms(state, entry),
                 entry.as_of,
-                ", ".join(state.catalog.by_id(id_).name for id_ in entry.depends),
+                state.catalog.names(entry.depends),
                 ", ".join(entry.key or entry.schema.key),
                 entry.schema.ddl(),
                 entry.written or None,
