@@ -350,8 +350,9 @@ async def test_a_read_of_a_source_that_brings_nothing_says_why_it_waits(
         with pytest.raises(
             DeadlineExceeded, match="n has no contents yet: none came within 400 ms"
         ):
-            async for _ in client.query("SELECT count(*) AS n FROM n", deadline_ms=400):
-                pass  # expires: the same, when the query is analysed
+            text = "SELECT count(*) AS n FROM n"
+            async for _ in client.query(text, deadline_ms=400):  # expires: when it is analysed
+                pass
         with pytest.raises(InvalidUsage, match="deadline_ms = 0"):
             await client.peek("n", deadline_ms=0)
 

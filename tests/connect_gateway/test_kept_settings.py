@@ -65,3 +65,16 @@ async def test_a_view_keeps_the_settings_and_a_plain_view_is_refused(tmp_path: P
         found = {each.name: each.spark_conf for each in (await world.client.status()).objects}
         assert found["made"] == {"spark.sql.session.timeZone": "Europe/Prague"}
         assert found["own"] == {"spark.sql.session.timeZone": "UTC"}
+
+
+async def test_the_ansi_mode_of_a_plain_view_is_its_readers(tmp_path: Path) -> None:
+    async with gateway_world(tmp_path) as world:
+        await fill(world.client)
+        spark = await world.session()
+
+        def make() -> None:
+            spark.conf.set("spark.sql.ansi.enabled", "false")
+            spark.sql("CREATE VIEW plain AS SELECT id FROM orders")
+
+        await world.run(make)
+        assert "plain" in {each.name for each in (await world.client.status()).objects}

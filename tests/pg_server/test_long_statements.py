@@ -63,7 +63,7 @@ async def test_a_loop_that_is_held_up_is_told() -> None:
         while not delays:
             await anyio.lowlevel.checkpoint()
         delays.clear()
-        held_until = time.monotonic() + 0.1
+        held_until = time.monotonic() + 0.1  # expires: so long the loop is held up
         while time.monotonic() < held_until:
             pass
         while not delays:

@@ -69,6 +69,7 @@ class FrameWrites:
         def resolve(parts: NameParts) -> str | None:
             return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
 
+        # An INSERT with a list of columns is put into order by whoever carries it out.
         if key is None or statement.columns is not None or not find_text_reads(query, resolve):
             return None
         relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
@@ -96,6 +97,7 @@ class FrameWrites:
         command = request.plan.command
         first = command.WhichOneof("command_type") == "write_operation"
         write = command.write_operation if first else command.write_operation_v2
+        # A write by path is Spark's own, and a right of those who run code.
         if first and not write.HasField("table"):
             return None
         session = operation.session
@@ -112,6 +114,7 @@ class FrameWrites:
             return OwnRoute(lambda: self._create(operation, plan, names, name), True)
         if wants_absence(write):
             raise ObjectExists(f"there is a table or view named {key!r} already")
+        # What is there stays as it is, as the mode asks.
         if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
             return OwnRoute(nothing)
         by_position = first and write.table.save_method == (
@@ -138,6 +141,7 @@ class FrameWrites:
             raise InvalidUsage("the DataFrame has no columns")
         rows = _in_utc(rows)
         async with await self._client.of_role(session.caller.role) as client:
+            # By a client of the role's own: it is the owner of what it makes.
             await client.create_table(name, schema_of(rows.schema))
             if rows.num_rows:
                 await client.insert(name, rows)
@@ -161,6 +165,7 @@ class FrameWrites:
                 raise InvalidUsage(
                     f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
                 )
+            # `insertInto` goes by position, whatever the frame calls its columns.
             rows = rows.rename_columns(list(columns))
         if rows is not None and rows.num_rows:
             await (await self._client.get()).insert(key, _in_utc(rows))
@@ -204,4 +209,5 @@ def _in_utc(rows: pa.Table) -> pa.Table:
         else field
         for field in rows.schema
     ]
+    # The cast moves no instant: only the zone in which they are shown.
     return rows.cast(pa.schema(fields))

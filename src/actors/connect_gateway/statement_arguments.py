@@ -73,12 +73,14 @@ def _written(literal: ProtoMessage) -> str:
         case "byte" | "short" | "integer" | "long":
             return f"{value}{_SUFFIXES[kind]}"
         case "float":
+            # A literal of Spark's would be a decimal or a double first, and be rounded twice.
             return f"CAST('{value!r}' AS FLOAT)"
         case "double":
             return f"{value!r}D" if math.isfinite(value) else f"CAST('{value!r}' AS DOUBLE)"
         case "decimal":
             return f"{value.value}BD"
         case "string":
+            # Backslashes first: those that are put before quotes stay single.
             escaped = value.replace("\\", "\\\\").replace("'", "\\'")
             return f"'{escaped}'"
         case "binary":

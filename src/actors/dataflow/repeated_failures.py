@@ -80,7 +80,9 @@ class RepeatedFailures:
         if isinstance(error, (*_LOSSES, *_JUDGED)):
             return None
         text = f"{type(error).__name__}: {error}"
+        # The same failure names another task, attempt or address each time.
         kind = _NUMBER.sub("#", text)
+        # Failures that are always different are no kind, and must not fill memory.
         if kind not in self._counts and len(self._counts) >= _KINDS_MAX:
             self._counts.clear()
         count = self._counts[kind] = self._counts.get(kind, 0) + 1

@@ -15,4 +15,5 @@ async def watch_loop(tell: Callable[[float], None]) -> None:
     while True:
         due = anyio.current_time() + TICK_MS / 1000
         await anyio.sleep_until(due)
+        # All that was ready had its turn before this: so late is everybody.
         tell(anyio.current_time() - due)

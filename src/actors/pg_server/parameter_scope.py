@@ -53,6 +53,7 @@ def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int
     >>> scoped_types("SELECT 1 FROM t WHERE code = $1", {"t": table})
     {1: 23}
     """
+    # Drivers send the same short texts again and again; long ones are not worth the memory.
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return {}
@@ -75,6 +76,7 @@ def named_relations(text: str) -> list[str]:
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return []
+    # Wherever it is defined: one that is out of scope is refused later, by Spark.
     own = {fold(each.alias) for each in tree.find_all(exp.CTE)}
     return [
         each.name
@@ -126,6 +128,7 @@ class _Scope:
             for each, oid in columns or ():
                 if each == name:
                     return oid
+            # A relation of unknown columns may have it: nothing is guessed behind it.
             if columns is None or qualifier:
                 return None
         return None if self.outer is None else self.outer.column(qualifier, name)
@@ -188,6 +191,7 @@ class _TypeFinder:
             columns = self._tables.get(fold(table.name))
             alias = table.args.get("alias")
             named = fold(alias.name) if alias is not None else fold(table.name)
+            # ON CONFLICT calls the row that was not inserted so.
             return [(named, columns), ("excluded", columns)]
         for key in ("from_", "from", "using"):
             found = node.args.get(key)
@@ -217,6 +221,7 @@ class _TypeFinder:
 
     def _output(self, query: Any, scope: _Scope) -> Columns | None:
         """Return the columns of a query's rows."""
+        # The first part of a UNION names its columns.
         while isinstance(query, exp.Subquery | exp.SetOperation):
             scope = _Scope(scope.sources, scope.outer, self._expressions(query, scope))
             query = query.this
@@ -289,6 +294,7 @@ class _TypeFinder:
         oid = self._type(other, scope)
         if isinstance(parent, exp.Add) and oid in _CLOCKS:
             return pg.INTERVAL
+        # A day and a number of days.
         if isinstance(parent, exp.Add) and oid == pg.DATE:
             return pg.INT4
         return oid if oid is not None else self._expected(parent, scope)
@@ -414,6 +420,7 @@ def _named_type(text: str) -> int | None:
 def _number_type(text: str) -> int:
     if not text.isdecimal():
         return pg.NUMERIC
+    # Cut first: Python refuses to read numbers of thousands of digits.
     return (
         pg.INT4 if int(text[:20]) < 1 << 31 else pg.INT8 if int(text[:20]) < 1 << 63 else pg.NUMERIC
     )

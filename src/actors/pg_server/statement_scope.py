@@ -27,6 +27,7 @@ class IdleTooLong(SessionEnded):
         """Take the setting."""
         what = setting.removesuffix("_session_timeout").removesuffix("_timeout").replace("_", "-")
         super().__init__(f"terminating connection due to {what} timeout")
+        # As PostgreSQL tells the two apart: pools look at the state.
         self.sqlstate = "25P03" if "transaction" in setting else "57P05"
 
 
@@ -84,12 +85,14 @@ class StatementScope:
         # One that was canceled already does not begin to.
         await anyio.lowlevel.checkpoint_if_cancelled()
         scope, deadline = self._scope, math.inf
+        # From here on a cancel finds nothing that it may end.
         self._open = None
         if scope is not None:
             deadline, scope.deadline = scope.deadline, deadline
         try:
             yield
         except BaseException:
+            # What failed has surely not committed, and goes on as before.
             self._open = scope
             if scope is not None:
                 scope.deadline = deadline

@@ -54,8 +54,10 @@ def typed_literal(text: str, kind: WrittenType, time_zone: str = "UTC") -> str:
     limit = text_limit(element)
     if limit is not None:
         length, padded = limit
+        # A cast cuts off without an error, as the standard asks; only a column refuses.
         cut = [each[:length] if isinstance(each, str) else None for each in values]
         values = [each if each is None or not padded else each.ljust(length) for each in cut]
         return spark_literal(values, array)
     written = spark_literal(values, array)
+    # An empty array alone has no type of its own.
     return written if oid == NUMERIC else f"CAST({written} AS {kind.spark})"

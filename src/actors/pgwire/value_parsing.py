@@ -119,8 +119,8 @@ _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
 _UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
 BLANKS: Final = " \t\n\v\f\r"
-"""What PostgreSQL passes over around a value. Python's own idea of blanks is wider: U+00A0 and
-U+001C to U+001F are part of a text."""
+"""Characters that PostgreSQL passes over around a value. Python's own idea of blanks is wider:
+U+00A0 and U+001C to U+001F are part of a text."""
 
 
 def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:

@@ -192,6 +192,7 @@ def _is_of_java(error: BaseException) -> bool:
 def raised_text(error: BaseException) -> str:
     """Return the name and the message of the exception that was raised first, without packages,
     tasks and stacks: the same wherever it was raised."""
+    # The class of the wrapper says nothing once the cause is found.
     text, name = str(error), f"{type(error).__name__}: "
     for found in [*_RAISED.finditer(text)][-1:]:
         text, name = text[found.end() :], ""

@@ -60,6 +60,7 @@ class CastFinder:
             kind = read_written_type(reader)
         except SqlSyntaxError:
             return  # the writer says so
+        # A `CAST` ends with its bracket, a `::` with its type.
         end = end or reader.place
         self._starts[end] = start
         alone = operand >= 0 and (end != reader.place or start == operand)
@@ -67,6 +68,7 @@ class CastFinder:
         if given:
             self.read.add(operand)
         limit = text_limit(kind.spark)
+        # Spark has no such casts in expressions: they are written as what they do.
         if limit is not None and start is not None:
             length, padded = limit
             self.opening[start] = ("rpad(" if padded else "left(") + self.opening.get(start, "")
@@ -112,6 +114,7 @@ class CastFinder:
             at = opened - 1
         if at < 0 or self._tokens[at].kind == "sign" or self._tokens[at].word == "END":
             return None
+        # A qualified name is one operand.
         while at > 1 and self._tokens[at - 1].text == ".":
             at -= 2
         # `DATE '…'` has its type before it.

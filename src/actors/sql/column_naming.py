@@ -218,6 +218,7 @@ class _SelectLists:
     def _call(self, first: int, last: int) -> tuple[str, bool]:
         opened = self._behind_chain(first)
         name = self._value(opened - 1)
+        # Spark names each of their columns by itself.
         if name in _GENERATORS:
             return "", False
         if name == "cast" and opened == first + 1:
@@ -259,6 +260,7 @@ class _SelectLists:
         if last != first + 2 or self._tokens[last - 1].kind != "text":
             return None
         kind = self._type_at(first, last - 1)
+        # It counts as a cast of a text, which is called by its type.
         return None if kind is None else (_type_name(kind), False)
 
     def _closes_case(self, first: int) -> int:
@@ -308,5 +310,6 @@ def _type_name(kind: WrittenType) -> str:
     >>> _type_name(WrittenType("array<int>", "integer", False))
     'int4'
     """
+    # PostgreSQL calls an array by its elements here.
     base = kind.spark.replace("array<", "").rstrip(">").partition("(")[0]
     return kind.name if base == "string" else _TYPES.get(base, base)

@@ -152,7 +152,7 @@ class _SparkWriter:
         self._casts = CastFinder(lexed)
         self._names = names
         self._closed: dict[int, str] = {}
-        """What is written for closing brackets, by their places."""
+        """Texts in place of closing brackets, by their places."""
         self._types: set[int] = set()
         """Places of tokens with which the type of a CAST begins."""
         self._at = 0

@@ -19,5 +19,6 @@ T = TypeVar("T")
 async def work_on(characters: int, function: Callable[[], T]) -> T:
     """Return what a pure function makes of a text of this length; raise what it raises."""
     if not STATEMENT_ON_LOOP.exceeded_by(characters):
+        # A thread costs more than the work itself.
         return function()
     return await anyio.to_thread.run_sync(function)

@@ -60,6 +60,7 @@ class WrittenTimes(msgspec.Struct, frozen=True):
         except InvalidClientData:
             return None  # Spark says so
         assert isinstance(found, dt.datetime)
+        # With an offset it means the same whatever zone Spark is in.
         return found.isoformat(" ")
 
     def check_untyped(self, text: str) -> None:
@@ -91,6 +92,7 @@ def moment_in(zone: str, moment: dt.datetime, *, earlier: bool = False) -> dt.da
     of two, or the earlier."""
     local = _second_of(moment)
     second = local_to_utc_second(local, zone)
+    # The offset that held the day before is the one of the earlier of the two.
     if earlier and is_doubled(local, zone):
         second = local - int(utc_offsets(np.array([local - DAY_S], np.int64), zone)[0])
     return _EPOCH + dt.timedelta(seconds=second, microseconds=moment.microsecond)
