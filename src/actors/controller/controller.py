@@ -53,8 +53,12 @@ from actors.controller.messages import (
     SubmitRequest,
     TablesAdvanced,
 )
-from actors.controller.object_conditions import lag_ms, note_report, settle
-from actors.controller.object_faults import QUARANTINED
+from actors.controller.object_conditions import (
+    note_quarantined,
+    note_report,
+    observe_objects,
+    settle,
+)
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
 from actors.controller.reads.point_reads import PointReads
@@ -79,7 +83,6 @@ from actors.controller.reads.status import (
     live_text,
     read_sinces,
     report,
-    shown_condition,
 )
 from actors.controller.reads.subscribes import (
     PieceDue,
@@ -190,8 +193,6 @@ from actors.protocol.role_messages import (
     ListRoles,
 )
 from actors.settings import Settings
-from actors.spans import measure, measuring
-from actors.telemetry import LAG_MS, STALLED_MS
 from actors.tracing.setup import running
 from actors.views.explain import explain
 
@@ -304,9 +305,7 @@ class Controller(Actor[ControllerMessage]):
         )
         # Those whose requests run on, and need their rights for as long.
         self._running = (self._subscribes, self._copies, copies, self._reads, self._queries)
-        for id_, each in boot.catalog.quarantined.items():
-            # Before the statements: what they drop may be in quarantine.
-            note_report(state, boot.catalog.by_id(id_), QUARANTINED, each.reason)
+        note_quarantined(state)
         self._statements.open_times()
         self._instance.begin()
         if link is not None:
@@ -370,18 +369,14 @@ class Controller(Actor[ControllerMessage]):
         ]
         schedules: list[Command] = []
         for entry in boot.catalog.objects:
-            if entry.shard in boot.states:
-                stored = boot.states[entry.shard]
+            stored = boot.states.get(entry.shard or "")
+            if stored is not None:
                 kept_ms = entry.retain_history_ms or settings.retain_history_ms
-                retain.track(entry.shard, kept_ms, stored.holds.get(RETAIN, stored.since))
+                retain.track(stored.id, kept_ms, stored.holds.get(RETAIN, stored.since))
             if entry.kind in (TABLE, PLAIN_VIEW):
                 continue
-            known = boot.states.get(entry.shard or "")
-            upper = 0 if known is None else known.upper
-            if entry.id in boot.catalog.quarantined:
-                frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
-                continue
-            if entry.kind in CONNECTOR_KINDS:
+            upper = 0 if stored is None else stored.upper
+            if entry.kind in CONNECTOR_KINDS or entry.id in boot.catalog.quarantined:
                 frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
                 continue
             as_of = restart_as_of(boot, entry)
@@ -709,8 +704,7 @@ class Controller(Actor[ControllerMessage]):
         entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        status = self._state.frontiers.status(entry.id)
-        live = live_text(shown_condition(self._state, self._sources, role, entry), status)
+        live = live_text(self._state, self._sources, role, entry)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -789,17 +783,7 @@ class Controller(Actor[ControllerMessage]):
     # -- holds ---------------------------------------------------------------------------------
 
     def _move_holds(self) -> None:
-        state = self._state
-        for id_, _ in state.faults.all():
-            # A view whose inputs do not move has nothing to do, and its upper does not move.
-            settle(state, state.catalog.by_id(id_))
-        if measuring():
-            now = state.ctx.now_ms()
-            for entry in state.catalog.objects:
-                measure(LAG_MS, lag_ms(state, entry), entry.name)
-                fault = state.faults.get(entry.id)
-                stalled_ms = 0 if fault is None else max(1, now - fault.since_ms)
-                measure(STALLED_MS, stalled_ms, entry.name)
+        observe_objects(self._state)
         self._statements.drop_zombie_holds()
         # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()

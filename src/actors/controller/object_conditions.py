@@ -16,9 +16,11 @@ from actors.controller.catalog.catalog import (
     TABLE,
     CatalogObject,
 )
-from actors.controller.object_faults import ERRORED, FaultChange
+from actors.controller.object_faults import ERRORED, QUARANTINED, FaultChange
 from actors.controller.state import ControllerState
 from actors.progress import ObjectId, Time, is_empty
+from actors.spans import measure, measuring
+from actors.telemetry import LAG_MS, STALLED_MS
 
 log = logging.getLogger("penstock.controller")
 
@@ -53,6 +55,28 @@ def settle(state: ControllerState, entry: CatalogObject) -> None:
     _log(state, entry, change)
 
 
+def note_quarantined(state: ControllerState) -> None:
+    """Take the objects that are in quarantine, at the service's start."""
+    for id_, found in state.catalog.quarantined.items():
+        note_report(state, state.catalog.by_id(id_), QUARANTINED, found.reason)
+
+
+def observe_objects(state: ControllerState) -> None:
+    """End the faults that are over, and measure ages and faults. Called at intervals."""
+    for id_, _ in state.faults.all():
+        # No report comes of a view that has nothing to do: its upper does not move.
+        settle(state, state.catalog.by_id(id_))
+    if not measuring():
+        return
+    now = state.ctx.now_ms()
+    for entry in state.catalog.objects:
+        measure(LAG_MS, lag_ms(state, entry), entry.name)
+        fault = state.faults.get(entry.id)
+        # A fault that began just now is no 0, which stands for none.
+        stalled_ms = 0 if fault is None else max(1, now - fault.since_ms)
+        measure(STALLED_MS, stalled_ms, entry.name)
+
+
 def _log(state: ControllerState, entry: CatalogObject, change: FaultChange | None) -> None:
     if change is None:
         return
@@ -70,6 +94,7 @@ def condition_of(
 ) -> ObjectCondition:
     """Return the condition of an object that has last reported this state and text."""
     fault = state.faults.get(entry.id)
+    # First: what it reported last is but an attempt to get over the fault.
     if fault is not None:
         return ObjectCondition(fault.state, fault.reason, fault.hint, fault.since_ms, fault.retries)
     cause = held_back_by(state, entry)
@@ -144,6 +169,7 @@ def _missing(state: ControllerState, entry: CatalogObject) -> list[Time]:
 def _is_current(state: ControllerState, entry: CatalogObject) -> bool:
     """Return whether the object has all changes that are durable in the tables below it."""
     if entry.kind in (SOURCE, SOURCE_TABLE):
+        # It is always as far as itself; only its ticks show that it goes on.
         return is_empty(state.frontiers.upper(entry))
     known = state.frontiers.upper(entry)
     uppers = (state.frontiers.upper(each) for each in _origins(state, entry))

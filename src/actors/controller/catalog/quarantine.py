@@ -92,6 +92,7 @@ def _read(raw: bytes) -> tuple[CatalogObject, str]:
         policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
         # Without a digest the view counts as stale.
         read |= {"plan": _unreadable_plan(str(policy)), "fingerprint": "", "compiled_by": ""}
+    # What can be read is kept: its shards go with it when it is dropped.
     entry = CatalogObject(**{"schema": TableSchema(()), **read})
     return entry, "" if lost == ["plan"] else why
 

@@ -169,10 +169,14 @@ def inspect_objects(
     return tuple(found)
 
 
-def live_text(condition: ObjectCondition, status: StatusResponse | None) -> str:
-    """Return the state of a running view, for `explain`."""
+def live_text(
+    state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
+) -> str:
+    """Return the state of a running view, for `explain` by a session of a role."""
+    status = state.frontiers.status(entry.id)
     if status is None:
         return "not running yet"
+    condition = shown_condition(state, connectors, role, entry)
     lines = [f"state: {condition.state}" + (f" ({condition.text})" if condition.text else "")]
     if not status.steps:
         return lines[0]
