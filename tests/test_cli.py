@@ -246,10 +246,15 @@ def test_status_tells_how_far_an_object_has_read_its_first_contents() -> None:
         "parts_total": 8,
         "bytes_read": mib,
         "bytes_total": 5 * mib // 2,
+        "state_since_ms": 0,
+        "retries": 0,
     }
     assert doing(found) == "3 of 8 parts read, 1.0 of 2.5 MiB"
     assert doing(found | {"text": "slow"}) == "3 of 8 parts read, 1.0 of 2.5 MiB; slow"
     assert doing(found | {"text": "slow", "parts_total": 0}) == "slow"
+    stalled = found | {"text": "no answer", "state_since_ms": 3_723_004}
+    assert doing(stalled) == "since 01:02:03 UTC: no answer"
+    assert doing(stalled | {"retries": 3}) == "since 01:02:03 UTC, 3 retries: no answer"
 
 
 async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ import msgspec
 import pytest
 import trustme
 
+from actors.client.client import Client
+from actors.controller.messages import ObjectReadiness
 from actors.controller.readiness import ComponentReadiness, ReadinessReport, readiness_page
 from actors.errors import BadSettings, EngineUnavailable
 from actors.kernel import ActorAddress, ActorSystem
@@ -301,6 +303,46 @@ def test_a_report_names_what_is_not_ready() -> None:
     assert ReadinessReport("starting").not_ready == ["service"]
     assert b"/secret" in report.to_json(texts=True)
     assert b"/secret" not in report.to_json(texts=False)
+
+
+def test_a_verbose_report_has_the_objects_for_those_who_are_trusted() -> None:
+    objects = (
+        ObjectReadiness("t", "table", "ready", 0),
+        ObjectReadiness("s", "source", "stalled", 40_000, "no server at 10.0.0.1", 17, 3),
+    )
+    report = ReadinessReport("active", {}, objects)
+    assert report.not_ready == []
+    for texts in (False, True):
+        assert b"objects" not in report.to_json(texts=texts)
+    shown = json.loads(report.to_json(texts=False, verbose=True))
+    assert shown["states"] == {"ready": 1, "stalled": 1}
+    assert "objects" not in shown
+    _, shown = json.loads(report.to_json(texts=True, verbose=True))["objects"]
+    assert shown == {
+        "name": "s",
+        "kind": "source",
+        "state": "stalled",
+        "lag_ms": 40_000,
+        "reason": "no server at 10.0.0.1",
+        "since_ms": 17,
+        "retries": 3,
+    }
+
+
+async def test_the_verbose_page_lists_the_objects(tmp_path: Path) -> None:
+    service = Service(settings_of(tmp_path), engine=in_memory_engine())
+    with anyio.fail_after(100):
+        async with (
+            pages_of(service).serve("127.0.0.1:0", "metrics_listen") as url,
+            service,
+            await Client.in_process(service) as client,
+        ):
+            await client.create_table("t", {"id": "bigint"}, ["id"])
+            while not (found := json.loads((await get(f"{url}/readyz?verbose"))[1]))["states"]:
+                await anyio.lowlevel.checkpoint()
+            assert found["states"] == {"ready": 1}
+            assert [each["name"] for each in found["objects"]] == ["t"]
+            assert "states" not in json.loads((await get(f"{url}/readyz?verbosely"))[1])
 
 
 def test_a_token_is_read_from_a_head() -> None:

@@ -16,7 +16,8 @@ from typer.testing import CliRunner, Result
 
 from actors import Client, Settings
 from actors.commands import cli
-from actors.controller.catalog.catalog import CATALOG_KEY, CatalogSnapshot
+from actors.controller.catalog.catalog import CATALOG_KEY
+from actors.controller.catalog.quarantine import decode_catalog
 from actors.errors import (
     BadSettings,
     InvalidUsage,
@@ -353,7 +354,7 @@ async def test_what_is_read_of_the_catalog_is_what_it_holds(folder: Path) -> Non
     async with client_of(folder) as client:
         head = await client.head(CATALOG_KEY)
         assert head is not None
-        catalog = CatalogSnapshot.decode(head.data)
+        catalog = decode_catalog(head.data)
         found = objects_of(head)
         assert [(o.name, o.kind, o.shard) for o in found] == [
             (o.name, o.kind, o.shard) for o in catalog.objects

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from actors.client.client import Client
 from actors.controller.catalog import ddl, upgrades
 from actors.controller.catalog.boot import load
 from actors.controller.catalog.catalog import CATALOG_KEY
-from actors.errors import EngineUnavailable, StateDirectoryError, StorageError
+from actors.errors import EngineUnavailable, InvalidUsage, ObjectInUse, StorageError
 from actors.kernel import SystemClock
 from actors.persist import CompareAndSet, PersistClient
 from actors.plan.delta import DeltaPlan
@@ -37,7 +37,11 @@ VIEWS = {
 
 
 def settings_of(tmp_path: Path) -> Settings:
-    given = {"state_dir": str(tmp_path / "state"), "listen": "127.0.0.1:0"}
+    given = {
+        "state_dir": str(tmp_path / "state"),
+        "sink_dir": str(tmp_path),
+        "listen": "127.0.0.1:0",
+    }
     return draw_for_test(Settings(**given), given)  # type: ignore[arg-type]
 
 
@@ -268,11 +272,117 @@ async def test_a_view_that_means_something_else_is_named(
             (TableColumn("k", "string"), TableColumn("n", "bigint"), TableColumn("s", "bigint"))
         )
         other_plan(patched, "sum(v)", output=output)
-        with pytest.raises(StateDirectoryError, match="view sums means something else"):
-            async with running(tmp_path):
-                pass
+        async with running(tmp_path) as client:
+            time = await life.write(client, (7, 7))
+            await client.wait_for("pairs", time)
+            found = {each.name: each for each in (await client.status()).objects}
+            assert found["sums"].state == "quarantined"
+            assert "it means something else to this version" in found["sums"].text
+            assert "its columns or their types differ" in found["sums"].text
+            assert found["above"].text == "waits for view sums, which is quarantined"
+            assert found["sums"].lag_ms > 0
+            assert found["pairs"].state == "gathering"
+            errors = (await client.peek("penstock.errors")).to_pylist()
+            assert [(row["object"], row["state"]) for row in errors] == [("sums", "quarantined")]
+            for refused in (
+                lambda: client.peek("sums"),
+                lambda: client.explain("sums"),
+                lambda: client.alter("sums", rename="other"),
+                lambda: client.create_index("sums_n", "sums", ["n"]),
+                lambda: client.create_materialized_view("more", "select k from sums"),
+                lambda: anext(client.query("select k from sums group by k")),
+            ):
+                with pytest.raises(InvalidUsage, match="view sums is quarantined: it means"):
+                    await refused()
+            with pytest.raises(ObjectInUse, match="view above"):
+                await client.drop("sums")
+    # It is as it was for a release that understands it.
     async with running(tmp_path) as client:
         await life.check(client)
+
+
+async def test_a_view_in_quarantine_is_replaced_or_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    life = await made(tmp_path)
+    other_rules(monkeypatch, "other")
+
+    async def faulty(sql: str, *given: Any) -> DeltaPlan:
+        if "join" in sql or "sum(v)" in sql:
+            raise RecursionError("a fault of the new release")
+        return await compile_view(sql, *given)
+
+    monkeypatch.setattr(upgrades, "compile_view", faulty)
+    async with running(tmp_path) as client:
+        found = {each.name: each.text for each in (await client.status()).objects}
+        assert "internal fault: RecursionError: a fault of the new release" in found["sums"]
+        await client.drop("sums", cascade=True)
+        await client.create_materialized_view("pairs", VIEWS["pairs"], replace=True)
+        for name in ("sums", "above"):
+            await client.create_materialized_view(name, VIEWS[name])
+        life.at.clear()
+        await life.write(client, (2, 7))
+        await life.check(client)
+        assert (await client.peek("penstock.errors")).num_rows == 0
+
+
+async def test_objects_that_cannot_be_read_keep_nobody_from_starting(tmp_path: Path) -> None:
+    life = await made(tmp_path)
+    async with running(tmp_path) as client:
+        await client.create_table("other", {"id": "bigint"}, ["id"])
+        await client.insert("other", [{"id": 1}])
+        await client.create_index("other_id", "other", ["id"])
+        await client.create_plain_view("plain", "select id from other")
+        await client.create_source("clicks", {"kind": "counter"})
+        await client.create_sink(
+            "out", "other", "delta", {"folder": str(tmp_path / "lake"), "mode": "current"}
+        )
+    broken = {"sums": "conf", "other": "schema", "out": "configuration", "clicks": "configuration"}
+
+    async def put(change: Callable[[dict[str, Any]], None]) -> None:
+        async with opened(tmp_path) as persist:
+            head = await persist.head(CATALOG_KEY)
+            assert head is not None
+            document = msgspec.msgpack.decode(head.data)
+            change(document)
+            changed = CompareAndSet(CATALOG_KEY, head.seqno, msgspec.msgpack.encode(document))
+            assert await persist.compare_and_set([changed])
+
+    def damage(document: dict[str, Any]) -> None:
+        for entry in document["objects"]:
+            if entry["name"] in broken and entry["kind"] != "source table":
+                kept.append((entry["name"], broken[entry["name"]], entry[broken[entry["name"]]]))
+                entry[broken[entry["name"]]] = [["unheard"]]
+
+    def repair(document: dict[str, Any]) -> None:
+        for entry in document["objects"]:
+            for name, field, value in kept:
+                if entry["name"] == name and entry["kind"] != "source table":
+                    entry[field] = value
+
+    kept: list[tuple[str, str, Any]] = []
+    await put(damage)
+    assert {name for name, *_ in kept} == set(broken)
+    async with running(tmp_path) as client:
+        time = await life.write(client, (2, 7))
+        await client.wait_for("pairs", time)
+        found = (await client.status()).objects
+        states = {each.name: each.state for each in found if each.kind != "source table"}
+        aside = {name for name, state in states.items() if state == "quarantined"}
+        assert aside == {*broken, "above", "other_id", "plain"}
+        assert "$.conf" in next(each.text for each in found if each.name == "sums")
+        assert {each.health.status for each in await client.sources()} == {"quarantined"}
+        assert {each.health.status for each in await client.sinks()} == {"quarantined"}
+        with pytest.raises(InvalidUsage, match="table other is quarantined"):
+            await client.insert("other", [{"id": 2}])
+        await client.drop_sink("out")
+        await client.drop("other", cascade=True)
+    await put(repair)
+    async with running(tmp_path) as client:
+        await life.write(client, (3, 3))
+        await life.check(client)
+        assert (await client.peek("penstock.errors")).num_rows == 0
+        assert {each.health.status for each in await client.sources()} <= {"starting", "running"}
 
 
 async def test_an_engine_that_is_not_there_is_no_fault_of_a_view(

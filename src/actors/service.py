@@ -43,6 +43,7 @@ from actors.controller.readiness import (
     ReadinessCheck,
     ReadinessReport,
     count_replicas,
+    look_at_objects,
     look_for_owner,
 )
 from actors.controller.reads.point_reads import PointReads
@@ -264,7 +265,8 @@ class Service:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
         active = count_replicas(controller, settings)
-        self._readiness = ReadinessCheck(persist, active, executor, clock, settings)
+        objects = look_at_objects(controller, settings)
+        self._readiness = ReadinessCheck(persist, active, executor, clock, settings, objects)
 
     async def _run_engine(
         self, stack: AsyncExitStack, persist: PersistClient, scratch: Path

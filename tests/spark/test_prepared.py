@@ -637,7 +637,7 @@ def test_an_error_of_the_data_is_the_answer_and_the_next_step_is_right(
 
 
 def test_a_canceled_step_takes_its_slots_along(few_plans: ChildProcess) -> None:
-    """Its thread joins on until this child ends: no operator looks whether it is canceled."""
+    """Its thread ends at the next row that a join makes (`CancelChecks`)."""
     child = few_plans
     before = slots_of(child)
     node: Node = facts("d0", "a")

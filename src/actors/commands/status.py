@@ -12,6 +12,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -123,6 +124,10 @@ def held(found: dict[str, Any]) -> str:
 
 def doing(found: dict[str, Any]) -> str:
     """Return an object's status text, with the progress of its hydration."""
+    if found["state_since_ms"]:
+        since = datetime.fromtimestamp(found["state_since_ms"] / 1000, UTC)
+        tries = f", {found['retries']} retries" if found["retries"] else ""
+        return f"since {since:%H:%M:%S} UTC{tries}: {found['text']}"
     if not found["parts_total"]:
         return str(found["text"])
     read = (

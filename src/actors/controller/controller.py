@@ -46,11 +46,18 @@ from actors.controller.messages import (
     EnqueueWrite,
     FindLogin,
     FindToken,
+    InspectObjects,
     PinObjects,
     SessionClosed,
     ShardsAppended,
     SubmitRequest,
     TablesAdvanced,
+)
+from actors.controller.object_conditions import (
+    note_quarantined,
+    note_report,
+    observe_objects,
+    settle,
 )
 from actors.controller.reads.copies import CopyHeld, CopyLate, RunningCopies
 from actors.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
@@ -72,11 +79,10 @@ from actors.controller.reads.reads import (
 from actors.controller.reads.relations import RelationRead, SystemRelations
 from actors.controller.reads.status import (
     StatusRead,
-    lag_ms,
+    inspect_objects,
     live_text,
     read_sinces,
     report,
-    shown_status,
 )
 from actors.controller.reads.subscribes import (
     PieceDue,
@@ -187,8 +193,6 @@ from actors.protocol.role_messages import (
     ListRoles,
 )
 from actors.settings import Settings
-from actors.spans import measure, measuring
-from actors.telemetry import LAG_MS
 from actors.tracing.setup import running
 from actors.views.explain import explain
 
@@ -229,6 +233,7 @@ ControllerMessage: TypeAlias = (
     | LeftoverForgotten
     | FindLogin
     | CountReplicas
+    | InspectObjects
     | FindToken
     | RolesStored
     | InputsChecked
@@ -300,6 +305,7 @@ class Controller(Actor[ControllerMessage]):
         )
         # Those whose requests run on, and need their rights for as long.
         self._running = (self._subscribes, self._copies, copies, self._reads, self._queries)
+        note_quarantined(state)
         self._statements.open_times()
         self._instance.begin()
         if link is not None:
@@ -363,19 +369,20 @@ class Controller(Actor[ControllerMessage]):
         ]
         schedules: list[Command] = []
         for entry in boot.catalog.objects:
-            if entry.shard is not None:
-                stored = boot.states[entry.shard]
+            stored = boot.states.get(entry.shard or "")
+            if stored is not None:
                 kept_ms = entry.retain_history_ms or settings.retain_history_ms
-                retain.track(entry.shard, kept_ms, stored.holds.get(RETAIN, stored.since))
+                retain.track(stored.id, kept_ms, stored.holds.get(RETAIN, stored.since))
             if entry.kind in (TABLE, PLAIN_VIEW):
                 continue
-            upper = 0 if entry.shard is None else boot.states[entry.shard].upper
-            if entry.kind in CONNECTOR_KINDS:
-                frontiers.track(entry, upper)
+            upper = 0 if stored is None else stored.upper
+            if entry.kind in CONNECTOR_KINDS or entry.id in boot.catalog.quarantined:
+                frontiers.track(entry, upper, now_ms=self.ctx.now_ms())
                 continue
             as_of = restart_as_of(boot, entry)
             # An index is rebuilt in memory, and so readable from its new as_of only.
-            frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+            readable_from = as_of if entry.kind == INDEX else 0
+            frontiers.track(entry, upper, readable_from, now_ms=self.ctx.now_ms())
             commands.append(CreateDataflow(describe_dataflow(boot.catalog, entry, as_of)))
             schedules.append(ScheduleDataflow(entry.dataflow_id))
         return [*commands, *schedules, InitializationComplete(), AllowWrites()]
@@ -388,6 +395,8 @@ class Controller(Actor[ControllerMessage]):
                 self._pin(message)
             case CountReplicas(reply):
                 reply.set(self._instance.connected_count)
+            case InspectObjects(reply):
+                reply.set(inspect_objects(self._state, self._sources))
             case BytesDelivered():
                 self._delivered(message)
             case SessionClosed(session_path):
@@ -485,7 +494,6 @@ class Controller(Actor[ControllerMessage]):
 
     def _dropped(self, entries: tuple[CatalogObject, ...]) -> None:
         for entry in entries:
-            self._relations.forget(entry.id)
             self._reads.dropped(entry)
             self._subscribes.dropped(entry)
             self._copies.dropped(entry)
@@ -696,10 +704,7 @@ class Controller(Actor[ControllerMessage]):
         entry = self._state.catalog.find(request.name)
         if entry.kind != VIEW or entry.plan is None:
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: only views have a plan")
-        status = self._state.frontiers.status(entry.id)
-        if status is not None:
-            status = shown_status(self._state, role, entry, status)
-        live = live_text(status)
+        live = live_text(self._state, self._sources, role, entry)
         session.reply(RequestDone(request.request, f"{explain(entry.plan)}\n{live}"))
 
     # -- the replicas --------------------------------------------------------------------------
@@ -744,7 +749,7 @@ class Controller(Actor[ControllerMessage]):
                 entry = self._state.catalog.of_dataflow(id_)
                 if entry is not None:
                     self._state.frontiers.note(replace(response, id=entry.id))
-                    self._relations.note(replace(response, id=entry.id))
+                    note_report(self._state, entry, response.state, response.text)
                 # Copies are dataflows of no object.
                 self._copies.noted(response)
             case CopyToResponse():
@@ -771,15 +776,14 @@ class Controller(Actor[ControllerMessage]):
         if entry is None:
             return
         self._statements.advanced(entry)
+        settle(self._state, entry)
         if entry.shards and self._maintenance is not None:
             self._maintenance.reply(ShardsAppended(entry.shards))
 
     # -- holds ---------------------------------------------------------------------------------
 
     def _move_holds(self) -> None:
-        if measuring():
-            for entry in self._state.catalog.objects:
-                measure(LAG_MS, lag_ms(self._state, entry), entry.name)
+        observe_objects(self._state)
         self._statements.drop_zombie_holds()
         # Before the moves: the hold of a subscribe that is cut off is dropped and not moved.
         self._subscribes.cut_off()

@@ -28,11 +28,16 @@ class ObjectFrontiers:
         self._uppers: dict[ObjectId, Frontier] = {}
         self._readable_from: dict[ObjectId, Time] = {}
         self._statuses: dict[ObjectId, StatusResponse] = {}
+        self._began_ms: dict[ObjectId, Time] = {}
+        self._behind_ms: dict[ObjectId, int] = {}
 
-    def track(self, entry: CatalogObject, upper: Frontier, readable_from: Time = 0) -> None:
+    def track(
+        self, entry: CatalogObject, upper: Frontier, readable_from: Time = 0, *, now_ms: Time
+    ) -> None:
         """Add an object; `readable_from`: an index's first readable time."""
         if entry.kind == TABLE:
             return
+        self._began_ms[entry.id] = now_ms
         self._uppers[entry.id] = upper
         self._readable_from[entry.id] = readable_from
 
@@ -41,6 +46,21 @@ class ObjectFrontiers:
         self._uppers.pop(id_, None)
         self._readable_from.pop(id_, None)
         self._statuses.pop(id_, None)
+        self._began_ms.pop(id_, None)
+        self._behind_ms.pop(id_, None)
+
+    def began_ms(self, id_: ObjectId) -> Time:
+        """Return the time since which this service has run the object."""
+        return self._began_ms[id_]
+
+    def note_behind(self, source: ObjectId, ms: int | None) -> None:
+        """Note by how many ms a source is behind its external system; None: unknown."""
+        if source in self._uppers:
+            self._behind_ms[source] = ms or 0
+
+    def behind_ms(self, source: ObjectId) -> int:
+        """Return the last known distance of a source from its external system, in ms."""
+        return self._behind_ms.get(source, 0)
 
     def advance_tables(self, upper: Frontier) -> bool:
         """Seal all tables below `upper`. Return whether that is news."""

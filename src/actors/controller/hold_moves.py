@@ -54,6 +54,8 @@ class HoldMoves:
         state = self._state
         moves = list(others)
         for entry in state.catalog.objects:
+            if entry.id in state.catalog.quarantined:
+                continue  # nothing of it moves
             if entry.kind == INDEX:
                 moves += self._compact_index(entry)
             elif entry.shard is not None:

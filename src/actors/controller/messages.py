@@ -98,6 +98,24 @@ class CountReplicas(msgspec.Struct, frozen=True, gc=False):
     reply: ReplySlot[int]
 
 
+class ObjectReadiness(msgspec.Struct, frozen=True, gc=False):
+    """Condition of one object, for a monitor."""
+
+    name: str
+    kind: str
+    state: str
+    lag_ms: int
+    reason: str = ""
+    since_ms: Time = 0
+    retries: int = 0
+
+
+class InspectObjects(msgspec.Struct, frozen=True, gc=False):
+    """A monitor in this process asks for the condition of all objects."""
+
+    reply: ReplySlot[tuple[ObjectReadiness, ...]]
+
+
 class FindToken(msgspec.Struct, frozen=True, gc=False):
     """A door in this process asks which role a token proves."""
 

@@ -7,14 +7,16 @@ go on without it. One that cannot be started is not.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any, Final, Literal, TypeAlias
 
 import anyio
 import msgspec
 
-from actors.controller.messages import CountReplicas
+from actors.controller.messages import CountReplicas, InspectObjects, ObjectReadiness
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress, ActorClock
 from actors.persist import PersistClient
@@ -39,6 +41,9 @@ class ReadinessReport(msgspec.Struct, frozen=True):
 
     state: Literal["starting", "active", "stopping"]
     components: dict[str, ComponentReadiness] = {}
+    objects: tuple[ObjectReadiness, ...] = ()
+    """The objects, as far as the controller tells of them. One that is stalled is shown, and is no
+    reason to take the service out of use."""
 
     @property
     def not_ready(self) -> list[str]:
@@ -46,18 +51,29 @@ class ReadinessReport(msgspec.Struct, frozen=True):
         own = [] if self.state == "active" else ["service"]
         return own + [name for name, found in self.components.items() if not found.ready]
 
-    def to_json(self, *, texts: bool) -> bytes:
+    def to_json(self, *, texts: bool, verbose: bool = False) -> bytes:
         """Return the report as a JSON object; without `texts` it says no more than which parts are
-        ready."""
+        ready. `verbose`: with the number of objects in each state, and with `texts` all of them."""
         shown: dict[str, Any] = {
             name: {"ready": found.ready} | ({"state": found.state} if texts else {})
             for name, found in self.components.items()
         }
         wrong = self.not_ready
-        whole = {"ready": not wrong, "state": self.state, "not_ready": wrong, "components": shown}
+        whole: dict[str, Any] = {
+            "ready": not wrong,
+            "state": self.state,
+            "not_ready": wrong,
+            "components": shown,
+        }
+        if verbose:
+            whole["states"] = Counter(each.state for each in self.objects)
+        if verbose and texts:
+            whole["objects"] = self.objects
         return msgspec.json.encode(whole) + b"\n"
 
 
+ObjectLook: TypeAlias = Callable[[], Awaitable[tuple[ObjectReadiness, ...]]]
+"""Asks for the condition of all objects. Raises `PenstockError` when nobody answers."""
 ComponentLook: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
 """Looks at one part. Raises `PenstockError` when it does not answer."""
 
@@ -71,6 +87,15 @@ def count_replicas(controller: ActorAddress[Any], settings: Settings) -> Compone
         return ComponentReadiness(count > 0, state)
 
     return active
+
+
+def look_at_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectLook:
+    """Return a look at a controller's objects."""
+
+    async def objects() -> tuple[ObjectReadiness, ...]:
+        return await controller.ask(InspectObjects, settings.readiness_timeout_ms)
+
+    return objects
 
 
 def look_for_owner(fence: ReplicaFence) -> ComponentLook:
@@ -99,8 +124,11 @@ class ReadinessCheck:
         executor: ActorAddress[ExecutorMessage],
         clock: ActorClock,
         settings: Settings,
+        objects: ObjectLook | None = None,
     ) -> None:
-        """Take the parts; each look ends within `readiness_timeout_ms`."""
+        """Take the parts; each look ends within `readiness_timeout_ms`. `objects`: None for a
+        process without a controller."""
+        self._objects = objects
         self._deadline_ms = deadline_ms = settings.readiness_timeout_ms
         self._fresh_ms = settings.readiness_fresh_ms
         self._clock = clock
@@ -133,9 +161,16 @@ class ReadinessCheck:
             now = self._clock.monotonic_ms()
             if self._last is not None and now - self._last[0] < self._fresh_ms:
                 return self._last[1]
-            report = ReadinessReport("active", await self._components())
+            report = ReadinessReport("active", await self._components(), await self._inspected())
             self._last = self._clock.monotonic_ms(), report
             return report
+
+    async def _inspected(self) -> tuple[ObjectReadiness, ...]:
+        if self._objects is None:
+            return ()
+        with suppress(PenstockError):  # the controller's own line says that it does not answer
+            return await self._objects()
+        return ()
 
     async def _components(self) -> dict[str, ComponentReadiness]:
         found: dict[str, ComponentReadiness] = {}
@@ -161,12 +196,14 @@ class ReadinessCheck:
 
 def readiness_page(look: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
     """Return the page of a report: 200 if all parts are ready, else 503. Texts, which may name
-    paths and hosts, are for trusted clients alone."""
+    paths and hosts, and names of objects are for trusted clients alone. ``?verbose`` adds the
+    objects."""
 
-    async def respond(trusted: bool) -> HttpResponse:
+    async def respond(trusted: bool, query: str) -> HttpResponse:
         report = await look()
         status = HTTPStatus.SERVICE_UNAVAILABLE if report.not_ready else HTTPStatus.OK
-        body = report.to_json(texts=trusted)
+        verbose = "verbose" in query.split("&")
+        body = report.to_json(texts=trusted, verbose=verbose)
         return HttpResponse(body, status, content_type="application/json")
 
     return HttpPage(respond)

@@ -15,6 +15,7 @@ from actors.controller.catalog.connector_ddl import StorageStore
 from actors.controller.catalog.ddl import CatalogStore
 from actors.controller.frontiers import ObjectFrontiers
 from actors.controller.holds import RetainHolds
+from actors.controller.object_faults import ObjectFaults
 from actors.controller.replicas.instance import ComputeInstance
 from actors.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
 from actors.kernel import ActorAddress, ActorContext
@@ -74,6 +75,7 @@ class ControllerState:
         self.maintenance = maintenance
         self.access = AccessRules()
         """The roles and their rights: `RoleStore` keeps them."""
+        self.faults = ObjectFaults()
         self._transient = 0
 
     def command(self, command: Command) -> None:

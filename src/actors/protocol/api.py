@@ -160,7 +160,9 @@ class ObjectHealth(msgspec.Struct, frozen=True, gc=False):
     error: str = ""
     hint: str = ""
     since_ms: int = 0
-    """Time of the last change of status (Unix time)."""
+    """Time of the last change of status (Unix time); while it is stalled of the first failure."""
+    retries: int = 0
+    """Attempts that have failed since then, while it is stalled."""
 
 
 class SourceTableStatus(msgspec.Struct, frozen=True, gc=False):
@@ -561,7 +563,7 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     since: Time
     upper: Frontier
     lag_ms: int
-    """Age of the contents that a reader sees, while changes are missing in them; else 0."""
+    """Age of what a reader sees; 0: it has all that there is."""
     state: str = ""
     text: str = ""
     mode: str = ""
@@ -601,6 +603,10 @@ class ObjectStatus(msgspec.Struct, frozen=True, gc=False):
     """Settings of Spark that a view keeps."""
     retain_history_ms: int | None = None
     """Time for which its history is kept; None: the service's default."""
+    state_since_ms: int = 0
+    """Time of the first failure, in a state of `ERROR_STATES` (Unix time)."""
+    retries: int = 0
+    """Attempts that have failed since then."""
 
 
 class StatusReport(msgspec.Struct, frozen=True, gc=False, tag=True):

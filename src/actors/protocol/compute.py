@@ -353,7 +353,7 @@ class ConnectionRefused(msgspec.Struct, frozen=True, gc=False, tag="Refused"):
     text: str
 
 
-ERROR_STATES: Final = ("errored", "stalled", "frozen", "failed")
+ERROR_STATES: Final = ("errored", "stalled", "frozen", "failed", "quarantined")
 """States of an object that are listed as errors, and whose texts may quote rows."""
 
 

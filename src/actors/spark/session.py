@@ -31,6 +31,7 @@ from actors.spark.bridge import (
 from actors.spark.class_archive import archive_options
 from actors.spark.engine_memory import heap_bytes
 from actors.spark.failures import is_gone
+from actors.spark.java import java_object
 from actors.spark.remote_address import on_loopback
 from actors.spark.start import CHILD_FOLDER
 
@@ -357,6 +358,10 @@ class ThreadSessions:
             self._sessions.popitem()[1].close()
 
     def _bridge(self, session: SparkSession) -> SessionBridge:
+        classic: Any = session
+        # A rule is a session's own: a new session has none of the root's.
+        checks = java_object(classic.sparkContext._gateway, "CancelChecks")
+        checks.install(classic._jsparkSession)
         return ClassicBridge(session, self._scratch)
 
     def _new_session(self) -> SparkSession:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -422,11 +423,17 @@ async def show_objects(context: SessionContext, statement: ShowObjectsStatement)
         sinks = statement.kind == "sinks"
         found = await (context.client.sinks() if sinks else context.client.sources())
         rows: list[tuple[Any, ...]] = [
-            (each.name, each.kind, each.on, each.health.status, each.health.error)
+            (
+                *(each.name, each.kind, each.on, each.health.status, each.health.error),
+                _since(each.health.since_ms if each.health.status == "stalled" else 0),
+                str(each.health.retries),
+                "" if each.statistics is None else str(each.statistics.lag_ms),
+            )
             for each in found
             if fits(each.name)
         ]
-        return text_result(["name", "kind", "on", "status", "error"], rows)
+        names = ["name", "kind", "on", "status", "error", "stalled_since", "retries", "lag_ms"]
+        return text_result(names, rows)
     if statement.kind == "indexes":
         return await _show_indexes(context, statement)
     objects = [each for each in await context.catalog.all() if fits(each.name)]
@@ -439,11 +446,20 @@ async def show_objects(context: SessionContext, statement: ShowObjectsStatement)
         )
     kinds = {"view"} if statement.kind == "materialized views" else {"view", PLAIN_VIEW}
     rows = [
-        ("public", each.name, each.mode or "plain", each.state, str(each.lag_ms))
+        (
+            *("public", each.name, each.mode or "plain", each.state, str(each.lag_ms)),
+            *(each.text, _since(each.state_since_ms), str(each.retries)),
+        )
         for each in objects
         if each.kind in kinds
     ]
-    return text_result(["namespace", "viewName", "mode", "state", "lag_ms"], rows)
+    names = ["namespace", "viewName", "mode", "state", "lag_ms", "reason", "stalled_since"]
+    return text_result([*names, "retries"], rows)
+
+
+def _since(ms: int) -> str:
+    """Return a Unix time as text; empty for 0."""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(" ", "milliseconds") if ms else ""
 
 
 async def _show_indexes(
@@ -559,6 +575,8 @@ async def describe(
             "Primary key": ", ".join(found.schema.key) if found.schema else "",
             "Mode": found.mode,
             "State": f"{found.state} {found.text}".strip(),
+            "Stalled since": _since(found.state_since_ms),
+            "Retries": str(found.retries or ""),
             "Readable from": "" if found.kind == PLAIN_VIEW else str(found.since),
             "Sealed below": "" if found.kind == PLAIN_VIEW else str(found.upper),
             "Age (ms)": "" if found.kind == PLAIN_VIEW else str(found.lag_ms),

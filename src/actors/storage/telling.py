@@ -336,7 +336,7 @@ def health_of(
 def of_source(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
     """Return a source's statistics since its task began."""
     counts, lag = progress.counts, progress.lag
-    behind = 0 if lag.bytes_behind == 0 else lag.ms_behind
+    behind = 0 if lag.ms_behind is None and lag.bytes_behind == 0 else lag.ms_behind
     if behind is None and progress.outside_ms is not None:
         behind = max(0, now_ms - progress.outside_ms)
     return ObjectStatistics(

@@ -114,17 +114,33 @@ class PostgresServer:
 
     def kill(self) -> None:
         """Send ``kill -9`` to all its processes, as when the machine dies."""
-        main = int((self._data / "postmaster.pid").read_text().split()[0])
-        # Listed while the parent lives: later their numbers may belong to other processes.
-        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
-        for process in (main, *map(int, children)):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        for process in (main, *map(int, children)):
+        for process in self._signal(signal.SIGKILL):
             _wait_gone(process)
         # A zombie looks alive to the next server: remove the files that name it.
         (self._data / "postmaster.pid").unlink(missing_ok=True)
         (self.folder / f".s.PGSQL.{self.port}.lock").unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stop all its processes where they are: connections stay open, and nobody answers."""
+        stopped = self._signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> list[int]:
+        """Send a signal to all of the server's processes, and return them."""
+        main = int((self._data / "postmaster.pid").read_text().split()[0])
+        # Listed while the parent lives: later their numbers may belong to other processes.
+        children = Path(f"/proc/{main}/task/{main}/children").read_text().split()
+        processes = [main, *map(int, children)]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, number)
+        return processes
 
     def run(self, name: str, arguments: Sequence[str], *, timeout_s: float = _TIMEOUT_S) -> str:
         """Run one of the client programs against the server; return its output. Raises

@@ -33,6 +33,7 @@ from actors.telemetry import (
     REASON,
     RECONCILED_REPLACED,
     RECONCILED_REUSED,
+    STALLED_MS,
     STEP_ROWS_IN,
     STEP_ROWS_OUT,
     STEP_SECONDS,
@@ -88,7 +89,13 @@ MEASURES: Final = {
     STEP_SECONDS: MetricDefinition("histogram", "From cut to commit", "seconds"),
     APPEND_SECONDS: MetricDefinition("histogram", "Compare-and-appends", "seconds"),
     LAG_MS: MetricDefinition(
-        "gauge", "How far an object is behind the tables", "milliseconds", "penstock.object"
+        "gauge", "Age of what a reader of an object sees", "milliseconds", "penstock.object"
+    ),
+    STALLED_MS: MetricDefinition(
+        "gauge",
+        "How long an object has been stalled or in error; 0: it is neither",
+        "milliseconds",
+        "penstock.object",
     ),
     RECONCILED_REUSED: MetricDefinition(
         "counter", "Dataflows that a new client found running and kept"

@@ -63,10 +63,10 @@ class HttpResponse(msgspec.Struct, frozen=True):
 
 
 class HttpPage(msgspec.Struct, frozen=True):
-    """One page. `respond` is told whether the client is trusted: it showed a token, or none is
-    needed."""
+    """One page. `respond` gets whether the client is trusted (it showed a token, or none is
+    needed), and what follows the question mark."""
 
-    respond: Callable[[bool], Awaitable[HttpResponse]]
+    respond: Callable[[bool, str], Awaitable[HttpResponse]]
     private: bool = False
     """True if the page is for trusted clients alone."""
 
@@ -77,7 +77,7 @@ PROMETHEUS: Final = "text/plain; version=0.0.4; charset=utf-8"
 def metrics_page(measures: Callable[[], bytes]) -> HttpPage:
     """Return the page of measures in Prometheus' text format."""
 
-    async def respond(_: bool) -> HttpResponse:
+    async def respond(_: bool, query: str) -> HttpResponse:
         return HttpResponse(measures(), content_type=PROMETHEUS)
 
     return HttpPage(respond, private=True)
@@ -86,7 +86,7 @@ def metrics_page(measures: Callable[[], bytes]) -> HttpPage:
 def liveness_page() -> HttpPage:
     """Return a page that answers ``ok`` as long as the event loop runs."""
 
-    async def respond(_: bool) -> HttpResponse:
+    async def respond(_: bool, query: str) -> HttpResponse:
         return HttpResponse(b"ok\n")
 
     return HttpPage(respond)
@@ -98,13 +98,15 @@ class HttpRequestHead(msgspec.Struct, frozen=True):
     method: str
     path: str
     token: bytes | None
+    query: str = ""
+    """Text after the question mark."""
 
 
 def parse_head(head: bytes) -> HttpRequestHead | None:
     """Parse the head of a request, up to its empty line; None: it is malformed.
 
     >>> parse_head(b"GET /healthz?full HTTP/1.1\\r\\nHost: x\\r\\n\\r\\n")
-    HttpRequestHead(method='GET', path='/healthz', token=None)
+    HttpRequestHead(method='GET', path='/healthz', token=None, query='full')
     """
     first, *fields = head.removesuffix(_END).decode("latin-1").split("\r\n")
     words = first.split(" ")
@@ -119,7 +121,8 @@ def parse_head(head: bytes) -> HttpRequestHead | None:
         scheme, _, shown = value.strip().partition(" ")
         if name.lower() == "authorization" and scheme.lower() == "bearer":
             token = shown.strip().encode("latin-1")
-    return HttpRequestHead(words[0], words[1].partition("?")[0], token)
+    path, _, query = words[1].partition("?")
+    return HttpRequestHead(words[0], path, token, query)
 
 
 class HttpPages:
@@ -214,7 +217,7 @@ class HttpPages:
                 headers=wanted,
             )
         try:
-            return await page.respond(trusted)
+            return await page.respond(trusted, head.query)
         except Exception:
             # A fault of one page must not end the service.
             log.exception("%s: a fault of this program", head.path)

@@ -86,6 +86,10 @@ from actors.plan.schema import TableColumn
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
 _IN_USE: Final = "55006"
+_ANSWER_S: Final = 20
+"""Time in which the server must answer the checks made every `poll_ms`."""
+_LOOK_MS: Final = 1_000
+"""Time that these checks may take before the server counts as silent."""
 
 
 class PostgresSource:
@@ -400,7 +404,7 @@ class PostgresSource:
             now = self._clock.monotonic_ms()
             due = self._looked_ms + self._config.poll_ms
             if now >= due:
-                await self._look()
+                await self._look_in_time()
                 continue
             # Wait only after `SourceIdle`: the ingest task must learn at once that nothing is left.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
@@ -485,6 +489,17 @@ class PostgresSource:
                 " stream; drop the source and create it again"
             )
         return SourceUnreachable(f"PostgreSQL: {error}", hint)
+
+    async def _look_in_time(self) -> None:
+        try:
+            # A server that is stopped, or gone without a word, leaves the connection open.
+            with anyio.fail_after(_ANSWER_S):
+                await self._look()
+        except TimeoutError:
+            raise SourceUnreachable(
+                f"PostgreSQL: no answer within {_ANSWER_S} s",
+                "check that the server runs and that the network reaches it",
+            ) from None
 
     async def _look(self) -> None:
         """Check the slot and the tables."""
@@ -582,6 +597,10 @@ class PostgresSource:
         behind = max(0, known - reached)
         since = changes.commit_ms
         ms = 0 if not behind else None if since is None else self._clock.now_ms() - since
+        silent_ms = self._silent_ms()
+        if silent_ms > self._config.poll_ms + _LOOK_MS:
+            # It may have changes of which nothing is known here.
+            ms = max(ms or 0, silent_ms)
         return SourceLag(
             known=lsn_text(max(known, reached)),
             bytes_behind=behind,
@@ -590,6 +609,13 @@ class PostgresSource:
             ms_behind=ms,
             notes=tuple(self._notes.values()),
         )
+
+    def _silent_ms(self) -> int:
+        """Return the time since the server was last heard of."""
+        heard_ms = self._looked_ms
+        if self._stream is not None:
+            heard_ms = max(heard_ms, self._stream.heard_ms)
+        return int(self._clock.monotonic_ms() - heard_ms)
 
     async def close(self) -> None:
         """See `Source.close`."""

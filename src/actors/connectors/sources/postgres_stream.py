@@ -62,7 +62,7 @@ class ReplicationStream:
         self._idle_lsn = 0
         """Position before which the server had nothing more to send."""
         self._wants_mark = False
-        self._marked_ms = clock.monotonic_ms()
+        self._marked_ms = self.heard_ms = clock.monotonic_ms()
 
     async def begin(self, slot: str, publication: str) -> None:
         """Start the replication. Raises `Refused`, `SourceUnreachable`."""
@@ -116,6 +116,7 @@ class ReplicationStream:
         """Note commits, keepalives and positions of frames that have just come."""
         if not len(frames):
             return
+        self.heard_ms = self._clock.monotonic_ms()
         self._received = max(self._received, pgoutput.received(frames))
         commits = pgoutput.is_commit(frames).nonzero()[0]
         alive = pgoutput.keepalive(frames)

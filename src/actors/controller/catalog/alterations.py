@@ -206,7 +206,7 @@ def find_replaced(catalog: CatalogSnapshot, name: str, kind: str) -> CatalogObje
     try:
         catalog.check_free(name)
     except ObjectExists as error:
-        there = catalog.find(name)
+        there = catalog.find(name, quarantined=True)
         if there.kind != kind:
             raise ObjectExists(f"{error}, which is not replaced by a {kind}") from None
         return there

@@ -16,6 +16,7 @@ from actors.controller.catalog.catalog import (
     CatalogSnapshot,
     columns_read,
 )
+from actors.controller.catalog.quarantine import decode_catalog
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.cleanup_record import load as load_leftovers
 from actors.controller.holds import RETAIN, dataflow_holder, sink_holder
@@ -53,13 +54,15 @@ async def load(persist: PersistClient) -> BootState:
     """Read the durable state. Raises `StateDirectoryError` when it is of a newer version or
     incomplete, and `StorageError`."""
     head = await persist.head(CATALOG_KEY)
-    catalog = CatalogSnapshot() if head is None else CatalogSnapshot.decode(head.data)
+    catalog = CatalogSnapshot() if head is None else decode_catalog(head.data)
     states: dict[ShardId, ShardState] = {}
     for entry in catalog.objects:
         for shard in entry.shards:
             try:
                 states[shard] = await persist.state(shard)
             except UnknownObject:
+                if entry.id in catalog.quarantined:
+                    continue
                 raise StateDirectoryError(
                     f"{entry.kind} {entry.name} is in the catalog and its shard {shard} is not "
                     f"there: restore the state directory from a copy"

@@ -10,21 +10,20 @@ cannot be read, have namespaces of their own. Uppers and sinces are the shards' 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from actors.errors import (
-    CorruptData,
     InvalidUsage,
     ObjectExists,
     ObjectInUse,
-    StateDirectoryError,
     UnknownObject,
 )
 from actors.plan.column_defaults import ColumnDefault
-from actors.plan.delta import AUTO, DeltaPlan
+from actors.plan.delta import DeltaPlan
 from actors.plan.schema import TableSchema
 from actors.progress import ObjectId, ShardId, Time
 from actors.protocol.relations import fold, is_subscribed_view, refuse_relation
@@ -122,16 +121,16 @@ def _key(kind: str, name: str) -> str:
     return f"{kind}/{fold(name)}" if kind in APART else fold(name)
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """The part of the document that every version can read."""
+class Quarantine(msgspec.Struct, frozen=True):
+    """Reason why this release does not run an object, while all others run."""
 
-    format: int
+    reason: str
+    original: bytes = b""
+    """Stored form of an object that this release cannot read: it is written back as it is, so that
+    another release reads it. Empty: the object can be read."""
 
 
-class _Document(msgspec.Struct, frozen=True):
-    format: int
-    next_id: int
-    objects: tuple[CatalogObject, ...]
+NO_QUARANTINE: Final[Mapping[ObjectId, Quarantine]] = MappingProxyType({})
 
 
 class CatalogSnapshot:
@@ -145,10 +144,17 @@ class CatalogSnapshot:
         "_by_name",
         "_indexes",
         "next_id",
+        "quarantined",
     )
 
-    def __init__(self, objects: tuple[CatalogObject, ...] = (), next_id: int = 1) -> None:
+    def __init__(
+        self,
+        objects: tuple[CatalogObject, ...] = (),
+        next_id: int = 1,
+        quarantined: Mapping[ObjectId, Quarantine] = NO_QUARANTINE,
+    ) -> None:
         self.next_id = next_id
+        self.quarantined = quarantined
         self._below: dict[ObjectId, frozenset[ObjectId | None]] = {}
         self._allowed_lags: dict[ObjectId, int] = {}
         self._by_id = {entry.id: entry for entry in objects}
@@ -157,7 +163,8 @@ class CatalogSnapshot:
         self._indexes: dict[ObjectId, list[CatalogObject]] = {}
         for entry in objects:
             if entry.kind == INDEX:
-                self._indexes.setdefault(entry.depends[0], []).append(entry)
+                for id_ in entry.depends:
+                    self._indexes.setdefault(id_, []).append(entry)
 
     @property
     def objects(self) -> tuple[CatalogObject, ...]:
@@ -181,17 +188,31 @@ class CatalogSnapshot:
         """Return the object with this id, which must exist."""
         return self._by_id[id_]
 
-    def find(self, name: str) -> CatalogObject:
+    def names(self, ids: Sequence[ObjectId]) -> str:
+        """Return the names of objects, with commas between."""
+        return ", ".join(self._by_id[id_].name for id_ in ids)
+
+    def find(self, name: str, *, quarantined: bool = False) -> CatalogObject:
         """Return the object with this name. Raises `UnknownObject`, and `InvalidUsage` for a
-        relation."""
+        relation, and for an object in quarantine unless `quarantined` allows it."""
         refuse_relation(name, "the object")
         entry = self._by_name.get(_key("", name))
+        if entry is not None and not quarantined:
+            self.check_usable(entry)
         if entry is None:
             for kind in APART:
                 if _key(kind, name) in self._by_name:
                     raise InvalidUsage(f"{name} is a {kind}: it cannot be read or built upon")
             raise UnknownObject(f"there is no table, view or index named {name!r}")
         return entry
+
+    def check_usable(self, entry: CatalogObject) -> None:
+        """Raise `InvalidUsage` for an object in quarantine."""
+        found = self.quarantined.get(entry.id)
+        if found is not None:
+            raise InvalidUsage(
+                f"{entry.kind} {entry.name} is quarantined: {found.reason}; drop it, or replace it"
+            )
 
     def has(self, name: str) -> bool:
         """Return whether a table, view or index has this name."""
@@ -208,11 +229,14 @@ class CatalogSnapshot:
             )
         return entry
 
-    def find_apart(self, kind: str, name: str) -> CatalogObject:
-        """Return the source or sink with this name. Raises `UnknownObject`."""
+    def find_apart(self, kind: str, name: str, *, quarantined: bool = False) -> CatalogObject:
+        """Return the source or sink with this name. Raises `UnknownObject`, and `InvalidUsage` as
+        `find`."""
         entry = self._by_name.get(_key(kind, name))
         if entry is None:
             raise UnknownObject(f"there is no {kind} named {name!r}")
+        if not quarantined:
+            self.check_usable(entry)
         return entry
 
     def check_free(self, name: str, kind: str = "") -> None:
@@ -308,7 +332,7 @@ class CatalogSnapshot:
             # Such a view goes when its subscribe ends, whatever depends on it.
             if is_subscribed_view(self._by_id[id_].name):
                 raise InvalidUsage("nothing is built on the view of a subscribe")
-        return CatalogSnapshot((*self.objects, entry), self.next_id + 1)
+        return CatalogSnapshot((*self.objects, entry), self.next_id + 1, self.quarantined)
 
     def remove(self, *entries: CatalogObject) -> CatalogSnapshot:
         """Return a catalog without these objects. Raises `ObjectInUse` naming the objects that
@@ -325,7 +349,8 @@ class CatalogSnapshot:
                 names = ", ".join(f"{user.kind} {user.name}" for user in users)
                 raise ObjectInUse(f"{entry.kind} {entry.name} is used by {names}: drop them first")
         kept = tuple(other for other in self.objects if other.id not in gone)
-        return CatalogSnapshot(kept, self.next_id)
+        quarantined = {id_: each for id_, each in self.quarantined.items() if id_ not in gone}
+        return CatalogSnapshot(kept, self.next_id, quarantined)
 
     def put(self, *entries: CatalogObject, used: int = 0) -> CatalogSnapshot:
         """Return a catalog in which these entries stand for those of the same ids. `used` further
@@ -340,11 +365,21 @@ class CatalogSnapshot:
             if taken is not None and taken.id not in become:
                 raise ObjectExists(f"{entry.name!r} is taken by a {taken.kind} ({taken.name})")
         changed = [become.get(entry.id, entry) for entry in self.objects]
-        return CatalogSnapshot(_in_order(changed), self.next_id + used)
+        quarantined = {id_: each for id_, each in self.quarantined.items() if id_ not in become}
+        return CatalogSnapshot(_in_order(changed), self.next_id + used, quarantined)
+
+    def quarantine(self, found: Mapping[ObjectId, Quarantine]) -> CatalogSnapshot:
+        """Return a catalog in which these objects are in quarantine, too."""
+        known = {id_: each for id_, each in found.items() if id_ in self._by_id}
+        return CatalogSnapshot(self.objects, self.next_id, {**known, **self.quarantined})
 
     def inlined(self, sql: str) -> tuple[str, tuple[ObjectId, ...]]:
         """Return a query with the plain views that it names inlined, and their ids."""
-        views = {fold(each.name): each for each in self.of_kind(PLAIN_VIEW)}
+        views = {
+            fold(each.name): each
+            for each in self.of_kind(PLAIN_VIEW)
+            if each.id not in self.quarantined
+        }
         if not views:
             return sql, ()
         named = dict.fromkeys(map(fold, find_relations(sql)))
@@ -353,27 +388,15 @@ class CatalogSnapshot:
 
     def encode(self) -> bytes:
         """Return the durable document."""
-        document = _Document(FORMAT_VERSION, self.next_id, self.objects)
-        return msgspec.msgpack.encode(document)
-
-    @staticmethod
-    def decode(data: bytes) -> CatalogSnapshot:
-        """Return the catalog in a document. Raises `StateDirectoryError` (another format),
-        `CorruptData`."""
-        try:
-            # The format first: a document of another version is refused by name and not taken for
-            # corrupt.
-            found = msgspec.msgpack.decode(data, type=_Format).format
-            if found not in (2, FORMAT_VERSION):
-                than = "a newer one" if found > FORMAT_VERSION else "another state directory"
-                raise StateDirectoryError(
-                    f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
-                    f"use the version that wrote it, or {than}"
-                )
-            document = _decoded(data)
-        except msgspec.MsgspecError as error:
-            raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
-        return CatalogSnapshot(document.objects, document.next_id)
+        objects = [
+            msgspec.Raw(self.quarantined[entry.id].original)
+            if entry.id in self.quarantined and self.quarantined[entry.id].original
+            else entry
+            for entry in self.objects
+        ]
+        return msgspec.msgpack.encode(
+            {"format": FORMAT_VERSION, "next_id": self.next_id, "objects": objects}
+        )
 
 
 def columns_read(plan: DeltaPlan | None, name: str, schema: TableSchema) -> TableSchema:
@@ -402,27 +425,3 @@ def _in_order(objects: Sequence[CatalogObject]) -> tuple[CatalogObject, ...]:
                 last = stack.pop()
                 made.setdefault(last.id, last)
     return tuple(made.values())
-
-
-def _decoded(data: bytes) -> _Document:
-    """Decode a document; a plan that this version cannot read is replaced by `unreadable_plan`."""
-    try:
-        return msgspec.msgpack.decode(data, type=_Document)
-    except msgspec.ValidationError:
-        found = msgspec.msgpack.decode(data)
-    for entry in found["objects"]:
-        plan = entry.get("plan")
-        if plan is None:
-            continue
-        try:
-            msgspec.convert(plan, DeltaPlan)
-        except msgspec.ValidationError:
-            policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
-            # Without a digest the view counts as stale, so that `upgrade_views` compiles it again.
-            entry |= {"plan": unreadable_plan(policy), "fingerprint": "", "compiled_by": ""}
-    return msgspec.convert(found, _Document)
-
-
-def unreadable_plan(policy: str) -> DeltaPlan:
-    """Return a placeholder for a plan of another version, until its view is compiled anew."""
-    return DeltaPlan((), (), TableSchema(()), "", "opaque", "of another version", policy=policy)

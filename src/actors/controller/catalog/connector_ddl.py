@@ -233,7 +233,7 @@ class StorageStore:
         self, catalog: CatalogSnapshot, seqno: int | None, request: DropSource
     ) -> CatalogChanged:
         """Drop a source and its tables. Raises `UnknownObject`, `ObjectInUse`, `StorageError`."""
-        entry = catalog.find_apart(SOURCE, request.name)
+        entry = catalog.find_apart(SOURCE, request.name, quarantined=True)
         tables = catalog.dependents(entry.id)
         # A view of a subscribe may read several of the tables.
         followed = {each.id: each for table in tables for each in catalog.subscribed_on(table.id)}
@@ -241,8 +241,9 @@ class StorageStore:
         if request.cascade:
             gone = catalog.dependents_below(entry.id)
         smaller = catalog.remove(entry, *gone)
-        assert entry.configuration is not None, entry.name
-        kept = self._makers.kept(entry.configuration, entry.id)
+        # Of a source that cannot be read nobody knows what it keeps outside.
+        configuration = None if entry.id in catalog.quarantined else entry.configuration
+        kept = "" if configuration is None else self._makers.kept(configuration, entry.id)
         # Set together with the drop, so that a crash cannot leave a resource that is not known.
         records = [record_cas(leftover_of(entry, kept))] if kept else []
         changed = await self._store.drop_all(smaller, seqno, entry, gone, records)
@@ -295,7 +296,7 @@ class StorageStore:
     ) -> CatalogChanged:
         """Drop a sink; its hold is dropped when the cluster has stopped it. Raises `UnknownObject`,
         `StorageError`."""
-        entry = catalog.find_apart(SINK, name)
+        entry = catalog.find_apart(SINK, name, quarantined=True)
         smaller = catalog.remove(entry)
         return await self._store.drop_all(smaller, seqno, entry, ())
 

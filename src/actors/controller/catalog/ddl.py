@@ -34,6 +34,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
+from actors.controller.catalog.quarantine import decode_catalog
 from actors.controller.holds import RETAIN, dataflow_holder
 from actors.controller.tables.rows import check_key_columns
 from actors.dataflow.hydrate import note_key
@@ -506,9 +507,7 @@ class CatalogStore:
         """Return the durable catalog, after a change whose outcome is open."""
         head = await self._persist.head(CATALOG_KEY)
         return (
-            (CatalogSnapshot(), None)
-            if head is None
-            else (CatalogSnapshot.decode(head.data), head.seqno)
+            (CatalogSnapshot(), None) if head is None else (decode_catalog(head.data), head.seqno)
         )
 
 

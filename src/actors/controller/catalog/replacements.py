@@ -263,7 +263,12 @@ async def rename_view(
     catalog.remove(entry, coming)
     grown = catalog.remove(coming).put(made)
     cas = CompareAndSet(CATALOG_KEY, seqno, grown.encode())
-    if not await store.persist.drop_shards(entry.shards, extra=[cas]):
+    if entry.shards:
+        done = await store.persist.drop_shards(entry.shards, extra=[cas])
+    else:
+        # It was in quarantine, and its shards cannot be read.
+        done = await store.persist.compare_and_set([cas])
+    if not done:
         raise fenced(seqno)
     return CatalogChanged(grown, seqno_after(seqno), dropped=coming, altered=(made,))
 
@@ -291,13 +296,16 @@ async def end_replacements(found: BootState, persist: PersistClient) -> BootStat
     catalog = found.catalog
     kept: list[CatalogObject] = []
     for entry in catalog.objects:
-        if entry.replaces:
+        if entry.replaces and entry.id not in catalog.quarantined:
+            continue
+        if entry.id in catalog.quarantined:
+            kept.append(entry)
             continue
         done = entry.shard is not None and found.states[entry.shard].upper > entry.rebuilt_at
         kept.append(replace(entry, taken_shard=None) if entry.taken_shard and done else entry)
     if kept == list(catalog.objects):
         return found
-    smaller = CatalogSnapshot(tuple(kept), catalog.next_id)
+    smaller = CatalogSnapshot(tuple(kept), catalog.next_id, catalog.quarantined)
     cas = CompareAndSet(CATALOG_KEY, found.seqno, smaller.encode())
     if not await persist.compare_and_set([cas]):
         raise StateDirectoryError("another service has changed the catalog: start again")

@@ -70,7 +70,7 @@ from actors.protocol.api import (
 )
 from actors.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
 from actors.spans import forget_measures, span_below, use_context
-from actors.telemetry import LAG_MS, STATEMENT, TRACEPARENT
+from actors.telemetry import LAG_MS, STALLED_MS, STATEMENT, TRACEPARENT
 from actors.views.explain import explain
 
 log = logging.getLogger("penstock.controller")
@@ -178,7 +178,14 @@ class StatementQueue:
         # fail.
         while True:
             try:
-                return await self._state.store.read_back()
+                catalog, seqno = await self._state.store.read_back()
+                former = self._state.catalog
+                kept = {
+                    id_: found
+                    for id_, found in former.quarantined.items()
+                    if catalog.get(id_) == former.by_id(id_)
+                }
+                return catalog.quarantine(kept), seqno
             except StorageError as error:
                 log.warning("the catalog cannot be read back, trying again: %s", error)
             await retry.pause()
@@ -278,7 +285,7 @@ class StatementQueue:
 
     async def _drop(self, statement: DropObject) -> CatalogChanged:
         state = self._state
-        entry = state.catalog.find(statement.name)
+        entry = state.catalog.find(statement.name, quarantined=True)
         catalog = state.catalog
         # Views of subscribes go with what they read, also without CASCADE.
         also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
@@ -398,7 +405,7 @@ class StatementQueue:
         if entry.shard is not None:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
             state.retain.track(entry.shard, retain, entry.as_of)
-        state.frontiers.track(entry, 0)
+        state.frontiers.track(entry, 0, now_ms=state.ctx.now_ms())
 
     def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
         self._track(entry)
@@ -418,7 +425,8 @@ class StatementQueue:
     ) -> None:
         """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
         state = self._state
-        state.frontiers.track(entry, upper, as_of if entry.kind == INDEX else 0)
+        readable_from = as_of if entry.kind == INDEX else 0
+        state.frontiers.track(entry, upper, readable_from, now_ms=state.ctx.now_ms())
         state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
         with use_context(traceparent):
             state.command(ScheduleDataflow(entry.dataflow_id))
@@ -429,7 +437,7 @@ class StatementQueue:
         """Follow another definition of an object than the one in `catalog`."""
         state, before = self._state, catalog.by_id(entry.id)
         if entry.name != before.name:
-            forget_measures(before.name, LAG_MS)
+            forget_measures(before.name, LAG_MS, STALLED_MS)
         self._forget_shards(before)
         if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
             retain = entry.retain_history_ms or state.settings.retain_history_ms
@@ -439,10 +447,12 @@ class StatementQueue:
         if entry.dataflow_id == before.dataflow_id:
             return
         self._end_dataflow(before)
+        state.faults.forget(entry.id)
         running = catalog.of_dataflow(entry.dataflow_id)
         if running is not None:
             # It maintained the view that was computed beside this one, and goes on.
-            state.frontiers.track(entry, state.frontiers.upper(running))
+            upper = state.frontiers.upper(running)
+            state.frontiers.track(entry, upper, now_ms=state.ctx.now_ms())
             return
         if entry.kind == INDEX:
             # In memory: it is readable when it is built.
@@ -456,15 +466,17 @@ class StatementQueue:
         state = self._state
         self._subscribed.dropped(entry.name)
         state.frontiers.forget(entry.id)
-        forget_measures(entry.name, LAG_MS)
+        forget_measures(entry.name, LAG_MS, STALLED_MS)
         self._forget_shards(entry)
         if entry.kind in CONNECTOR_KINDS:
             self._connectors.dropped(entry)
-        if entry.kind in (TABLE, PLAIN_VIEW) or entry.kind in CONNECTOR_KINDS:
-            return
         # One that goes on for another object is not ended with this one.
-        if state.catalog.of_dataflow(entry.dataflow_id) is None:
+        elif entry.kind not in (TABLE, PLAIN_VIEW) and (
+            state.catalog.of_dataflow(entry.dataflow_id) is None
+        ):
             self._end_dataflow(entry)
+        # Last: what is in quarantine runs nowhere, and nothing is told to end it.
+        state.faults.forget(entry.id)
 
     def _forget_shards(self, before: CatalogObject) -> None:
         """Forget those of an object's shards that no object has any more."""
@@ -479,7 +491,8 @@ class StatementQueue:
     def _end_dataflow(self, entry: CatalogObject) -> None:
         """Drop an object's dataflow, and its holds for as long as it may still move them."""
         state, holder = self._state, dataflow_holder(entry.dataflow_id)
-        state.command(AllowCompaction(entry.dataflow_id, EMPTY))
+        if not state.faults.is_quarantined(entry.id):
+            state.command(AllowCompaction(entry.dataflow_id, EMPTY))
         below = [state.catalog.get(id_) for id_ in entry.depends]
         shards = [each.shard for each in below if each is not None and each.shard is not None]
         # Its own shards are another dataflow's by now, where it was replaced.

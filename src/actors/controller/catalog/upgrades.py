@@ -21,21 +21,31 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from actors.controller.catalog.boot import BootState, load
+from actors.controller.catalog.boot import BootState, describe_dataflow, load, restart_as_of
 from actors.controller.catalog.catalog import (
     CATALOG_KEY,
     HIDDEN_SHARD,
+    INDEX,
     VIEW,
     CatalogObject,
     CatalogSnapshot,
+    Quarantine,
 )
+from actors.controller.catalog.quarantine import fault_text, find_unusable
 from actors.controller.catalog.replacements import end_replacements
 from actors.controller.holds import dataflow_holder
-from actors.errors import InvalidUsage, StateDirectoryError
+from actors.errors import (
+    EngineLost,
+    EngineUnavailable,
+    InvalidUsage,
+    ResourceClosed,
+    StateDirectoryError,
+    StorageError,
+)
 from actors.persist import CompareAndSet, NewShard, PersistClient
 from actors.plan.delta import AUTO
 from actors.plan.plan_splitting import PlanLimits
-from actors.progress import ShardId
+from actors.progress import ObjectId, ShardId
 from actors.settings import Settings
 from actors.views.compile import CheckPlan, compile_view
 from actors.views.eager_choice import EagerChoice
@@ -57,22 +67,27 @@ async def upgrade_views(
 ) -> BootState:
     """Compile again the views that other rules compiled. Return the durable state after that.
 
-    Raises:
-        StateDirectoryError: A view means something else now; it names the view.
-        PenstockError: What the engine and the stores raise.
+    One that means something else now is in quarantine, and so are objects of which no dataflow can
+    be described. Raises what the engine and the stores raise, which says nothing of a view.
     """
     found = await end_replacements(found, persist)
     rules = rules_digest()
     stale = [
         entry
         for entry in found.catalog.of_kind(VIEW)
-        if entry.compiled_by != rules
-        # Another choice makes steps cheaper, and costs a start of the engine and a rebuild: not
-        # while clients wait for a service that failed.
-        or (not persist.took_over and _is_open(entry) and all(_rows(found, entry)))
+        if entry.id not in found.catalog.quarantined
+        and (
+            entry.compiled_by != rules
+            # Another choice makes steps cheaper, and costs a start of the engine and a rebuild: not
+            # while clients wait for a service that failed.
+            or (not persist.took_over and _is_open(entry) and all(_rows(found, entry)))
+        )
     ]
     if stale:
         found = await _upgraded(found, stale, persist, analyze, check, settings)
+    described = [each for each in found.catalog.objects if each.id not in found.catalog.quarantined]
+    unusable = find_unusable(described, lambda each: _describe(found, each))
+    found = replace(found, catalog=found.catalog.quarantine(unusable))
     # Shards of former plans, also of an upgrade that a crash has interrupted.
     left = _left(found.catalog, await persist.list_shards())
     if left:
@@ -90,13 +105,22 @@ async def _upgraded(
 ) -> BootState:
     views = "1 view is" if len(stale) == 1 else f"{len(stale)} views are"
     log.info("%s compiled anew: other rules, or tables that were empty then", views)
-    made = {entry.id: await _again(found, entry, analyze, check, settings) for entry in stale}
+    made: dict[ObjectId, CatalogObject] = {}
+    refused: dict[ObjectId, Quarantine] = {}
+    for entry in stale:
+        try:
+            made[entry.id] = await _again(found, entry, analyze, check, settings)
+        # The engine and the stores say nothing of a view.
+        except (EngineUnavailable, EngineLost, StorageError, ResourceClosed):
+            raise
+        except Exception as error:  # noqa: BLE001 - no view keeps the others from their upgrade
+            refused[entry.id] = Quarantine(_refusal(fault_text(error)))
     objects = tuple(made.get(entry.id, entry) for entry in found.catalog.objects)
-    catalog = CatalogSnapshot(objects, found.catalog.next_id)
+    catalog = CatalogSnapshot(objects, found.catalog.next_id, found.catalog.quarantined)
     shards = [
         shard
         for entry in stale
-        if made[entry.id].hidden_shards != entry.hidden_shards
+        if entry.id in made and made[entry.id].hidden_shards != entry.hidden_shards
         for shard in _hidden_shards(made[entry.id])
     ]
     cas = CompareAndSet(CATALOG_KEY, found.seqno, catalog.encode())
@@ -106,7 +130,8 @@ async def _upgraded(
         done = await persist.compare_and_set([cas])
     if not done:
         raise StateDirectoryError("another service has changed the catalog: start again")
-    return await load(persist)
+    again = await load(persist)
+    return replace(again, catalog=again.catalog.quarantine(refused))
 
 
 async def _again(
@@ -119,30 +144,21 @@ async def _again(
     """Return a view's entry with its plan by the present rules."""
     limits = PlanLimits(settings.engine_plan_nodes_max, settings.view_plan_nodes_max)
     conf = tuple(sorted(entry.conf.items()))
-    try:
 
-        async def chosen(_: Sequence[str]) -> EagerChoice:
-            if not _is_open(entry):
-                # The earlier choice is repeated: another one would be another plan, and a rebuild.
-                return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
-            return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
+    async def chosen(_: Sequence[str]) -> EagerChoice:
+        if not _is_open(entry):
+            # The earlier choice is repeated: another one would be another plan, and a rebuild.
+            return EagerChoice(made=() if entry.plan is None else entry.plan.eager)
+        return EagerChoice(_rows(found, entry), settings.eager_aggregation_rows_min)
 
-        plan = await compile_view(
-            entry.sql,
-            found.catalog.readable_by(entry.plan),
-            analyze,
-            conf,
-            limits,
-            chosen,
-            check,
-        )
-        policy = AUTO if entry.plan is None else entry.plan.policy
-        plan = with_policy(plan, policy)
-    except InvalidUsage as error:  # the text is refused; an engine's failure says nothing of it
-        raise StateDirectoryError(_refusal(entry, str(error))) from error
+    plan = await compile_view(
+        entry.sql, found.catalog.readable_by(entry.plan), analyze, conf, limits, chosen, check
+    )
+    policy = AUTO if entry.plan is None else entry.plan.policy
+    plan = with_policy(plan, policy)
     if plan.output != entry.schema:
         names = f"{entry.schema.names} became {plan.output.names}"
-        raise StateDirectoryError(_refusal(entry, f"its columns or their types differ: {names}"))
+        raise InvalidUsage(f"its columns or their types differ: {names}")
     renewed = replace(entry, plan=plan, compiled_by=rules_digest())
     if plan.fingerprint == entry.fingerprint:
         log.info("view %s: the same plan", entry.name)
@@ -162,6 +178,13 @@ async def _again(
     )
 
 
+def _describe(found: BootState, entry: CatalogObject) -> object:
+    """Make the description with which the controller has an object run."""
+    if entry.kind in (VIEW, INDEX):
+        return describe_dataflow(found.catalog, entry, restart_as_of(found, entry))
+    return None
+
+
 def _is_open(entry: CatalogObject) -> bool:
     """Return whether sums below joins could not be chosen when the view was made."""
     return entry.plan is not None and entry.plan.eager_open
@@ -170,15 +193,13 @@ def _is_open(entry: CatalogObject) -> bool:
 def _rows(found: BootState, entry: CatalogObject) -> tuple[int, ...]:
     """Return about how many rows the view's inputs have."""
     assert entry.plan is not None, entry.name
-    shards = (found.catalog.find(name).shard for name in entry.plan.inputs)
+    inputs = (found.catalog.find(name, quarantined=True) for name in entry.plan.inputs)
+    shards = (each.shard for each in inputs)
     return tuple(found.states[shard].rows for shard in shards if shard is not None)
 
 
-def _refusal(entry: CatalogObject, why: str) -> str:
-    return (
-        f"view {entry.name} means something else to this version: {why}; "
-        "start the version that made it, drop the view, and make it again with this one"
-    )
+def _refusal(why: str) -> str:
+    return f"it means something else to this version, or nothing: {why}"
 
 
 def _hidden_shards(entry: CatalogObject) -> list[NewShard]:
@@ -195,4 +216,12 @@ def _left(catalog: CatalogSnapshot, there: Sequence[ShardId]) -> list[ShardId]:
     """Return the shards that no object names any more: of former plans, and of views that were
     replaced."""
     known = {shard for entry in catalog.objects for shard in entry.shards}
-    return [shard for shard in there if shard not in known and _OF_OBJECT.fullmatch(shard)]
+    # An object that cannot be read may have shards of which nothing is known.
+    kept = {id_ for id_, found in catalog.quarantined.items() if found.original}
+    return [
+        shard
+        for shard in there
+        if shard not in known
+        and _OF_OBJECT.fullmatch(shard)
+        and shard.partition(HIDDEN_SHARD)[0] not in kept
+    ]

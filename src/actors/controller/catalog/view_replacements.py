@@ -86,7 +86,11 @@ class ViewReplacements:
             return await store.create_view(catalog, seqno, statement)
         if catalog.replacement(entry.id) is not None:
             raise ObjectInUse(f"view {entry.name} is being replaced already: wait for that")
-        if (entry.written, entry.conf) == (statement.sql, statement.conf):
+        idle = entry.id in catalog.quarantined
+        if idle:
+            # Only for its check: it cannot hand over its shard to the new one.
+            catalog.remove(entry)
+        elif (entry.written, entry.conf) == (statement.sql, statement.conf):
             return await alter_object(store, catalog, seqno, _as_alteration(entry, statement))
         sql, conf, policy = statement.sql, statement.conf, statement.refresh_policy
         plan = await store.compile(catalog, sql, conf, policy)
@@ -173,7 +177,11 @@ class ViewReplacements:
             ended = is_empty(state.frontiers.upper(entry)) or is_empty(
                 state.frontiers.upper(coming)
             )
-            if ended or not is_extension(entry.schema, coming.schema):
+            if (
+                ended
+                or entry.id in catalog.quarantined
+                or not is_extension(entry.schema, coming.schema)
+            ):
                 return await rename_view(store, catalog, seqno, entry, coming)
             return await self._swap_shard(entry, coming)
         except PenstockError as error:

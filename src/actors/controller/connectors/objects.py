@@ -24,6 +24,12 @@ from actors.controller.catalog.catalog import (
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.external_cleanup import ExternalCleanup
 from actors.controller.holds import sink_holder
+from actors.controller.object_conditions import (
+    ObjectCondition,
+    condition_of,
+    lag_ms,
+    note_report,
+)
 from actors.controller.replicas.replica import (
     ReplicaConnected,
     ReplicaLink,
@@ -75,7 +81,7 @@ def describe_source(catalog: CatalogSnapshot, entry: CatalogObject) -> Ingestion
     exports = tuple(
         IngestionExport(table.id, table.outside, table.schema, table.shard, name=table.name)
         for table in catalog.dependents(entry.id)
-        if table.shard is not None
+        if table.shard is not None and table.id not in catalog.quarantined
     )
     return IngestionDescription(entry.id, entry.name, entry.configuration, entry.shard, exports)
 
@@ -108,8 +114,6 @@ class ConnectorObjects:
         self._failed: dict[ObjectId, ObjectHealth] = {}
         """Health of each object at its last stall: while it is restarted, its own health does not
         show that."""
-        self._stalled_ms: dict[ObjectId, int] = {}
-        """Time since which each object is stalled: a restart does not end a stall, running does."""
         self._statistics: dict[ObjectId, ObjectStatistics] = {}
         self._dropping: dict[ObjectId, CatalogObject] = {}
         """Sinks whose holds are dropped when the cluster has stopped them."""
@@ -135,8 +139,11 @@ class ConnectorObjects:
                 source_inflight_bytes_max=settings.source_inflight_bytes_max,
             )
         ]
-        found += [RunIngestion(describe_source(catalog, e)) for e in catalog.of_kind(SOURCE)]
-        found += [RunSink(describe_sink(catalog, e)) for e in catalog.of_kind(SINK)]
+        left_out = catalog.quarantined
+        sources = [each for each in catalog.of_kind(SOURCE) if each.id not in left_out]
+        sinks = [each for each in catalog.of_kind(SINK) if each.id not in left_out]
+        found += [RunIngestion(describe_source(catalog, each)) for each in sources]
+        found += [RunSink(describe_sink(catalog, each)) for each in sinks]
         found += self.copies.commands()
         return [*found, InitializationComplete(), AllowWrites()]
 
@@ -159,7 +166,6 @@ class ConnectorObjects:
         """Stop an object that was removed from the catalog."""
         self._health.pop(entry.id, None)
         self._failed.pop(entry.id, None)
-        self._stalled_ms.pop(entry.id, None)
         self._statistics.pop(entry.id, None)
         self.leftovers.dropped(entry)
         if entry.kind == SINK:
@@ -167,7 +173,8 @@ class ConnectorObjects:
             self._dropping[entry.id] = entry
         if entry.kind == SOURCE_TABLE and self._state.catalog.get(entry.depends[0]) is None:
             return  # it goes with its source
-        self._push(AllowCompaction(entry.id, EMPTY))
+        if not self._state.faults.is_quarantined(entry.id):
+            self._push(AllowCompaction(entry.id, EMPTY))
 
     def _push(self, command: Command) -> None:
         if self._link is not None:
@@ -193,18 +200,14 @@ class ConnectorObjects:
                 late = known is not None and time_ms < known.time_ms
                 if self._state.catalog.get(id_) is not None and not late:
                     self._health[id_] = response
-                    if response.status == "stalled":
-                        self._failed[id_] = _health(response)
-                        self._stalled_ms.setdefault(id_, time_ms)
-                    elif response.status != "starting":
-                        self._stalled_ms.pop(id_, None)
-                    self._log(response)
+                    self._note(response)
             case StatisticsUpdates(sources, sinks, oneshots):
                 for each in oneshots:
                     self.copies.noted(each)
                 for each in (*sources, *sinks):
                     if self._state.catalog.get(each.id) is not None:
                         self._statistics[each.id] = each
+                        self._state.frontiers.note_behind(each.id, each.lag_ms)
             case DroppedId(id_):
                 self._let_go(id_)
                 self.leftovers.schedule_removal(id_)
@@ -219,12 +222,16 @@ class ConnectorObjects:
         if message.incarnation == self._incarnation:
             self._incarnation = 0
 
-    def _log(self, update: StatusUpdate) -> None:
+    def _note(self, update: StatusUpdate) -> None:
         entry = self._state.catalog.by_id(update.id)
-        level = logging.WARNING if update.status == "stalled" else logging.INFO
-        why = f": {update.error}" if update.error else ""
-        hint = f" ({update.hint})" if update.hint else ""
-        log.log(level, "%s %s is %s%s%s", entry.kind, entry.name, update.status, why, hint)
+        known = self._state.faults.get(entry.id)
+        reason, hint = update.error or "", update.hint or ""
+        note_report(self._state, entry, update.status, reason, hint)
+        if update.status == "stalled":
+            self._failed[entry.id] = _health(update)
+        elif known is None:
+            why = f" ({hint})" if hint else ""
+            log.info("%s %s is %s%s", entry.kind, entry.name, update.status, why)
 
     def _let_go(self, id_: ObjectId) -> None:
         entry = self._dropping.pop(id_, None)
@@ -238,12 +245,19 @@ class ConnectorObjects:
 
     def health(self, entry: CatalogObject) -> ObjectHealth:
         """Return the health of a source, a source's table, or a sink."""
+        found, update = self.condition(entry), self._health.get(entry.id)
+        since_ms = found.since_ms or (0 if update is None else update.time_ms)
+        return ObjectHealth(found.state, found.text, found.hint, since_ms, found.retries)
+
+    def condition(self, entry: CatalogObject) -> ObjectCondition:
+        """Return the condition of a source, a source's table, or a sink."""
+        if not self._incarnation and not self._state.faults.is_quarantined(entry.id):
+            return ObjectCondition("paused", "no replica is connected")
         update = self._health.get(entry.id)
-        if not self._incarnation:
-            return ObjectHealth("paused", "no replica is connected")
         if update is None:
-            return ObjectHealth("starting")
-        return _health(update)
+            return condition_of(self._state, entry, "starting")
+        found = condition_of(self._state, entry, update.status, update.error or "")
+        return found if found.since_ms else replace(found, hint=update.hint or "")
 
     def _shown(
         self, entry: CatalogObject | None, health: ObjectHealth, role: str | None
@@ -266,15 +280,14 @@ class ConnectorObjects:
 
     def _status(self, entry: CatalogObject, role: str | None) -> SourceStatus:
         state = self._state
-        assert entry.configuration is not None, entry.name
         tables = () if entry.kind == SINK else state.catalog.dependents(entry.id)
-        failed = self._failed.get(entry.id)
+        failed, statistics = self._failed.get(entry.id), self._statistics.get(entry.id)
         return SourceStatus(
             entry.name,
-            entry.configuration.kind,
+            "" if entry.configuration is None else entry.configuration.kind,
             self._shown(entry, self.health(entry), role),
             state.frontiers.upper(entry),
-            self._statistics.get(entry.id),
+            None if statistics is None else replace(statistics, lag_ms=lag_ms(state, entry)),
             tuple(
                 SourceTableStatus(
                     table.name,
@@ -284,7 +297,7 @@ class ConnectorObjects:
                 )
                 for table in tables
             ),
-            state.catalog.by_id(entry.depends[0]).name if entry.kind == SINK else "",
+            state.catalog.names(entry.depends) if entry.kind == SINK else "",
             None if failed is None else self._shown(entry, failed, role),
         )
 
@@ -322,6 +335,7 @@ class ConnectorObjects:
                 statistics.restarts,
                 failed.error or None,
                 failed.since_ms or None,
+                health.retries,
             )
 
     def operator_rows(self) -> Iterator[Row]:
@@ -335,12 +349,8 @@ class ConnectorObjects:
                 yield (*own, None, None, None, *did)
 
     def error_rows(self, role: str | None) -> Iterator[Row]:
-        """Yield the rows of `penstock.errors` that are about sources, their tables and sinks, as a
-        session of a role sees them."""
-        for id_, since_ms in self._stalled_ms.items():
-            failed = self._shown(self._state.catalog.by_id(id_), self._failed[id_], role)
-            text = f"{failed.error} ({failed.hint})" if failed.hint else failed.error
-            yield id_, self._state.catalog.by_id(id_).name, "stalled", text, since_ms
+        """Yield the rows of `penstock.errors` about dropped sources, as a session of a role sees
+        them."""
         for id_, shown in self.leftovers.statuses(failing=True):
             health = self._shown(None, shown.health, role)
             yield id_, shown.name, health.status, health.error, health.since_ms
@@ -352,7 +362,7 @@ class ConnectorObjects:
             yield (
                 entry.id,
                 entry.name,
-                catalog.by_id(entry.depends[0]).name,
+                catalog.names(entry.depends),
                 entry.outside,
                 *_health_columns(self._shown(entry, self.health(entry), role)),
                 frontier_or_null(self._state.frontiers.upper(entry)),

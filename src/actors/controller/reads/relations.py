@@ -21,28 +21,26 @@ import msgspec
 from actors.access.open_sessions import may_signal
 from actors.compute.logs import Row, answer
 from actors.controller.catalog.catalog import (
-    CONNECTOR_KINDS,
     INDEX,
-    PLAIN_VIEW,
     TABLE,
     CatalogObject,
 )
 from actors.controller.connectors.objects import ConnectorObjects
+from actors.controller.object_conditions import lag_ms
 from actors.controller.reads.copies import RunningCopies
 from actors.controller.reads.queries import RunningQueries
 from actors.controller.reads.reads import RELATION, PendingReads, prototype
-from actors.controller.reads.status import lag_ms
+from actors.controller.reads.status import shown_condition
 from actors.controller.reads.subscribes import RunningSubscribes
-from actors.controller.roles.request_rights import shown_error
 from actors.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.errors import DeadlineExceeded, InvalidUsage, PenstockError
 from actors.kernel import ActorAddress
 from actors.persist import ShardState
 from actors.plan.job_log import JobNote
 from actors.plan.jobs import ExecutorMessage, InspectJobs
-from actors.progress import ObjectId, ShardId, Time, frontier_or_null
+from actors.progress import ShardId, Time, frontier_or_null
 from actors.protocol.api import ReadContents, ReadObject
-from actors.protocol.compute import ERROR_STATES, LogTarget, Peek, ShardImport, StatusResponse
+from actors.protocol.compute import LogTarget, Peek, ShardImport
 from actors.protocol.relations import PREFIX, RELATIONS, SystemRelation, relation_of
 from actors.sql_session.audit import dialect_of, shown_statement
 
@@ -91,8 +89,6 @@ class SystemRelations:
         self._subscribes = subscribes
         self._queries = queries
         self._executors = executors
-        self._wrong: dict[ObjectId, int] = {}
-        """Times since which objects are in a state of `ERROR_STATES`."""
         self._make: dict[str, _Make] = {
             "relations": lambda _: _relations(),
             "objects": self._objects,
@@ -104,25 +100,13 @@ class SystemRelations:
             "copies": lambda _: copies.rows(),
             "copies_from": lambda _: sources.copies.rows(),
             "sessions": lambda found: self._sessions(found.role),
-            "errors": lambda found: chain(self._errors(found.role), sources.error_rows(found.role)),
+            "errors": lambda found: self._errors(found.role),
             "spark_jobs": lambda found: map(_job_row, found.jobs),
             "actors": lambda _: self._actors(),
             "memory": lambda _: map(msgspec.structs.astuple, state.persist.ledger.uses()),
             "sources": lambda found: sources.rows(found.role),
             "source_tables": lambda found: sources.table_rows(found.role),
         }
-
-    def note(self, status: StatusResponse) -> None:
-        """Note since when a dataflow is in a state of `ERROR_STATES`."""
-        if status.state not in ERROR_STATES or self._state.catalog.get(status.id) is None:
-            self._wrong.pop(status.id, None)
-        else:
-            # The first status counts: a repeated one begins no new error.
-            self._wrong.setdefault(status.id, self._state.ctx.now_ms())
-
-    def forget(self, id_: ObjectId) -> None:
-        """Remove a dropped object."""
-        self._wrong.pop(id_, None)
 
     # -- reading -------------------------------------------------------------------------------
 
@@ -153,7 +137,7 @@ class SystemRelations:
 
         short = name.removeprefix(PREFIX)
         if short in ("objects", "shards", "holds"):
-            seek = self._states
+            seek = lambda: self._states(role)  # noqa: E731
         elif short == "spark_jobs":
             deadline = request.deadline_ms or state.settings.peek_deadline_ms
             seek = lambda: self._jobs(deadline)  # noqa: E731
@@ -187,7 +171,7 @@ class SystemRelations:
         else:
             read.session.reply(ReadContents(read.request, read.peek.time, piece.arrow))
 
-    async def _states(self) -> RelationInputs:
+    async def _states(self, role: str | None) -> RelationInputs:
         """Return the state of all shards in the catalog."""
         found: dict[ShardId, ShardState] = {}
         for entry in self._state.catalog.objects:
@@ -196,7 +180,7 @@ class SystemRelations:
                     found[shard] = await self._state.persist.state(shard)
                 except PenstockError:
                     continue  # it was dropped meanwhile, or its store does not answer just now
-        return RelationInputs(states=found)
+        return RelationInputs(states=found, role=role)
 
     async def _jobs(self, deadline_ms: int) -> RelationInputs:
         try:
@@ -212,10 +196,7 @@ class SystemRelations:
     def _objects(self, found: RelationInputs) -> Iterator[Row]:
         state = self._state
         for entry in state.catalog.objects:
-            status = state.frontiers.status(entry.id)
-            shown = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
-            if entry.kind in CONNECTOR_KINDS:
-                shown = self._sources.health(entry).status
+            shown = shown_condition(state, self._sources, found.role, entry)
             held = found.states.get(entry.shard or "")
             since = None if held is None else held.since
             # An index has no shard of its own: its since is in memory.
@@ -225,18 +206,21 @@ class SystemRelations:
                 entry.id,
                 entry.name,
                 entry.kind,
-                shown if status is None else status.state,
+                shown.state,
                 None if entry.plan is None else entry.plan.mode,
                 since,
                 frontier_or_null(state.frontiers.upper(entry)),
                 lag_ms(state, entry),
                 entry.as_of,
-                ", ".join(state.catalog.by_id(id_).name for id_ in entry.depends),
+                state.catalog.names(entry.depends),
                 ", ".join(entry.key or entry.schema.key),
                 entry.schema.ddl(),
                 entry.written or None,
                 entry.retain_history_ms,
                 entry.target_lag_ms or None,
+                ": ".join(filter(None, (shown.text, shown.hint))) or None,
+                shown.since_ms or None,
+                shown.retries,
             )
 
     def _operators(self) -> Iterator[Row]:
@@ -321,13 +305,16 @@ class SystemRelations:
             )
 
     def _errors(self, role: str | None) -> Iterator[Row]:
-        for id_, since_ms in self._wrong.items():
-            entry, status = self._state.catalog.get(id_), self._state.frontiers.status(id_)
-            if entry is None or status is None:
+        for id_, fault in self._state.faults.all():
+            entry = self._state.catalog.get(id_)
+            if entry is None:
                 continue
-            text = shown_error(self._state.access, role, entry, status.text)
-            text = text or (_ERRORED if status.state == "errored" else "")
-            yield id_, entry.name, status.state, text, since_ms
+            found = shown_condition(self._state, self._sources, role, entry)
+            text = f"{found.text} ({found.hint})" if found.hint else found.text
+            text = text or (_ERRORED if fault.state == "errored" else "")
+            yield id_, entry.name, fault.state, text, fault.since_ms, fault.retries
+        for row in self._sources.error_rows(role):
+            yield *row, 0
 
     def _actors(self) -> Iterator[Row]:
         for each in self._state.ctx.actors():

@@ -10,16 +10,17 @@ from actors.controller.catalog.catalog import (
     CONNECTOR_KINDS,
     INDEX,
     PLAIN_VIEW,
-    SOURCE_TABLE,
     TABLE,
     CatalogObject,
 )
 from actors.controller.connectors.objects import ConnectorObjects
+from actors.controller.messages import ObjectReadiness
+from actors.controller.object_conditions import ObjectCondition, condition_of, lag_ms
 from actors.controller.roles.request_rights import shown_error
 from actors.controller.state import ControllerState, to_penstock_error
 from actors.errors import PenstockError
 from actors.kernel import ActorAddress
-from actors.progress import ObjectId, Time, is_empty
+from actors.progress import ObjectId, Time
 from actors.protocol.api import ObjectStatus, RequestFailed, StatusReport
 from actors.protocol.compute import ERROR_STATES, StatusResponse
 
@@ -97,36 +98,6 @@ def report(
     return StatusReport(read.request, state.oracle_now(), frontiers.tables_upper, objects)
 
 
-def lag_ms(state: ControllerState, entry: CatalogObject) -> int:
-    """Return the age of an object's contents while a table that it depends on, of clients or
-    sources, is further; else 0."""
-    upper = state.frontiers.upper(entry)
-    # A plain view is computed when it is read.
-    if is_empty(upper) or entry.kind == PLAIN_VIEW:
-        return 0
-    known = max(upper, entry.as_of)
-    further = [
-        table
-        for table in _tables(state, entry)
-        if known < state.frontiers.upper(table) and not is_empty(state.frontiers.upper(table))
-    ]
-    since = min((state.frontiers.missing_since(table, known) for table in further), default=None)
-    return 0 if since is None else max(0, state.oracle_now() - since)
-
-
-def _tables(state: ControllerState, entry: CatalogObject) -> list[CatalogObject]:
-    """Return the tables that an object depends on, through views; itself, if it is one."""
-    found: dict[ObjectId, CatalogObject] = {}
-    seek = [entry]
-    while seek:
-        each = seek.pop()
-        if each.id not in found:
-            found[each.id] = each
-            if each.kind != SOURCE_TABLE:
-                seek += [state.catalog.by_id(id_) for id_ in each.depends]
-    return [each for each in found.values() if each.kind in (TABLE, SOURCE_TABLE)]
-
-
 def _status(
     state: ControllerState, connectors: ConnectorObjects, entry: CatalogObject, read: StatusRead
 ) -> ObjectStatus:
@@ -157,33 +128,56 @@ def _status(
         spark_conf=entry.conf,
         retain_history_ms=entry.retain_history_ms,
     )
+    if status is not None:
+        measured = {name: getattr(status, name) for name in _OF_STATUS}
+        shown = msgspec.structs.replace(shown, **measured)
+    found = shown_condition(state, connectors, read.role, entry)
+    text = ": ".join(filter(None, (found.text, found.hint)))
+    return msgspec.structs.replace(
+        shown, state=found.state, text=text, state_since_ms=found.since_ms, retries=found.retries
+    )
+
+
+def shown_condition(
+    state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
+) -> ObjectCondition:
+    """Return the condition of an object as a session of a role sees it."""
     if entry.kind in CONNECTOR_KINDS:
-        health = connectors.health(entry)
-        text = ": ".join(filter(None, (health.error, health.hint)))
-        text = shown_error(state.access, read.role, entry, text)
-        return msgspec.structs.replace(shown, state=health.status, text=text)
-    if status is None:
-        phase = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
-        return msgspec.structs.replace(shown, state=phase)
-    status = shown_status(state, read.role, entry, status)
-    return msgspec.structs.replace(shown, **{name: getattr(status, name) for name in _OF_STATUS})
+        found = connectors.condition(entry)
+    else:
+        status = state.frontiers.status(entry.id)
+        resting = "ready" if entry.kind in (TABLE, PLAIN_VIEW) else "starting"
+        word, text = (resting, "") if status is None else (status.state, status.text)
+        found = condition_of(state, entry, word, text)
+    if found.state not in ERROR_STATES:
+        return found
+    text = shown_error(state.access, role, entry, found.text)
+    # A hint may name what its error does.
+    return found if text == found.text else msgspec.structs.replace(found, text=text, hint="")
 
 
-def shown_status(
-    state: ControllerState, role: str | None, entry: CatalogObject, status: StatusResponse
-) -> StatusResponse:
-    """Return a dataflow's status as a session of a role sees it."""
-    if status.state not in ERROR_STATES:
-        return status
-    text = shown_error(state.access, role, entry, status.text)
-    return msgspec.structs.replace(status, text=text)
+def inspect_objects(
+    state: ControllerState, connectors: ConnectorObjects
+) -> tuple[ObjectReadiness, ...]:
+    """Return the condition of all objects, for a monitor."""
+    found = []
+    for entry in state.catalog.objects:
+        each = shown_condition(state, connectors, None, entry)
+        reason = ": ".join(filter(None, (each.text, each.hint)))
+        own = entry.name, entry.kind, each.state, lag_ms(state, entry)
+        found.append(ObjectReadiness(*own, reason, each.since_ms, each.retries))
+    return tuple(found)
 
 
-def live_text(status: StatusResponse | None) -> str:
-    """Return the state of a running view, for `explain`."""
+def live_text(
+    state: ControllerState, connectors: ConnectorObjects, role: str | None, entry: CatalogObject
+) -> str:
+    """Return the state of a running view, for `explain` by a session of a role."""
+    status = state.frontiers.status(entry.id)
     if status is None:
         return "not running yet"
-    lines = [f"state: {status.state}" + (f" ({status.text})" if status.text else "")]
+    condition = shown_condition(state, connectors, role, entry)
+    lines = [f"state: {condition.state}" + (f" ({condition.text})" if condition.text else "")]
     if not status.steps:
         return lines[0]
     if status.recomputed:

@@ -97,7 +97,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
         case WriteTables(changes=changes):
             # One write may change several tables, and is refused whole.
             for change in changes:
-                yield WRITE, catalog.find(change.table)
+                yield WRITE, catalog.find(change.table, quarantined=True)
         case ReadObject(name=name) | SubscribeObject(name=name) | WaitFor(name=name):
             if not is_relation(name):
                 for read in _objects_read(catalog, name):
@@ -108,7 +108,7 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
             # It is the subscribe of what its query reads, which is checked as a view's is.
             check_subscribed_view(request)
         case CreateView(replace=True, name=name) if catalog.has(name):
-            yield ADMIN, catalog.find(name)
+            yield ADMIN, catalog.find(name, quarantined=True)
         case CreateTable() | CreateSource() | CreateView():
             # What a view reads is checked when its text has been analysed.
             yield CREATE, None
@@ -116,23 +116,23 @@ def needed_rights(catalog: CatalogSnapshot, request: Request) -> Iterator[Needed
             yield CREATE, None
             yield READ, _read_by(catalog, on)
         case DropObject(name=name, cascade=cascade):
-            entry = catalog.find(name)
+            entry = catalog.find(name, quarantined=True)
             yield ADMIN, entry
             # All that goes with it is somebody's, too.
             for other in catalog.dropped_with(entry) if cascade else ():
                 yield ADMIN, other
         case AlterObject(name=name):
-            yield ADMIN, catalog.find(name)
+            yield ADMIN, catalog.find(name, quarantined=True)
         case DropSource(name=name, cascade=True):
-            entry = catalog.find_apart(SOURCE, name)
+            entry = catalog.find_apart(SOURCE, name, quarantined=True)
             yield ADMIN, entry
             for other in catalog.dependents_below(entry.id):
                 if entry.id not in other.depends:
                     yield ADMIN, other
         case AlterSource(name=name) | DropSource(name=name):
-            yield ADMIN, catalog.find_apart(SOURCE, name)
+            yield ADMIN, catalog.find_apart(SOURCE, name, quarantined=True)
         case DropSink(name=name):
-            yield ADMIN, catalog.find_apart(SINK, name)
+            yield ADMIN, catalog.find_apart(SINK, name, quarantined=True)
         case ChangeRights(scope="objects", names=names):
             # Owners give rights on their objects.
             for name in names:
@@ -159,20 +159,20 @@ def object_named(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     """Return the object of a name: a table, view or index, else a source, else a sink. Raises
     `UnknownObject`, and `InvalidUsage` for a relation of the service about itself."""
     try:
-        return catalog.find(name)
+        return catalog.find(name, quarantined=True)
     except UnknownObject:
         raise
     except InvalidUsage:
         # `find` refuses names of sources and sinks in this way, and of relations.
         for kind in (SOURCE, SINK):
             with suppress(UnknownObject):
-                return catalog.find_apart(kind, name)
+                return catalog.find_apart(kind, name, quarantined=True)
         raise
 
 
 def _read_by(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     """Return the object whose contents are read by a name: of an index the one below it."""
-    entry = catalog.find(name)
+    entry = catalog.find(name, quarantined=True)
     return catalog.by_id(entry.depends[0]) if entry.kind == INDEX else entry
 
 
@@ -208,7 +208,7 @@ def readable_by(
     return {
         name: schema
         for name, schema in readable.items()
-        if access.may(role, READ, catalog.find(name).id)
+        if access.may(role, READ, catalog.find(name, quarantined=True).id)
     }
 
 
