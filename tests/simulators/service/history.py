@@ -20,6 +20,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from actors.controller.catalog.catalog import CATALOG_KEY, INDEX, CatalogSnapshot
+from actors.controller.catalog.quarantine import decode_catalog
 from actors.persist.documents import decode_shard, decode_tables
 from actors.persist.location import CompareAndSet
 from actors.persist.parts import decode, decode_list, unread, with_parts
@@ -88,7 +89,7 @@ class ShardHistories:
         """Check and note documents that changed. Raises `CheckerViolation`."""
         for op in ops:
             if op.key == CATALOG_KEY and op.data is not None:
-                self.catalog = CatalogSnapshot.decode(op.data)
+                self.catalog = decode_catalog(op.data)
                 for entry in self.catalog.objects:
                     if entry.shard is not None and entry.kind != INDEX:
                         self.names[entry.shard] = entry.name
