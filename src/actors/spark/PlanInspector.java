@@ -1,5 +1,6 @@
 import java.util.IdentityHashMap;
 import java.util.LinkedHashSet;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import java.util.regex.Pattern;
@@ -125,12 +126,12 @@ public class PlanInspector {
         }
         if (node instanceof TimestampAdd) {
           TimestampAdd it = (TimestampAdd) node;
-          String unit = it.unit().toUpperCase();
+          String unit = it.unit().toUpperCase(Locale.ROOT);
           return new TimestampAdd(unit, it.quantity(), it.timestamp(), it.timeZoneId());
         }
         if (node instanceof TimestampDiff) {
           TimestampDiff it = (TimestampDiff) node;
-          String unit = it.unit().toUpperCase();
+          String unit = it.unit().toUpperCase(Locale.ROOT);
           return new TimestampDiff(unit, it.startTimestamp(), it.endTimestamp(), it.timeZoneId());
         }
         return otherwise.apply(node);
@@ -234,7 +235,8 @@ public class PlanInspector {
   private void visit(Expression node, String name) {
     if (!found.isEmpty() || seen.put(node, node) != null) return;
     boolean replaceable = node instanceof RuntimeReplaceable;
-    String called = name.isEmpty() || replaceable ? node.prettyName().toLowerCase() : name;
+    String pretty = node.prettyName().toLowerCase(Locale.ROOT);
+    String called = name.isEmpty() || replaceable ? pretty : name;
     boolean moving = node.containsPattern(TreePattern.CURRENT_LIKE());
     // Aggregates that may choose among rows (first) are no chance to us: they are recomputed.
     boolean drawn = !node.deterministic() && !(node instanceof AggregateFunction);
@@ -254,7 +256,7 @@ public class PlanInspector {
     }
     if (!found.isEmpty()) return;
     if (isClock(node)) {
-      if (clock.isEmpty()) clock = "&" + node.prettyName().toLowerCase() + "()";
+      if (clock.isEmpty()) clock = "&" + pretty + "()";
       return;
     }
     if (moving || node.getClass().getSimpleName().equals("SparkVersion")) {
@@ -306,7 +308,7 @@ public class PlanInspector {
   private void visitTree(ParseTree tree) {
     if (tree instanceof SqlBaseParser.TypeConstructorContext) {
       String written = tree.getText();
-      boolean day = written.toLowerCase().matches("(?s)(date|timestamp).*");
+      boolean day = written.toLowerCase(Locale.ROOT).matches("(?s)(date|timestamp).*");
       if (day && MOVING.matcher(written).find()) found = "@the literal " + written;
     }
     for (int i = 0; i < tree.getChildCount(); i++) visitTree(tree.getChild(i));

@@ -1,5 +1,6 @@
 import java.util.HashSet;
 import java.util.IdentityHashMap;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
 import org.apache.spark.sql.catalyst.analysis.UnresolvedFunction;
@@ -226,7 +227,8 @@ public class StatementInspector {
     String whole = parts.mkString(".");
     add(called, quoted(whole));
     if (parts.length() > 1) {
-      String place = whole.substring(0, whole.length() - name.length() - 1).toLowerCase();
+      String before = whole.substring(0, whole.length() - name.length() - 1);
+      String place = before.toLowerCase(Locale.ROOT);
       if (!place.equals("builtin") && !place.equals("system.builtin")) {
         refuse("function", whole);
         return null;
@@ -286,7 +288,7 @@ public class StatementInspector {
       boolean plain = each instanceof Literal;
       if (each instanceof UnresolvedFunction) {
         scala.collection.Seq name = ((UnresolvedFunction) each).nameParts();
-        String last = ((String) name.last()).toLowerCase();
+        String last = ((String) name.last()).toLowerCase(Locale.ROOT);
         plain = last.startsWith("schema_of_") || last.equals("map") && isPlainMap(each);
       }
       if (!plain) refuse("construct", "options of XML that are not written as a map of texts");
@@ -314,7 +316,7 @@ public class StatementInspector {
   }
 
   private void checkOption(String name) {
-    if (refusedOptions.contains(name.toLowerCase())) refuse("option", name);
+    if (refusedOptions.contains(name.toLowerCase(Locale.ROOT))) refuse("option", name);
   }
 
   // The answer.

@@ -157,13 +157,15 @@ def for_short_lives(settings: Settings) -> Settings:
     """Return settings for an engine that meets more plans than steps of each.
 
     The JVM's second compiler costs more than it gains before a campaign is over. Without it the
-    JVM keeps too little room for the first one's code. A server's JVM, which runs already, is left
+    JVM keeps too little room for the first one's code. Its locale has letters of its own (a large
+    I is no large i): no rule may hang on the machine's. A server's JVM, which runs already, is left
     alone: it would refuse the setting.
     """
     if is_remote(settings.spark_master):
         return settings
     conf = {
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
+        "-Duser.language=tr -Duser.country=TR"
     }
     return msgspec.structs.replace(settings, spark_conf=conf | settings.spark_conf)
 
