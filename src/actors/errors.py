@@ -301,9 +301,9 @@ class WriteConflict(InvalidUsage):
     """Another session changed a row first, and nothing was written: repeat the transaction."""
 
 
-class DefaultsChanged(WriteConflict):
-    """The writer took the defaults of columns for others than they are: read them, and write
-    again."""
+class DefinitionChanged(WriteConflict):
+    """The writer took the columns of a table, or their defaults, for others than they are: read
+    them, and write again."""
 
 
 class TransactionAborted(InvalidUsage):

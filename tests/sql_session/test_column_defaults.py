@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import date
 from decimal import Decimal
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from actors.client.client import Client, TableWrite
-from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
 from actors.plan.column_defaults import ColumnDefault, constant_default, defaults_digest
 from actors.service import Service
 from actors.settings import Settings
@@ -229,7 +230,7 @@ async def test_a_transaction_that_used_other_defaults_fails_and_succeeds_again(
         await run(postgres, "BEGIN")
         await run(postgres, "INSERT INTO t (id) VALUES (1)")
         await run(spark, "ALTER TABLE t ALTER COLUMN a SET DEFAULT 2")
-        with pytest.raises(DefaultsChanged):
+        with pytest.raises(DefinitionChanged):
             await run(postgres, "COMMIT")
         # What needs no default does not ask for them.
         await run(spark, "ALTER TABLE t ALTER COLUMN a SET DEFAULT 3")
@@ -239,6 +240,46 @@ async def test_a_transaction_that_used_other_defaults_fails_and_succeeds_again(
         await run(postgres, "UPDATE t SET b = DEFAULT, a = a + 1 WHERE id = 1")
         await run(postgres, "COMMIT")
         assert (await client.peek("t")).to_pylist() == [{"id": 1, "a": 4, "b": None}]
+
+
+async def test_a_table_made_anew_is_written_by_its_present_columns(tmp_path: Path) -> None:
+    """Values go by position: a session that knows the former columns puts none in a wrong place."""
+    async with opened(tmp_path) as (client, spark, postgres):
+        orders = list(permutations(("id", "a", "b")))
+        for made, order in enumerate(orders):
+            columns = ", ".join(f"{name} INT" for name in order)
+            await run(spark, f"CREATE TABLE t ({columns}, PRIMARY KEY (id))")
+            await run(postgres, "BEGIN")
+            await run(postgres, "DELETE FROM t WHERE id = 0")
+            await run(postgres, "INSERT INTO t VALUES (1, 2, 3)")
+            known = made > 0  # the session knew other columns
+            if known:
+                with pytest.raises(DefinitionChanged):
+                    await run(postgres, "COMMIT")
+                await run(postgres, "INSERT INTO t VALUES (1, 2, 3)")
+            else:
+                await run(postgres, "COMMIT")
+            row = dict(zip(order, (1, 2, 3), strict=True))
+            assert (await client.peek("t")).to_pylist() == [row]
+            again = orders[made - 1]
+            columns = ", ".join(f"{name} INT" for name in again)
+            await run(spark, "DROP TABLE t")
+            await run(spark, f"CREATE TABLE t ({columns}, PRIMARY KEY (id))")
+            await run(postgres, "INSERT INTO t VALUES (1, 2, 3)")
+            row = dict(zip(again, (1, 2, 3), strict=True))
+            assert (await client.peek("t")).to_pylist() == [row]
+            await run(spark, "DROP TABLE t")
+
+
+async def test_statements_go_by_what_a_name_is_now(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (client, spark, postgres):
+        for _ in range(2):
+            await run(spark, "CREATE TABLE t (id INT)")
+            await run(postgres, "INSERT INTO t VALUES (1)")
+            await run(spark, "DROP TABLE t")
+            await run(spark, "CREATE VIEW t AS SELECT 1 AS id")
+            await run(postgres, "DROP VIEW t")
+        assert (await client.status()).objects == ()
 
 
 async def test_the_time_is_one_in_a_statement_and_another_in_the_next(tmp_path: Path) -> None:
@@ -322,7 +363,7 @@ async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) 
         digest = defaults_digest(table.column_defaults)
         rows = [{"id": 3, "n": 1, "d": None}]
         await client.write({"t": TableWrite(insert=rows, defaults=digest)})
-        with pytest.raises(DefaultsChanged):
+        with pytest.raises(DefinitionChanged):
             await client.write({"t": TableWrite(delete=[{"id": 3}], defaults="")})
 
 

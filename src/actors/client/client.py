@@ -127,6 +127,9 @@ class TableWrite(msgspec.Struct, frozen=True):
     defaults: str | None = None
     """Digest of the defaults that were filled into the rows here (`plan.column_defaults`); None:
     the service fills columns that are left out."""
+    columns: str | None = None
+    """Digest of the columns for which the rows were made (`TableSchema.digest`); None: whatever
+    columns there are."""
 
 
 class Client(ClientSources, ClientRoles):
@@ -458,7 +461,7 @@ class Client(ClientSources, ClientRoles):
             shape = (await self.peek(table, limit=0)).schema
         insert, delete, update = (encode(table, rows, shape) for rows in parts)
         left_out = encode_left_out(change.insert)
-        return TableChange(table, insert, delete, update, change.defaults, left_out)
+        return TableChange(table, insert, delete, update, change.defaults, change.columns, left_out)
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
 
+from actors.client.client import TableWrite
 from actors.connect_gateway.error_status import unsupported
 from actors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
 from actors.connect_gateway.object_catalog import ObjectDirectory, ObjectNames, SharedClient
@@ -168,7 +169,9 @@ class FrameWrites:
             # `insertInto` goes by position, whatever the frame calls its columns.
             rows = rows.rename_columns(list(columns))
         if rows is not None and rows.num_rows:
-            await (await self._client.get()).insert(key, _in_utc(rows))
+            # By the columns as this operation has seen them.
+            write = TableWrite(_in_utc(rows), columns=names.schemas[key].digest)
+            await (await self._client.get()).write({key: write})
         yield complete_answer()
 
     async def _gathered(

@@ -120,7 +120,7 @@ from actors.controller.tables.groups import TableTarget
 from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
 from actors.errors import (
-    DefaultsChanged,
+    DefinitionChanged,
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -683,11 +683,15 @@ class Controller(Actor[ControllerMessage]):
             raise ResourceBusy("too many writes wait already: try again later") from None
 
     def _written(self, change: TableChange) -> TableTarget:
-        """Return the table that a change is of. Raises `DefaultsChanged` for a writer that has
-        filled its rows with other defaults than there are."""
+        """Return the table that a change is of. Raises `DefinitionChanged` for a writer that has
+        made its rows for other columns, or filled them with other defaults, than there are."""
         target = self._target(self._state.catalog.find(change.table))
+        if change.columns is not None and change.columns != target.schema.digest:
+            raise DefinitionChanged(
+                f"the columns of table {target.name} have changed meanwhile: write again"
+            )
         if change.defaults is not None and change.defaults != defaults_digest(target.defaults):
-            raise DefaultsChanged(
+            raise DefinitionChanged(
                 f"the defaults of table {target.name} have changed meanwhile: write again"
             )
         return target

@@ -132,7 +132,7 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
     query = statement.source
     if query is None:
         assert statement.table is not None
-        entry = await context.catalog.find(statement.table)
+        entry = await context.catalog.find_present(statement.table)
         listed = ", ".join(map(quoted, statement.columns)) if statement.columns else "*"
         text = f"SELECT {listed} FROM {quoted(entry.name)}"
         query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text, ()))

@@ -82,7 +82,7 @@ SQLSTATES: Final[dict[type[PenstockError], str]] = {
     errors.QueryRejected: "42000",
     errors.SqlSyntaxError: "42601",
     errors.AccessDenied: "42501",
-    errors.DefaultsChanged: "40001",
+    errors.DefinitionChanged: "40001",
     errors.WriteConflict: "40001",
     errors.TransactionAborted: "25P02",
     errors.ReadBelowSince: "72000",

@@ -8,6 +8,7 @@ and, only in parts that hold error updates, `ERROR`.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from functools import lru_cache
@@ -89,11 +90,27 @@ class TableSchema(msgspec.Struct, frozen=True):
         """Return the user columns, then `TIME` and `DIFF`, as parts hold them."""
         return _arrow_updates(self)
 
+    @property
+    def digest(self) -> str:
+        """Return a text that is equal for equal columns, in the same order, with the same key.
+
+        >>> a, b = TableColumn("a", "int"), TableColumn("b", "int")
+        >>> TableSchema((a, b)).digest == TableSchema((b, a)).digest
+        False
+        """
+        return _digest(self)
+
 
 @lru_cache(maxsize=_SHAPES_MAX)
 def _arrow_updates(schema: TableSchema) -> pa.Schema:
     """Return the shape of a schema's updates. Cached, as every append asks for it."""
     return pa.schema([*schema.arrow(), pa.field(TIME, pa.int64()), pa.field(DIFF, pa.int64())])
+
+
+@lru_cache(maxsize=_SHAPES_MAX)
+def _digest(schema: TableSchema) -> str:
+    """Return the digest of a schema. Cached, as every write asks for it."""
+    return hashlib.blake2b(msgspec.msgpack.encode(schema), digest_size=16).hexdigest()
 
 
 _SIMPLE: Final[dict[str, pa.DataType]] = {

@@ -282,7 +282,7 @@ async def _altered(context: SessionContext, statement: AlterObjectStatement, nam
 
 
 async def _add_columns(context: SessionContext, name: str, action: AddColumnsAction) -> None:
-    found = await context.catalog.find((name,))
+    found = await context.catalog.find_present((name,))
     there = {fold(each) for each in found.schema.names} if found.schema else set()
     new = [each for each in action.columns if fold(each.name) not in there]
     if len(new) < len(action.columns) and not action.if_not_exists:
@@ -297,7 +297,7 @@ async def _add_columns(context: SessionContext, name: str, action: AddColumnsAct
 async def _set_default(context: SessionContext, name: str, action: SetDefaultAction) -> None:
     # Another session may have given the table columns meanwhile.
     context.catalog.forget()
-    found = await context.catalog.find((name,))
+    found = await context.catalog.find_present((name,))
     schema = found.schema or TableSchema(())
     (column,) = named_columns(found.name, schema, [action.column])
     default = None
@@ -317,7 +317,7 @@ async def _set_properties(context: SessionContext, name: str, given: dict[str, i
 
 async def refresh_view(context: SessionContext, statement: RefreshViewStatement) -> StatementResult:
     """Wait until a view has caught up with all that was written: it is maintained by itself."""
-    found = await context.catalog.find(statement.name)
+    found = await context.catalog.find_present(statement.name)
     if found.kind != "view":
         raise InvalidUsage(f"{found.name} is a {found.kind}: only materialized views are refreshed")
     # A read at the latest written time waits for the view.
@@ -340,7 +340,7 @@ async def comment_on(context: SessionContext, statement: CommentOnStatement) -> 
         if not name_parts:
             raise InvalidUsage(f"COMMENT ON COLUMN {column}: write the object and the column")
         name = tuple(name_parts)
-    found = await context.catalog.find(name)
+    found = await context.catalog.find_present(name)
     await context.client.alter(found.name, comment=statement.comment or "", column=column)
     context.catalog.forget()
     return StatementResult("COMMENT")
@@ -376,7 +376,7 @@ _SHOWN_KINDS: Final = {"view": "materialized view", PLAIN_VIEW: "view"}
 async def _of_kind(context: SessionContext, kind: str, name: str) -> ObjectStatus:
     """Return an object of the kind that a statement names. Raises `InvalidUsage`,
     `UnknownObject`."""
-    found = await context.catalog.find((name,))
+    found = await context.catalog.find_present((name,))
     if found.kind not in _KINDS[kind]:
         shown = _SHOWN_KINDS.get(found.kind, found.kind)
         raise InvalidUsage(f"{found.name} is a {shown}: write {shown.upper()}")
@@ -492,14 +492,14 @@ def matches(name: str, pattern: str | None) -> bool:
 
 async def show_columns(context: SessionContext, statement: ShowColumnsStatement) -> StatementResult:
     """List the columns of an object."""
-    found = await context.catalog.find(statement.object)
+    found = await context.catalog.find_present(statement.object)
     names = () if found.schema is None else found.schema.names
     return text_result(["col_name"], [(name,) for name in names])
 
 
 async def show_create(context: SessionContext, statement: ShowCreateStatement) -> StatementResult:
     """Return the statement that creates an object like this."""
-    found = await context.catalog.find(statement.name)
+    found = await context.catalog.find_present(statement.name)
     return text_result(["createtab_stmt"], [(await creation_text(context, found),)])
 
 
@@ -561,7 +561,7 @@ async def describe(
         schema = await context.describe(context.spark(statement.query.query, parameters))
         return text_result(columns, [(c.name, c.type, None) for c in schema.columns])
     assert statement.name is not None
-    found = await context.catalog.find(statement.name)
+    found = await context.catalog.find_present(statement.name)
     rows: list[tuple[Any, ...]] = []
     if found.schema is not None:
         comments = found.column_comments

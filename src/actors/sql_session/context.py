@@ -146,6 +146,12 @@ class SessionCatalog:
                 found[fold(each.name)] = inline_views(each.sql, found)
         return found
 
+    async def find_present(self, name: QualifiedName) -> ObjectStatus:
+        """Return an object as it is now, for a statement that goes by its kind or its columns.
+        Raises as `find` does."""
+        await self.all()
+        return await self.find(name)
+
     async def find_table(self, name: QualifiedName) -> tuple[str, TableSchema]:
         """Return the name and columns of a table that clients write. Raises `InvalidUsage` and
         `UnknownObject`."""

@@ -17,7 +17,7 @@ from typing import Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from actors.errors import DefaultsChanged, InvalidUsage, QueryRejected, TypeMismatch
+from actors.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
 from actors.pgwire.sqlstate import InvalidClientData
 from actors.plan.column_defaults import (
     ColumnDefault,
@@ -130,13 +130,13 @@ def columns_of_default(columns: Iterable[TableColumn], values: Iterable[TextSpan
     return {column.name for column, span in pairs if is_default(span)}
 
 
-async def with_present_defaults(context: SessionContext, write: Callable[[], Awaitable[T]]) -> T:
-    """Carry out a write; once more if the session knew other defaults than there are. Raises
-    `DefaultsChanged` if they changed again, and what the write raises."""
+async def with_present_definition(context: SessionContext, write: Callable[[], Awaitable[T]]) -> T:
+    """Carry out a write; once more if the session knew another table than there is. Raises
+    `DefinitionChanged` if they changed again, and what the write raises."""
     try:
         return await write()
-    except DefaultsChanged:
-        # Another session has altered them since this one read the objects.
+    except DefinitionChanged:
+        # Another session has altered it since this one read the objects.
         context.catalog.forget()
         return await write()
 

@@ -22,7 +22,7 @@ from actors.sql_session.default_values import (
     cast_or_default,
     is_default,
     statement_defaults,
-    with_present_defaults,
+    with_present_definition,
 )
 from actors.sql_session.keyed_merge import (
     compute_keyed_merge,
@@ -63,7 +63,7 @@ async def merge(
         count, _ = await merge_rows(context, statement, parameters, None, defaults)
         return count
 
-    count = await with_present_defaults(context, work)
+    count = await with_present_definition(context, work)
     return StatementResult(f"MERGE {count}")
 
 

@@ -101,5 +101,5 @@ async def carry_out(
         context.transaction.add(table, schema, change, limit, digest)
         return
     if count_rows(change.delete) or count_rows(change.insert):
-        write = TableWrite(insert=change.insert, delete=change.delete, defaults=digest)
+        write = TableWrite(change.insert, change.delete, defaults=digest, columns=schema.digest)
         await context.write({table: write})

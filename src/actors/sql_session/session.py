@@ -15,7 +15,7 @@ import pyarrow as pa
 from actors.client.client import Client
 from actors.errors import (
     AbsentRow,
-    DefaultsChanged,
+    DefinitionChanged,
     InvalidUsage,
     TransactionAborted,
     WriteConflict,
@@ -251,7 +251,7 @@ class SqlSession:
                 raise WriteConflict(
                     f"could not serialize access due to concurrent update: {error}"
                 ) from None
-            except DefaultsChanged:
+            except DefinitionChanged:
                 # The client repeats the transaction, which takes them as they are now.
                 self.context.catalog.forget()
                 raise

@@ -144,7 +144,7 @@ async def _query_of_plain_view(
     own."""
     if statement.name is None:
         return statement
-    entry = await context.catalog.find(statement.name)
+    entry = await context.catalog.find_present(statement.name)
     if entry.kind != PLAIN_VIEW:
         return statement
     name = entry.name.replace("`", "``")

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.client.client import TableWrite
-from actors.errors import DefaultsChanged, InvalidUsage, ValueTooLong
+from actors.errors import DefinitionChanged, InvalidUsage, ValueTooLong
 from actors.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.plan.column_defaults import DefaultValues
 from actors.plan.schema import DIFF, TableSchema
@@ -120,7 +120,7 @@ class OpenTransaction:
         defaults: str | None = None,
     ) -> None:
         """Note a change, which was made with the defaults of this digest (None: with none). Raises
-        `InvalidUsage` if the transaction is too large, and `DefaultsChanged` if an earlier
+        `InvalidUsage` if the transaction is too large, and `DefinitionChanged` if an earlier
         statement was made with others."""
         self.queried = True
         size = sum(rows.nbytes for rows in (change.delete, change.insert) if rows is not None)
@@ -131,7 +131,7 @@ class OpenTransaction:
             )
         changes = self._tables.setdefault(table, TableChanges(schema, []))
         if None not in (defaults, changes.defaults) and defaults != changes.defaults:
-            raise DefaultsChanged(
+            raise DefinitionChanged(
                 f"the defaults of table {table} have changed since this transaction wrote it first"
             )
         self._bytes += size
@@ -161,6 +161,7 @@ class OpenTransaction:
                     insert=come if come.num_rows else None,
                     delete=gone if gone.num_rows else None,
                     defaults=changes.defaults,
+                    columns=changes.schema.digest,
                 )
         return made
 

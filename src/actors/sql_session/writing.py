@@ -31,7 +31,7 @@ from actors.sql_session.default_values import (
     columns_of_default,
     is_default,
     statement_defaults,
-    with_present_defaults,
+    with_present_definition,
 )
 from actors.sql_session.long_texts import work_on
 from actors.sql_session.merging import merge_rows
@@ -76,7 +76,7 @@ async def insert(
 ) -> StatementResult:
     """Insert rows of expressions, or of a query. Raises as `SessionContext.collect` and
     `Client.insert` do."""
-    return await with_present_defaults(context, lambda: _insert(context, statement, parameters))
+    return await with_present_definition(context, lambda: _insert(context, statement, parameters))
 
 
 async def _insert(
@@ -159,7 +159,7 @@ async def put_rows(
         whole = filled(rows, schema, defaults.values)
         await _put_rows(context, table, schema, whole, defaults)
 
-    await with_present_defaults(context, put)
+    await with_present_definition(context, put)
 
 
 async def _put_rows(
@@ -332,7 +332,7 @@ async def update(
     context: SessionContext, statement: UpdateStatement, parameters: Parameters
 ) -> StatementResult:
     """Change columns of the rows that pass the condition."""
-    return await with_present_defaults(context, lambda: _update(context, statement, parameters))
+    return await with_present_definition(context, lambda: _update(context, statement, parameters))
 
 
 async def _update(
@@ -372,6 +372,12 @@ async def delete(
     context: SessionContext, statement: DeleteStatement, parameters: Parameters
 ) -> StatementResult:
     """Remove the rows that pass the condition."""
+    return await with_present_definition(context, lambda: _delete(context, statement, parameters))
+
+
+async def _delete(
+    context: SessionContext, statement: DeleteStatement, parameters: Parameters
+) -> StatementResult:
     table, schema = await context.catalog.find_table(statement.table)
     from_ = await _from(table, statement.alias, statement.where, context, parameters)
 
