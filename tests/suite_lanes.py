@@ -45,9 +45,17 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     # They share the fixture `spark_house`.
     "service": (
+        "tests/clients/test_adbc.py",
+        "tests/clients/test_asyncpg_client.py",
         "tests/clients/test_connect_jdbc.py",
         "tests/clients/test_dbt_spark.py",
+        "tests/clients/test_pandas.py",
+        "tests/clients/test_pgjdbc.py",
+        "tests/clients/test_psql.py",
+        "tests/clients/test_psqlodbc.py",
+        "tests/clients/test_psycopg_client.py",
         "tests/clients/test_pyspark_remote.py",
+        "tests/clients/test_sqlalchemy.py",
         "tests/connect_gateway/test_code_on_spark.py",
         "tests/connect_gateway/test_gateway_on_spark.py",
         "tests/pg_server/test_returning.py",

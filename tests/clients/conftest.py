@@ -10,9 +10,15 @@ from client_house import ClientHouse, fill_house, open_house
 from spark_house import SparkHouse  # type: ignore[import-not-found]
 
 
-@pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientHouse]:
-    """A service on the in-memory engine, with a door for PostgreSQL's clients."""
+@pytest.fixture(scope="module", params=["spark", "in_memory"])
+def house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[ClientHouse]:
+    """A service with a door for PostgreSQL's clients, on each engine: all that a program sees, and
+    the page says, is the same on both."""
+    if request.param == "spark":
+        yield request.getfixturevalue("client_house_on_spark")
+        return
     with open_house(tmp_path_factory.mktemp("clients")) as made:
         yield made
 
