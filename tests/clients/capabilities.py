@@ -74,7 +74,7 @@ class DoorTable(NamedTuple):
 DOORS: Final = (
     DoorTable(
         "PostgreSQL's protocol",
-        "The service of these tests runs on the in-memory engine: the door is the same.",
+        "The service of these tests runs on Spark and on the in-memory engine, and each shows the same.",
         POSTGRES,
         (
             "psql",
