@@ -169,8 +169,8 @@ def _literal(text: str, *, negative: bool) -> pa.Scalar:
     if not (whole + places).isdigit() or count > DIGITS_MAX:
         raise NotLocal  # exponents, and floating numbers
     # A product of Python's would round to 28 digits.
-    number = Decimal(f"-{digits}" if negative else digits)
-    return pa.scalar(number, pa.decimal128(count, len(places)))
+    exact = Decimal(f"-{digits}" if negative else digits)
+    return pa.scalar(exact, pa.decimal128(count, len(places)))
 
 
 def _whole(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
