@@ -21,6 +21,7 @@ from actors.protocol.relations import fold
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import read_type
+from actors.sql.typed_places import PLACE, PlaceRoles
 
 Columns: TypeAlias = list[tuple[str, int | None]]
 """Folded names and types of a relation's columns, in order; None: the type is not known."""
@@ -57,13 +58,27 @@ def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return {}
-    tables: dict[str, Columns] = {
+    finder = _TypeFinder(_columns_of(schemas))
+    finder.visit(tree, _Scope([], None, {}))
+    return finder.found
+
+
+def _columns_of(schemas: Mapping[str, TableSchema]) -> dict[str, Columns]:
+    return {
         fold(name): [(fold(each.name), _oid(each.type)) for each in schema.columns]
         for name, schema in schemas.items()
     }
-    finder = _TypeFinder(tables)
-    finder.visit(tree, _Scope([], None, {}))
-    return finder.found
+
+
+def place_roles(queries: list[str], schemas: Mapping[str, TableSchema]) -> PlaceRoles:
+    """Return the roles of the places in queries of `typed_queries`; none in a text that has
+    another grammar."""
+    finder = _RoleFinder(_columns_of(schemas))
+    for text in queries:
+        tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
+        if tree is not None:
+            finder.visit(tree, _Scope([], None, {}))
+    return finder.roles
 
 
 def named_relations(text: str) -> list[str]:
@@ -146,20 +161,23 @@ class _TypeFinder:
     def visit(self, node: Any, scope: _Scope) -> None:
         """Visit a node and all below it."""
         scope = self._opened(node, scope)
-        if isinstance(node, exp.Column) and node.name.startswith(_PARAMETER):
-            self._note(node, scope)
+        if self._noted(node, scope):
             return
         for child in node.iter_expressions():
             # Each table expression is a query of its own, which was visited when it was named.
             if not isinstance(child, exp.With):
                 self.visit(child, scope)
 
-    def _note(self, node: Any, scope: _Scope) -> None:
+    def _noted(self, node: Any, scope: _Scope) -> bool:
+        """Note what a node tells; return whether nothing below it does."""
+        if not (isinstance(node, exp.Column) and node.name.startswith(_PARAMETER)):
+            return False
         number = node.name.removeprefix(_PARAMETER)
         oid = self._expected(node, scope) if number.isdecimal() and len(number) < 6 else None
         if oid is not None:
             # An interval is given as text, which Spark casts: it reads other texts than PostgreSQL.
             self.found.setdefault(int(number), pg.TEXT if oid == pg.INTERVAL else oid)
+        return True
 
     def _opened(self, node: Any, scope: _Scope) -> _Scope:
         """Return the scope within a node: another one in a query, or a statement of one table."""
@@ -252,6 +270,8 @@ class _TypeFinder:
         match parent:
             case exp.Paren() | exp.Neg() | exp.Alias():
                 return self._expected(parent, scope)
+            case exp.Array() if isinstance(parent.parent, exp.Any):
+                return self._expected(parent.parent, scope)
             case exp.Cast():
                 return self._type(parent, scope)
             case _ if isinstance(parent, _COUNTS):
@@ -390,6 +410,29 @@ class _TypeFinder:
                     return None
                 return max((each for each in sides if each is not None), key=_NUMBERS.index)
         return None
+
+
+class _RoleFinder(_TypeFinder):
+    """Visits a query of `typed_queries`, and finds the roles of its places."""
+
+    def __init__(self, tables: Mapping[str, Columns]) -> None:
+        super().__init__(tables)
+        self.roles: dict[int, str] = {}
+
+    def _noted(self, node: Any, scope: _Scope) -> bool:
+        if isinstance(node, exp.Cast) and node.to.text("kind").startswith(PLACE):
+            if self._type(node.this, scope) == pg.TIMESTAMPTZ:
+                self._note(node.to.text("kind"), "timestamptz")
+        elif isinstance(node, exp.Column) and node.name.startswith(PLACE):
+            if self._expected(node, scope) == pg.BYTEA:
+                self._note(node.name, "bytea")
+            return True
+        return False
+
+    def _note(self, name: str, role: str) -> None:
+        offset = name.removeprefix(PLACE)
+        if offset.isdecimal():
+            self.roles[int(offset)] = role
 
 
 def _results(case: Any) -> Iterator[Any]:

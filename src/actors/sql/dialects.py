@@ -50,6 +50,7 @@ _TYPED_LITERALS: Final = frozenset(
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 TypedReader: TypeAlias = Callable[[str, WrittenType], str]
 """Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
+_BYTEA: Final = WrittenType("binary", "bytea", limited=False)
 _DATABASE: Final = "penstock"
 _SCHEMA: Final = "public"
 _LITERAL_TYPES: Final = frozenset({"DATE", "TIME", "TIMESTAMP", "INTERVAL"})
@@ -106,6 +107,7 @@ def to_spark(
     read_typed: TypedReader = lambda *_: "",
     *,
     name_columns: bool = False,
+    role_of: Callable[[int], str] = lambda _: "",
 ) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
@@ -115,6 +117,7 @@ def to_spark(
         times: Reads texts of times; None: they are left to Spark.
         read_typed: Reads texts that are cast.
         name_columns: True to give columns without an alias PostgreSQL's names.
+        role_of: Returns the role of the place at an offset (`typed_places`); "" for none.
 
     Raises:
         SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
@@ -122,7 +125,7 @@ def to_spark(
     """
     lexed = lex_text(text, SqlDialect.POSTGRES)
     names = missing_names(lexed) if name_columns else {}
-    return _SparkWriter(lexed, parameters, times, read_typed, names).written()
+    return _SparkWriter(lexed, parameters, times, read_typed, names, role_of).written()
 
 
 class _SparkWriter:
@@ -135,8 +138,10 @@ class _SparkWriter:
         times: TimeReader | None,
         read_typed: TypedReader,
         names: Mapping[int, str],
+        role_of: Callable[[int], str],
     ) -> None:
         self._times = times
+        self._role_of = role_of
         self._moments: set[int] = set()
         """Places of texts that are of type timestamptz."""
         self._counts: dict[int, str] = {}
@@ -149,7 +154,7 @@ class _SparkWriter:
         self._length = 0
         self._edits: list[TextEdit] = []
         self._read_typed = read_typed
-        self._casts = CastFinder(lexed)
+        self._casts = CastFinder(lexed, role_of)
         self._names = names
         self._closed: dict[int, str] = {}
         """Texts in place of closing brackets, by their places."""
@@ -223,6 +228,9 @@ class _SparkWriter:
     def _token(self, place: int) -> int:
         """Write the token at a place, or several; return the place behind them."""
         token = self._tokens[place]
+        if end := self._casts.dropped.get(place):
+            self._edit(self._tokens[end - 1].end, "")
+            return end
         if place in self._types:
             return self._type(place)
         if token.kind in ("word", "name") and (end := self._behind_schema(place)):
@@ -237,6 +245,8 @@ class _SparkWriter:
                 return self._bound(place)
             case "word":
                 return self._word(place)
+            case "sign" if place in self._casts.subscripts:
+                return self._subscript(place)
             case "sign" if place in self._closed:
                 self._edit(token.end, self._closed[place])
             case "sign" if opened := self._of_array(place):
@@ -249,6 +259,16 @@ class _SparkWriter:
                 self._copy(token.end)
         return place + 1
 
+    def _subscript(self, place: int) -> int:
+        """Write the number of an element, which counts from 1, as one that counts from 0."""
+        closed, first = self._lexed.partners[place], self._tokens[place + 1]
+        if closed == place + 2 and first.text.isdecimal() and len(first.text) < _DIGITS_MAX:
+            self._edit(self._tokens[closed].end, f", {int(first.text) - 1})")
+            return closed + 1
+        self._closed[closed] = ") - 1 AS INT))"
+        self._edit(self._tokens[place].end, ", CAST((")
+        return place + 1
+
     def _string(self, place: int) -> int:
         token, kind = self._tokens[place], None
         reader = StatementReader(self._lexed, place + 1)
@@ -256,6 +276,8 @@ class _SparkWriter:
             kind = read_written_type(reader)
             if self._typed(place, reader.place, kind):
                 return reader.place
+        if self._role_of(token.start) == "bytea" and self._typed(place, place + 1, _BYTEA):
+            return place + 1
         inner = token.text[1:-1]
         if self._times is not None and self._time(place, self._times):
             return place + 1

@@ -1,0 +1,181 @@
+"""What a text, a cast or a subscript means by the types around it, beside a real PostgreSQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import psycopg
+import pytest
+
+from actors.testing.postgres_server import PostgresServer
+from spark_house import SparkHouse  # type: ignore[import-not-found]
+from suite_lanes import examples  # type: ignore[import-not-found]
+
+pytestmark = pytest.mark.spark
+
+Session = psycopg.Connection
+BYTES = [b"", b"a", b"\\", b"a\\", b"\x00\xff", b"a\x01b", b"'", "é".encode()]
+TEXTS = ["", "a", "\\", "a\\b", "\\xff", "é'"]
+
+
+@pytest.fixture(scope="module")
+def both(postgres: PostgresServer, spark_house: SparkHouse) -> Iterator[tuple[Session, Session]]:
+    """A session of each, with the same tables."""
+    draw = random.Random(1)
+    with (
+        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
+        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
+    ):
+        rows = [
+            (number, data, TEXTS[number % len(TEXTS)], drawn_time(draw), [number, None, -number])
+            for number, data in enumerate(BYTES)
+        ]
+        for each in (theirs, ours):
+            each.execute(
+                "CREATE TABLE k (id INT PRIMARY KEY, b BYTEA, x TEXT, at TIMESTAMPTZ, a INT[])"
+            )
+            with each.cursor() as cursor:
+                cursor.executemany("INSERT INTO k VALUES (%s, %s, %s, %s, %s)", rows)
+        yield theirs, ours
+
+
+def drawn_time(draw: random.Random) -> dt.datetime:
+    micros = draw.choice([0, 500_000, 120_000, 1, 100, 999_999])
+    start = dt.datetime(1850, 1, 1, tzinfo=dt.UTC)
+    return start + dt.timedelta(seconds=draw.randrange(8_000_000_000), microseconds=micros)
+
+
+def answer(db: Session, text: str, given: tuple[Any, ...] = ()) -> Any:
+    """Rows, or the class of the error."""
+    try:
+        cursor = db.execute(text.encode(), given or None)
+    except psycopg.Error as error:
+        return (error.sqlstate or "")[:2]
+    return cursor.fetchall() if cursor.description else cursor.statusmessage
+
+
+def escape(draw: random.Random, data: bytes) -> str:
+    """A literal of bytes in one of the forms that PostgreSQL reads."""
+    if draw.random() < 0.3:
+        return f"'\\x{data.hex()}'"
+    parts = []
+    for byte in data:
+        if byte == 92:
+            parts.append(draw.choice(["\\\\", "\\134"]))
+        elif 32 <= byte < 127 and byte != 39 and draw.random() < 0.6:
+            parts.append(chr(byte))
+        else:
+            parts.append(f"\\{byte:03o}")
+    text = "".join(parts)
+    if draw.random() < 0.2:
+        return "E'" + text.replace("\\", "\\\\") + "'"
+    return f"'{text}'"
+
+
+CONDITIONS = [
+    "b = {0}",
+    "{0} < b",
+    "b IN ({0}, {1})",
+    "k.b BETWEEN {0} AND {1}",
+    "coalesce(b, {1}) <> {0}",
+    "CASE WHEN b = {0} THEN x = {2} ELSE x <> {2} END",
+    "NOT (b = {0}) AND x = {2}",
+    "(SELECT q.b FROM k AS q WHERE q.id = 4) >= {0}",
+    "EXISTS (SELECT 1 FROM k AS q WHERE q.b = {0} AND q.id = k.id)",
+    "id IN (WITH w AS (SELECT id AS n, b AS c FROM k) SELECT n FROM w WHERE c = {0})",
+]
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_text_beside_bytes_is_bytes(both: tuple[Session, Session], condition: str) -> None:
+    draw = random.Random(condition)
+    for _ in range(examples(8)):
+        literals = [escape(draw, draw.choice(BYTES)) for _ in range(2)]
+        quoted = "'" + draw.choice([*TEXTS[:4], "a\\134"]).replace("'", "''") + "'"
+        text = f"SELECT id FROM k WHERE {condition.format(*literals, quoted)} ORDER BY id"
+        found = [answer(db, text) for db in both]
+        assert found[0] == found[1], text
+        assert isinstance(found[0], list), text
+
+
+def test_texts_beside_bytes_in_statements_that_write(both: tuple[Session, Session]) -> None:
+    """A text column beside them keeps its letters."""
+    statements = [
+        r"UPDATE k SET x = 'a\134', b = coalesce(NULL, b) WHERE b = 'a\134'",
+        r"UPDATE k AS q SET b = CASE WHEN q.b = '\000\377' THEN 'z\001' ELSE b END",
+        r"DELETE FROM k WHERE b = '\134'",
+        r"MERGE INTO k USING (SELECT id FROM k WHERE b = 'a\001b') AS s ON k.id = s.id"
+        r" WHEN MATCHED AND k.b <> '\000' THEN UPDATE SET x = '\000'",
+        r"INSERT INTO k (id, b) VALUES (0, 'a') ON CONFLICT (id) DO UPDATE SET x = '\b'"
+        r" WHERE k.b <> '\134'",
+    ]
+    for text in statements:
+        found = [answer(db, text) for db in both]
+        if not text.startswith("MERGE"):  # the count alone stands in its tag there
+            assert found[0] == found[1], text
+        rows = [answer(db, "SELECT id, b, x FROM k ORDER BY id") for db in both]
+        assert rows[0] == rows[1], text
+    for db in both:
+        db.execute(r"PREPARE p AS SELECT id, $1::int FROM k WHERE b = 'z\001' OR b = '\000\377'")
+    prepared = [answer(db, "EXECUTE p (1)") for db in both]
+    assert prepared[0] == prepared[1] == [(4, 1)]
+    bad = [answer(db, r"SELECT 1 FROM k WHERE b = 'a\9'") for db in both]
+    assert bad == ["22", "22"]
+
+
+ZONES = ["UTC", "Europe/Rome", "Asia/Kathmandu", "America/St_Johns", "-9:30"]
+CLOCKS = [
+    "at::text",
+    "CAST(at AS text)",
+    "k.at::varchar(22)",
+    "CAST(max(at) OVER () AS varchar)",
+    "(at)::text || '!'",
+    "length(at::text)",
+    "coalesce(at, now())::text",
+    "(SELECT min(q.at) FROM k AS q)::text",
+    "at::timestamp::text",
+    "(CASE WHEN id > 3 THEN at END)::text",
+]
+
+
+@pytest.mark.parametrize("zone", ZONES)
+def test_a_timestamptz_as_text_has_its_offset(both: tuple[Session, Session], zone: str) -> None:
+    for db in both:
+        db.execute(f"SET TIME ZONE '{zone}'")
+    try:
+        text = f"SELECT {', '.join(CLOCKS)} FROM k ORDER BY id"
+        found = [answer(db, text) for db in both]
+        assert found[0] == found[1]
+    finally:
+        for db in both:
+            db.execute("RESET TIME ZONE")
+
+
+SUBSCRIPTS = [
+    "a[1]",
+    "k.a[3]::text",
+    "a[id]",
+    "a[id + 1 - 1]",
+    "(ARRAY[id, 7])[2]",
+    "(a || ARRAY[5])[4]",
+    "a[0]",
+    "a[-1]",
+    "a[9]",
+    "a[NULL::int]",
+    "a[a[1]]",
+    "sum(a[1]) OVER ()",
+    "CASE WHEN a[1] = 2 THEN a[3] END",
+]
+
+
+def test_a_subscript_counts_from_one(both: tuple[Session, Session]) -> None:
+    text = f"SELECT {', '.join(SUBSCRIPTS)} FROM k ORDER BY id"
+    found = [answer(db, text) for db in both]
+    assert found[0] == found[1]
+    text = "SELECT id FROM k WHERE a[1] > %s AND a[%s] < 0 ORDER BY id"
+    found = [answer(db, text, (1, 3)) for db in both]
+    assert found[0] == found[1]
+    assert answer(both[1], "SELECT a[1:2] FROM k") == "42", "refused, and not another slice"
