@@ -179,3 +179,53 @@ def test_a_subscript_counts_from_one(both: tuple[Session, Session]) -> None:
     found = [answer(db, text, (1, 3)) for db in both]
     assert found[0] == found[1]
     assert answer(both[1], "SELECT a[1:2] FROM k") == "42", "refused, and not another slice"
+
+
+SERIES = [
+    "SELECT i FROM generate_series({0}, {1}) AS g(i)",
+    "SELECT g FROM generate_series({0}, {1}, {2}) g",
+    "SELECT generate_series FROM pg_catalog.generate_series({0}, {1})",
+    "SELECT generate_series({0}, {1}, {2})",
+    "SELECT id, generate_series(id, {1}) AS n FROM k",
+    "SELECT id, n FROM k, generate_series({0}, k.id) AS n WHERE n <> {2}",
+    'SELECT id, "N x" FROM k LEFT JOIN generate_series(1, id, {2}) AS "N x" ON "N x" > {0}',
+    "SELECT id, n FROM k RIGHT JOIN generate_series({0}, {1}) AS q(n) ON n = id",
+    "SELECT x, sum(n) FROM k CROSS JOIN LATERAL generate_series(id, {1}) AS n GROUP BY x",
+    "SELECT (SELECT count(*) FROM generate_series({0}, NULL, {2})) AS n",
+    "SELECT n::text FROM generate_series({0}, {1} + 1) AS n WHERE n IN (SELECT id FROM k)",
+]
+TIMES = [
+    "SELECT d FROM generate_series('2024-02-27'::date, '2024-03-02'::date, '{0}') AS d",
+    "SELECT generate_series(timestamp '2024-02-27 01:30', '2024-02-28'::timestamp, interval '{0}')",
+    "SELECT d FROM generate_series(timestamptz '2024-03-01', timestamptz '2024-02-01', '{0}') d",
+]
+
+
+@pytest.mark.parametrize("query", SERIES)
+def test_a_series_has_the_rows_that_postgresql_gives(
+    both: tuple[Session, Session], query: str
+) -> None:
+    draw = random.Random(query)
+    for _ in range(examples(8)):
+        low, high = draw.randint(-2, 4), draw.randint(-2, 6)
+        text = query.format(low, high, draw.choice([1, 2, 3, -1, -2]))
+        found = [answer(db, text) for db in both]
+        assert isinstance(found[0], list), text
+        assert sorted(map(repr, found[0])) == sorted(map(repr, found[1])), text
+
+
+def test_a_series_of_times_is_the_same_or_refused(both: tuple[Session, Session]) -> None:
+    draw = random.Random(3)
+    for query in TIMES:
+        span = f"{draw.randint(1, 40)} {draw.choice(['day', 'hours', 'minutes', 'week'])}"
+        found = [answer(db, query.format(span)) for db in both]
+        assert found[0] == found[1], (query, span)
+        assert answer(both[1], query.format("1 month")) == "42", "its steps differ"
+    both[1].execute("SET TIME ZONE 'Europe/Rome'")
+    assert answer(both[1], TIMES[0].format("1 day")) == "42", "a day may have 23 hours"
+    both[1].execute("RESET TIME ZONE")
+    refused = "SELECT * FROM generate_series(1, 2) WITH ORDINALITY"
+    assert answer(both[1], refused) == "42"
+    for step in (0, "id - id"):
+        found = [answer(db, f"SELECT generate_series(1, 2, {step}) FROM k") for db in both]
+        assert found == ["22", "22"], step

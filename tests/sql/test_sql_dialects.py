@@ -117,6 +117,45 @@ def test_subscripts_that_are_not_known_are_refused(text: str) -> None:
         to_spark(f"SELECT {text} FROM t")
 
 
+OWN = "generate_series(generate_series)"
+SERIES: list[tuple[str, str]] = [
+    ("SELECT {}, 1", "SELECT {} AS `generate_series`, 1 AS `?column?`"),
+    ("SELECT g FROM {} g WHERE x", "SELECT g FROM {} g(g) WHERE x"),
+    ('SELECT 2 a FROM t, {} AS "b c"', "SELECT 2 a FROM t, LATERAL {} AS `b c`(`b c`)"),
+    ("SELECT i FROM t JOIN LATERAL {} AS g(i) ON x", ) * 2,
+    ("SELECT i FROM t FULL OUTER JOIN {} g(i) ON x", ) * 2,
+    ("SELECT * FROM t LEFT JOIN {} ON x", f"SELECT * FROM t LEFT JOIN LATERAL {{}} AS {OWN} ON x"),
+    ("TABLE t JOIN pg_catalog.{}", f"TABLE t JOIN LATERAL {{}} AS {OWN}"),
+    ("SELECT * FROM (SELECT 1 a) q, {}", f"SELECT * FROM (SELECT 1 a) q, LATERAL {{}} AS {OWN}"),
+    ("SELECT a FROM t ORDER BY b, {}", ) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), SERIES)
+def test_series_are_relations_and_columns(text: str, wanted: str) -> None:
+    found = to_spark(text.format("generate_series(1, 3)"), name_columns=True).text
+    call = r"explode\(.*named_struct\('a', \(1\), 'b', \( 3\)\).* sequence\(p\.a, p\.b\).*\)"
+    assert re.fullmatch(re.escape(wanted).replace(r"\{\}", call), found), found
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        "1",
+        "1, 2, 3, 4",
+        "'2024-01-01'::date, d, '1 day'",
+        "'2024-01-01'::date, '2024-02-01'::date, '1 month'",
+        "'2024-01-01'::date, '2024-02-01'::date, '1 day -1 hour'",
+        "'2024-01-01'::date, '2024-02-01'::date",
+        "'2024-01-01'::date, '2024-02-01'::timestamp, '1 day'",
+        "1 + '2024-01-01'::date, '2024-02-01'::date, '1 day'",
+    ],
+)
+def test_other_series_are_refused(operands: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="generate_series"):
+        to_spark(f"SELECT generate_series({operands})")
+
+
 def test_places_are_read_by_their_roles() -> None:
     text = r"SELECT '\134', max(at)::varchar(9), CAST(t.at AS text)"
     roles = {text.index("'"): "bytea"} | {

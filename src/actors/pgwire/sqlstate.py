@@ -12,6 +12,7 @@ from actors import errors
 from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected, SqlSyntaxError
 from actors.pgwire.messages import ErrorReport
 from actors.plan.schema import UNBOUNDED_NUMERIC
+from actors.sql.series_calls import NO_STEP
 
 INVALID_TEXT: Final = "22P02"
 INVALID_PARAMETER: Final = "22023"
@@ -192,6 +193,8 @@ def _as_postgresql(message: str, state: str) -> str:
             return "42702"
         case "CAST_INVALID_INPUT" if INEXACT in message:
             return NUMBER_OUT_OF_RANGE
+        case "USER_RAISED_EXCEPTION" if NO_STEP in message:
+            return INVALID_PARAMETER
         case "CAST_INVALID_INPUT" | "INVALID_TYPED_LITERAL":
             return INVALID_TIME if _TIME_TYPES.search(message) else INVALID_TEXT
         case "INVALID_INLINE_TABLE" if "FAILED_SQL_EXPRESSION_EVALUATION" in message:

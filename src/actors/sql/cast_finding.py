@@ -18,7 +18,8 @@ _WORDS: Final = (
 )
 _CLOCK: Final = "yyyy-MM-dd HH:mm:ss.SSSSSSxxxxx"
 _CLOCK_ZEROS: Final = "[.]0{6}(?=[+-])|(?<=[.][0-9]{0,5}[1-9])0+(?=[+-])|:00$"
-"""What PostgreSQL leaves out of such a text: zeros behind seconds, and minutes of an offset."""
+"""Parts of such a text that PostgreSQL leaves out: zeros behind seconds, and minutes of an
+offset."""
 NOT_CALLED: Final = NO_NAMES | frozenset(_WORDS.split())
 """Words before a bracket that name no function."""
 
@@ -42,8 +43,8 @@ class CastFinder:
         """By the place behind a cast, where its operand begins."""
         self.opening: dict[int, str] = {}
         self.closing: dict[int, str] = {}
-        self.dropped: dict[int, int] = {}
-        """Places of tokens that are left out, with the places behind them."""
+        self.replaced: dict[int, tuple[int, str]] = {}
+        """Texts for the tokens from a place on, with the place behind them."""
         self.read: set[int] = set()
         self.subscripts: set[int] = set()
         signs = ("::", "CAST", "[")
@@ -75,6 +76,7 @@ class CastFinder:
         if start is None:
             raise self._refused(place, "the array of this subscript is not known", "write get(…)")
         # Counts from 0, and is NULL outside of the array.
+        # A subscript behind another one is written around it.
         self.opening[start] = "get(" + self.opening.get(start, "")
         self.subscripts.add(place)
 
@@ -123,9 +125,10 @@ class CastFinder:
             raise self._refused(kind_at, "this cast's operand is not known", "write CAST(… AS …)")
         self.opening[start] = "regexp_replace(date_format(" + self.opening.get(start, "")
         self.closing[end] = self.closing.get(end, "") + f", '{_CLOCK}'), '{_CLOCK_ZEROS}', '')"
-        self.dropped[kind_at - 1] = behind
-        if end != behind:  # a `CAST`
-            self.dropped[start] = start + 1
+        self.replaced[kind_at - 1] = (behind, "")
+        # Of a `CAST` the word goes too; its brackets stay.
+        if end != behind:
+            self.replaced[start] = (start + 1, "")
 
     def _check(self, kind: WrittenType, place: int) -> None:
         """Raise `SqlSyntaxError` for an expression that is cast to a type that checks its texts."""

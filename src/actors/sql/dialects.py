@@ -32,6 +32,7 @@ from actors.plan.schema import text_limit
 from actors.sql.cast_finding import CastFinder
 from actors.sql.column_naming import missing_names
 from actors.sql.reader import LexedText, StatementReader, lex_text
+from actors.sql.series_calls import SeriesFinder
 from actors.sql.tokens import (
     SqlDialect,
     SqlToken,
@@ -155,6 +156,8 @@ class _SparkWriter:
         self._edits: list[TextEdit] = []
         self._read_typed = read_typed
         self._casts = CastFinder(lexed, role_of)
+        self._series = SeriesFinder(lexed, is_utc=times is None)
+        self._replaced = self._casts.replaced | self._series.replaced
         self._names = names
         self._closed: dict[int, str] = {}
         """Texts in place of closing brackets, by their places."""
@@ -168,9 +171,11 @@ class _SparkWriter:
         place = 0
         while place < len(self._tokens):
             self._gap(self._tokens[place].start)
+            self._insert(self._series.opening.get(place, ""))
             self._insert(self._casts.opening.get(place, ""))
             place = self._token(place)
             self._insert(self._casts.closing.get(place, ""))
+            self._insert(self._series.closing.get(place, ""))
             if name := self._names.get(place):
                 self._insert(f" AS {quote_name(name)}")
         self._gap(len(self._text))
@@ -228,8 +233,9 @@ class _SparkWriter:
     def _token(self, place: int) -> int:
         """Write the token at a place, or several; return the place behind them."""
         token = self._tokens[place]
-        if end := self._casts.dropped.get(place):
-            self._edit(self._tokens[end - 1].end, "")
+        if place in self._replaced:
+            end, new = self._replaced[place]
+            self._edit(self._tokens[end - 1].end, new)
             return end
         if place in self._types:
             return self._type(place)

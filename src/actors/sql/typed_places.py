@@ -24,8 +24,8 @@ from actors.sql.type_names import read_written_type
 PLACE: Final = "penstock place "
 """Begins the name of a place; its offset ends it."""
 PlaceRoles: TypeAlias = Mapping[int, str]
-"""What PostgreSQL takes the places at these offsets for: ``bytea`` for a text of bytes,
-``timestamptz`` for the type that a timestamptz is cast to."""
+"""Meanings of the places at these offsets: ``bytea`` for a text of bytes, ``timestamptz`` for the
+type that a timestamptz is cast to."""
 PlaceFinder: TypeAlias = Callable[[list[str], Mapping[str, TableSchema]], PlaceRoles]
 """Finds the roles of the places in such queries, over these objects."""
 _Change: TypeAlias = (
@@ -67,6 +67,7 @@ class _Marker:
         parts, at = [], 0
         for place, token in enumerate(lexed.tokens):
             end = token.end
+            # The rest of a type that has a name by now.
             if token.start < at:
                 continue
             if token.kind == "parameter":
@@ -94,6 +95,7 @@ def _is_typed(lexed: LexedText, place: int) -> bool:
 def _text_type(lexed: LexedText, place: int) -> int:
     """Return the end of the type at a place, if an expression is cast to it and it is a text."""
     before = lexed.tokens[place - 1].word if place > 1 else ""
+    # A literal is no timestamptz before it is cast.
     if before not in ("::", "AS") or lexed.tokens[place - 2].kind in ("text", "number"):
         return 0
     reader = StatementReader(lexed, place)

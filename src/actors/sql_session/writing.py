@@ -321,6 +321,7 @@ async def _assigned_rows(
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
     check_assignable(table, rows.schema, columns)
+    # Spark's dialect rounds, as Spark does.
     exact = context.dialect is SqlDialect.POSTGRES
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.

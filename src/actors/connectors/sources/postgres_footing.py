@@ -210,6 +210,7 @@ def _ended(
             return TableEnds(f"column {column.name} was dropped or renamed")
         if listed and found.name not in listed:
             return TableEnds(f"publication {publication.name} gives column {found.name} no more")
+        # The type that was chosen for it when the table was taken holds on.
         held = numeric_held_by(column.type)
         now = column_type(found.type_oid, found.modifier, types, held).spark
         if now != column.type:

@@ -27,7 +27,7 @@ _TEXT_MAX: Final = 64
 
 
 class SeenNumbers(NamedTuple):
-    """What a table has in a column of ``numeric``."""
+    """Extremes of a table's values in a column of ``numeric``."""
 
     least: str = ""
     """Begin of its text; "": there is none."""
@@ -50,6 +50,7 @@ def fitting_decimal(seen: SeenNumbers) -> str | None:
     # PostgreSQL's order: infinities at both ends, NaN above all.
     if spare < 0 or seen.greatest in ("NaN", "Infinity") or seen.least == "-Infinity":
         return None
+    # The point moves only where the rows leave it too little room.
     scale = _SCALE
     whole = DECIMAL_DIGITS_MAX - scale
     if seen.after + _SPARE_DIGITS_MIN > scale or seen.whole + _SPARE_DIGITS_MIN > whole:
@@ -71,6 +72,7 @@ async def with_fitting_decimals(
     }
     if not there:
         return export
+    # All of its columns in one scan of the table.
     parts = [_numbers_sql(name, arrayed) for name, arrayed in there.values()]
     (row,) = await wire.query(f"SELECT {', '.join(parts)} FROM {table.relation}")
     decimals = {}
