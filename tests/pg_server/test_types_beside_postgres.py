@@ -229,3 +229,43 @@ def test_a_series_of_times_is_the_same_or_refused(both: tuple[Session, Session])
     for step in (0, "id - id"):
         found = [answer(db, f"SELECT generate_series(1, 2, {step}) FROM k") for db in both]
         assert found == ["22", "22"], step
+
+
+CHARS = [
+    "{0}::char(3) = {1}",
+    "{0} <> CAST({1} AS char(2))",
+    "({0}::char(3)) < ({1}::char(2))",
+    "{0}::char(2) = {1}::text",
+    "{0}::char(3) IN ({1}, 'b ', {0})",
+    "{0} BETWEEN {1}::char(1) AND 'b '",
+    "CASE {0}::char(3) WHEN {1} THEN 'same ' ELSE 'other' END",
+    "{0}::char(3) IS NOT DISTINCT FROM {1}",
+    "length({0}::char(3)) + length(({1}::char(2))::text)",
+    "{0}::char(3) || {1}::char(2) || '.'",
+    "upper({0}::char(3)) = upper({1})",
+    "{0}::char(3) LIKE {1}",
+    "{0}::char(3)",
+    "coalesce(NULL, {0}::char(2))",
+    "count(*) FILTER (WHERE x::char(1) = {0}) OVER ()",
+    "(SELECT max(q.x::char(2)) FROM k AS q WHERE q.x::char(2) > {0})",
+    "x = {0}::char(3)",
+]
+
+
+def test_blanks_at_the_end_of_a_char_do_not_count(both: tuple[Session, Session]) -> None:
+    draw = random.Random(5)
+    for _ in range(examples(12)):
+        texts = [f"'{draw.choice(['', 'a', 'ab', ' a'])}{' ' * draw.randint(0, 3)}'" for _ in "ab"]
+        text = f"SELECT {', '.join(CHARS).format(*texts)} FROM k ORDER BY id"
+        found = [answer(db, text) for db in both]
+        assert isinstance(found[0], list), text
+        assert found[0] == found[1], text
+        given = draw.choice(["a", "a ", "b"])
+        asked = f"SELECT id FROM k WHERE {texts[0]}::char(3) = %s ORDER BY id"
+        bound = [answer(db, asked, (given,)) for db in both]
+        assert bound[0] == bound[1], (texts[0], given)
+    for db in both:
+        db.execute("CREATE TABLE c (c CHAR(3))")
+        db.execute("INSERT INTO c VALUES ('a')")
+    assert answer(both[0], "SELECT * FROM c WHERE c = 'a'::char(5)") == [("a  ",)]
+    assert answer(both[1], "SELECT * FROM c WHERE c = 'a'::char(5)") == "42", "refused by name"

@@ -156,6 +156,15 @@ def test_other_series_are_refused(operands: str) -> None:
         to_spark(f"SELECT generate_series({operands})")
 
 
+def test_blanks_of_a_char_go_by_its_role() -> None:
+    text = "SELECT x::char(3) = 'a ', x::char(3), $1"
+    roles = {text.index(each): "char" for each in ("char", "'a", "$1")}
+    read = to_spark(text, ["'b '"], role_of=lambda at: roles.get(at, "")).text
+    assert read == "SELECT rtrim(left(x::string, 3)) = 'a', rpad(x::string, 3, ' '), rtrim('b ')"
+    with pytest.raises(SqlSyntaxError, match="cast to text"):
+        to_spark(text, role_of=lambda _: "char column")
+
+
 def test_places_are_read_by_their_roles() -> None:
     text = r"SELECT '\134', max(at)::varchar(9), CAST(t.at AS text)"
     roles = {text.index("'"): "bytea"} | {

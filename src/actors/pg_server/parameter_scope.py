@@ -21,7 +21,7 @@ from actors.protocol.relations import fold
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import read_type
-from actors.sql.typed_places import PLACE, PlaceRoles
+from actors.sql.typed_places import CHAR, PLACE, PlaceRoles
 
 Columns: TypeAlias = list[tuple[str, int | None]]
 """Folded names and types of a relation's columns, in order; None: the type is not known."""
@@ -420,19 +420,74 @@ class _RoleFinder(_TypeFinder):
         self.roles: dict[int, str] = {}
 
     def _noted(self, node: Any, scope: _Scope) -> bool:
-        if isinstance(node, exp.Cast) and node.to.text("kind").startswith(PLACE):
-            if self._type(node.this, scope) == pg.TIMESTAMPTZ:
-                self._note(node.to.text("kind"), "timestamptz")
+        if isinstance(node, exp.Cast) and (name := _place_of_type(node)):
+            if name.endswith(CHAR):
+                self._note(name.removesuffix(CHAR), self._char_role(node, scope))
+            elif self._type(node.this, scope) == pg.TIMESTAMPTZ:
+                self._note(name, "timestamptz")
         elif isinstance(node, exp.Column) and node.name.startswith(PLACE):
-            if self._expected(node, scope) == pg.BYTEA:
+            if any(_is_char_cast(each) for each in _peers(node)):
+                self._note(node.name, "char")
+            elif self._expected(node, scope) == pg.BYTEA:
                 self._note(node.name, "bytea")
             return True
         return False
 
     def _note(self, name: str, role: str) -> None:
         offset = name.removeprefix(PLACE)
-        if offset.isdecimal():
+        if role and offset.isdecimal():
             self.roles[int(offset)] = role
+
+    def _char_role(self, node: Any, scope: _Scope) -> str:
+        """Return the role of a cast to ``char(n)``: whether its blanks at the end count."""
+        peers = _peers(node)
+        for each in peers:
+            if not _is_char_cast(each) and self._type(each, scope) == pg.BPCHAR:
+                return "char column"
+        return "char" if peers or isinstance(_around(node).parent, _WITHOUT_BLANKS) else ""
+
+    def _type(self, node: Any, scope: _Scope) -> int | None:
+        if isinstance(node, exp.Cast) and (name := _place_of_type(node)):
+            return pg.BPCHAR if name.endswith(CHAR) else pg.TEXT
+        return super()._type(node, scope)
+
+
+_WITHOUT_BLANKS: Final = (exp.DPipe, exp.Cast, exp.Length, exp.Lower, exp.Upper, exp.Substring)
+"""Operations whose operand ``char(n)`` becomes a text, which has no blanks at its end."""
+
+
+def _place_of_type(cast: Any) -> str:
+    """Return the name of the place that a cast's type is; "" for another type."""
+    name = str(cast.to.text("kind"))
+    return name if name.startswith(PLACE) else ""
+
+
+def _is_char_cast(node: Any) -> bool:
+    return isinstance(node, exp.Cast) and _place_of_type(node).endswith(CHAR)
+
+
+def _around(node: Any) -> Any:
+    """Return a node with the brackets around it."""
+    while isinstance(node.parent, exp.Paren):
+        node = node.parent
+    return node
+
+
+def _peers(node: Any) -> list[Any]:
+    """Return the expressions that one is compared with, without their brackets."""
+    node = _around(node)
+    parent = node.parent
+    found: list[Any] = []
+    case = parent.parent if isinstance(parent, exp.If) and node is parent.this else parent
+    if isinstance(case, exp.Case) and case.this is not None:
+        compared = [case.this, *(each.this for each in case.args["ifs"])]
+        found = compared if any(each is node for each in compared) else []
+    elif isinstance(parent, exp.In):
+        query = parent.args.get("query")
+        found = [parent.this, *parent.expressions, *([] if query is None else [query])]
+    elif isinstance(parent, (*_COMPARED, exp.Between)):
+        found = list(parent.iter_expressions())
+    return [each.unnest() for each in found if each is not node]
 
 
 def _results(case: Any) -> Iterator[Any]:

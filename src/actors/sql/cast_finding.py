@@ -108,15 +108,25 @@ class CastFinder:
         limit = text_limit(kind.spark)
         # Spark has no such casts in expressions: they are written as what they do.
         if limit is not None and start is not None:
-            length, padded = limit
-            self.opening[start] = ("rpad(" if padded else "left(") + self.opening.get(start, "")
-            self.closing[end] = self.closing.get(end, "") + (
-                f", {length}, ' ')" if padded else f", {length})"
-            )
+            before, behind = self._limiting(*limit, kind_at)
+            self.opening[start] = before + self.opening.get(start, "")
+            self.closing[end] = self.closing.get(end, "") + behind
         elif limit is not None:
             raise self._refused(kind_at, "this cast's operand is not known", "write CAST(… AS …)")
         elif not (given or (alone and self._tokens[operand].word == "NULL")):
             self._check(kind, kind_at)
+
+    def _limiting(self, length: int, padded: bool, kind_at: int) -> tuple[str, str]:
+        """Return what is written around an operand to limit its length."""
+        role = self._role_of(self._tokens[kind_at].start)
+        if role == "char column":
+            raise self._refused(
+                kind_at, "a cast to char(n) is not compared with a column of CHAR", "cast to text"
+            )
+        if role == "char":
+            # PostgreSQL compares such texts, and makes others of them, without blanks at the end.
+            return "rtrim(left(", f", {length}))"
+        return ("rpad(", f", {length}, ' ')") if padded else ("left(", f", {length})")
 
     def _note_clock(self, start: int | None, kind_at: int, behind: int, end: int) -> None:
         """Note the cast of a timestamptz to text, as which it has its offset. Its type ends before

@@ -282,7 +282,11 @@ class _SparkWriter:
             kind = read_written_type(reader)
             if self._typed(place, reader.place, kind):
                 return reader.place
-        if self._role_of(token.start) == "bytea" and self._typed(place, place + 1, _BYTEA):
+        role = self._role_of(token.start)
+        if role == "bytea" and self._typed(place, place + 1, _BYTEA):
+            return place + 1
+        if role == "char":
+            self._edit(token.end, quote_text(self._text_at(place).rstrip(" ")))
             return place + 1
         inner = token.text[1:-1]
         if self._times is not None and self._time(place, self._times):
@@ -358,6 +362,8 @@ class _SparkWriter:
         for each, is left out: a comparison with a plain literal needs no Spark."""
         token = self._tokens[place]
         literal = self._parameter(token)
+        if self._role_of(token.start) == "char":
+            literal = f"rtrim({literal})"
         reader = StatementReader(self._lexed, place + 1)
         clause = self._counts.get(place)
         if clause is not None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
-from actors.errors import SqlSyntaxError
+from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.plan.schema import TableSchema, text_limit
 from actors.sql import statements as sql
 from actors.sql.reader import LexedText, StatementReader, lex_text
@@ -22,17 +22,20 @@ from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import read_written_type
 
 PLACE: Final = "penstock place "
-"""Begins the name of a place; its offset ends it."""
+"""Begins the name of a place; behind it stands its offset."""
+CHAR: Final = " char"
+"""Ends the name of a type ``char(n)``."""
 PlaceRoles: TypeAlias = Mapping[int, str]
 """Meanings of the places at these offsets: ``bytea`` for a text of bytes, ``timestamptz`` for the
-type that a timestamptz is cast to."""
+type that a timestamptz is cast to; ``char`` for a type ``char(n)``, and for a text or parameter
+compared with one, whose blanks at the end do not count, ``char column`` for one that is compared
+with a column of such a type."""
 PlaceFinder: TypeAlias = Callable[[list[str], Mapping[str, TableSchema]], PlaceRoles]
 """Finds the roles of the places in such queries, over these objects."""
 _Change: TypeAlias = (
     sql.InsertStatement | sql.UpdateStatement | sql.DeleteStatement | sql.MergeStatement
 )
 _Mark: TypeAlias = Callable[[sql.TextSpan], str]
-_OTHER: Final = f'"{PLACE}of a parameter"'
 _TYPE_WORDS: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMPTZ", "INTERVAL", "BYTEA", "ESCAPE")
 
 
@@ -70,14 +73,15 @@ class _Marker:
             # The rest of a type that has a name by now.
             if token.start < at:
                 continue
+            name = f'"{PLACE}{span.start + token.start}"'
             if token.kind == "parameter":
-                name = _OTHER
+                pass
             elif token.kind == "text" and not _is_typed(lexed, place):
                 self.wanted |= "\\" in token.text
-                name = f'"{PLACE}{span.start + token.start}"'
-            elif (end := _text_type(lexed, place)) > 0:
+            elif (found := _text_type(lexed, place)) is not None:
                 self.wanted = True
-                name = f'"{PLACE}{span.start + token.start}"'
+                end, padded = found
+                name = f'"{PLACE}{span.start + token.start}{CHAR if padded else ""}"'
             else:
                 continue
             parts += [span.text[at : token.start], name]
@@ -92,21 +96,24 @@ def _is_typed(lexed: LexedText, place: int) -> bool:
     return after == "::" or before in _TYPE_WORDS
 
 
-def _text_type(lexed: LexedText, place: int) -> int:
-    """Return the end of the type at a place, if an expression is cast to it and it is a text."""
+def _text_type(lexed: LexedText, place: int) -> tuple[int, bool] | None:
+    """Return the end of the type at a place, and whether it is ``char(n)``, if an expression is
+    cast to it and it is a text."""
     before = lexed.tokens[place - 1].word if place > 1 else ""
-    # A literal is no timestamptz before it is cast.
-    if before not in ("::", "AS") or lexed.tokens[place - 2].kind in ("text", "number"):
-        return 0
+    if before not in ("::", "AS"):
+        return None
     reader = StatementReader(lexed, place)
     try:
         kind = read_written_type(reader).spark
-    except SqlSyntaxError:
-        return 0
-    limit = text_limit(kind)
-    is_cast = before == "::" or (reader.place in lexed.partners.values())
-    is_text = kind == "string" or (limit is not None and not limit[1])
-    return lexed.tokens[reader.place - 1].end if is_cast and is_text else 0
+        limit = text_limit(kind)
+    except (SqlSyntaxError, InvalidUsage):
+        return None
+    padded = limit is not None and limit[1]
+    is_cast = before == "::" or reader.place in lexed.partners.values()
+    # A literal is no timestamptz before it is cast.
+    is_literal = lexed.tokens[place - 2].kind in ("text", "number")
+    is_text = padded or (not is_literal and (kind == "string" or limit is not None))
+    return (lexed.tokens[reader.place - 1].end, padded) if is_cast and is_text else None
 
 
 def _queries(statement: object, mark: _Mark) -> Iterator[str]:
