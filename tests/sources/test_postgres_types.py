@@ -24,7 +24,7 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.errors import InvalidUsage
 from actors.pgwire.type_map import BYTEA, NUMERIC
-from actors.plan.schema import arrow_type
+from actors.plan.schema import TableColumn, arrow_type
 
 UTC = dt.UTC
 WIDE = Context(prec=200)
@@ -256,6 +256,26 @@ async def test_a_table_that_was_taken_keeps_the_type_of_its_numbers(db: House) -
     await db.run("INSERT INTO n VALUES (2, NULL, NULL, 0.125)")
     failed = await driver.until_failed(again, "public.n")
     assert "column d: '0.125': it does not fit decimal(9,2) exactly" in failed.error
+
+
+async def test_a_further_column_of_numbers_has_the_type_that_is_named(db: House) -> None:
+    await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric, a numeric[])")
+    source = db.source()
+    (export,) = await source.describe({"n": ("v", "a")})
+    for name, kind in (("v", "decimal(20,4)"), ("v", "string"), ("a", "array<decimal(9,2)>")):
+        (added,) = await source.describe_added(export, (TableColumn(name, kind.upper()),))
+        assert (added.name, added.type) == (name, kind)
+    for name, kind in (("v", "bigint"), ("a", "array<double>")):
+        with pytest.raises(InvalidUsage, match=f"ADD COLUMN {name} .*decimal.38,18"):
+            await source.describe_added(export, (TableColumn(name, kind),))
+
+
+async def test_a_table_with_numbers_that_no_decimal_holds_is_left_out_of_all(db: House) -> None:
+    await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric); INSERT INTO n VALUES (1, 'NaN')")
+    await db.run("CREATE TABLE m (id int PRIMARY KEY, v numeric, w int[])")
+    exports = {each.name: each for each in await db.source().describe(None)}
+    assert "column v of public.n" in exports["public.n"].refused
+    assert exports["public.m"].schema.columns[1].type == "decimal(38,18)", "of no rows"
 
 
 @given(st.lists(st.decimals(allow_nan=True, allow_infinity=True), max_size=6), st.data())
