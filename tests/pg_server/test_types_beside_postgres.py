@@ -231,6 +231,31 @@ def test_a_series_of_times_is_the_same_or_refused(both: tuple[Session, Session])
         assert found == ["22", "22"], step
 
 
+UNNESTED = [
+    "SELECT * FROM unnest({0})",
+    "SELECT x + 1, x FROM unnest({0}) AS x",
+    "SELECT * FROM unnest({0}, {1}, ({2})::text[]) AS v (p, q, r)",
+    "SELECT id, n, m FROM k, unnest(a, {1}) AS u (n, m)",
+    "SELECT id, unnest(a) FROM k WHERE id = {3}",
+    "SELECT id FROM k WHERE id IN (SELECT unnest(({1})::bigint[]))",
+]
+
+
+@pytest.mark.parametrize("query", UNNESTED)
+def test_arrays_are_unnested_as_postgresql_does(both: tuple[Session, Session], query: str) -> None:
+    draw = random.Random(query)
+    for _ in range(examples(6)):
+        numbers = [
+            draw.choice(["NULL::int[]", f"'{{{','.join(some)}}}'::int[]"])
+            for some in (draw.choices(["NULL", "0", "1", "-7"], k=draw.randint(0, 3)) for _ in "ab")
+        ]
+        texts = draw.choice(["'{}'", "'{a,NULL}'", 'E\'{"x\\\\\\\\",é,""}\''])
+        text = query.format(*numbers, texts, draw.randint(0, 3))
+        found = [answer(db, text) for db in both]
+        assert isinstance(found[0], list), text
+        assert sorted(map(repr, found[0])) == sorted(map(repr, found[1])), text
+
+
 CHARS = [
     "{0}::char(3) = {1}",
     "{0} <> CAST({1} AS char(2))",

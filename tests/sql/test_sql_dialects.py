@@ -117,6 +117,50 @@ def test_subscripts_that_are_not_known_are_refused(text: str) -> None:
         to_spark(f"SELECT {text} FROM t")
 
 
+BRACKETED: list[tuple[str, str]] = [
+    ("('{1,2}'::int8[])::int[]", "(CAST(array(1L, 2L) AS array<bigint>))::array<int>"),
+    ("f(a, (E'{x,\\\\\\\\}')::text[])", "f(a, CAST(array('x', '\\\\') AS array<string>))"),
+    ("( '\\x41' )::bytea::bytea", "X'41'::binary"),
+    ("('ab')::varchar(1)", "left(('ab')::string, 1)"),
+    ("x IN ('a')::text", "x IN ('a')::string"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), BRACKETED)
+def test_texts_in_brackets_are_cast_as_texts(text: str, wanted: str) -> None:
+    assert to_spark(f"SELECT {text}", read_typed=typed_literal).text == f"SELECT {wanted}"
+
+
+@pytest.mark.parametrize("text", ["f('x')::uuid", "('a' || 'b')::uuid", "'x'::text::uuid"])
+def test_other_operands_of_checked_types_are_refused(text: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="an expression is not cast to uuid"):
+        to_spark(f"SELECT {text}", read_typed=typed_literal)
+
+
+UNNESTED: list[tuple[str, str]] = [
+    ("SELECT unnest(a), b", "SELECT explode(a) AS `unnest`, b"),
+    ("SELECT u FROM t, pg_catalog.unnest(a) u", "SELECT u FROM t, LATERAL explode(a) u(u)"),
+    ("SELECT * FROM unnest(a) AS v(n) WHERE n", "SELECT * FROM explode(a) AS v(n) WHERE n"),
+    (
+        "SELECT * FROM unnest(a, f(1, 2))",
+        "SELECT * FROM inline(arrays_zip(coalesce(a, array()), coalesce( f(1, 2), array())))"
+        " AS unnest(unnest, unnest)",
+    ),
+    ("SELECT unnest FROM unnest", ) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), UNNESTED)
+def test_arrays_are_unnested_as_relations_and_columns(text: str, wanted: str) -> None:
+    assert to_spark(text, name_columns=True).text == wanted
+
+
+@pytest.mark.parametrize("text", ["unnest(a, b)", "a FROM unnest(b) WITH ORDINALITY"])
+def test_an_unnest_that_is_not_known_is_refused(text: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="unnest"):
+        to_spark(f"SELECT {text}")
+
+
 OWN = "generate_series(generate_series)"
 SERIES: list[tuple[str, str]] = [
     ("SELECT {}, 1", "SELECT {} AS `generate_series`, 1 AS `?column?`"),

@@ -41,6 +41,8 @@ class CastFinder:
         self._openers: dict[int, int] = {}
         self._starts: dict[int, int | None] = {}
         """By the place behind a cast, where its operand begins."""
+        self._kinds: dict[int, str] = {}
+        """By the same place, the name of its type."""
         self.opening: dict[int, str] = {}
         self.closing: dict[int, str] = {}
         self.replaced: dict[int, tuple[int, str]] = {}
@@ -99,7 +101,11 @@ class CastFinder:
         # A `CAST` ends with its bracket, a `::` with its type.
         end = end or reader.place
         self._starts[end] = start
-        alone = operand >= 0 and (end != reader.place or start == operand)
+        again = end == reader.place and self._kinds.get(kind_at - 1) == kind.name
+        self._kinds[end] = kind.name
+        bracketed = start is not None and self._bracketed(operand) == start
+        operand = operand - 1 if bracketed else operand
+        alone = operand >= 0 and (bracketed or end != reader.place or start == operand)
         given = alone and self._tokens[operand].kind in ("text", "parameter")
         if given:
             self.read.add(operand)
@@ -113,8 +119,16 @@ class CastFinder:
             self.closing[end] = self.closing.get(end, "") + behind
         elif limit is not None:
             raise self._refused(kind_at, "this cast's operand is not known", "write CAST(… AS …)")
-        elif not (given or (alone and self._tokens[operand].word == "NULL")):
+        # What has been checked as the same type is not checked again.
+        elif not (given or again or (alone and self._tokens[operand].word == "NULL")):
             self._check(kind, kind_at)
+
+    def _bracketed(self, closed: int) -> int:
+        """Return where the brackets around a text begin that end at a place; -1 if it is
+        another operand."""
+        opened = self._openers.get(closed, -1)
+        is_text = opened == closed - 2 and self._tokens[closed - 1].kind == "text"
+        return opened if is_text and self._tokens[closed].text == ")" else -1
 
     def _limiting(self, length: int, padded: bool, kind_at: int) -> tuple[str, str]:
         """Return what is written around an operand to limit its length."""

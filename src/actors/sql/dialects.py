@@ -29,7 +29,7 @@ import msgspec
 
 from actors.errors import InvalidUsage, SqlSyntaxError
 from actors.plan.schema import text_limit
-from actors.sql.cast_finding import CastFinder
+from actors.sql.cast_finding import NOT_CALLED, CastFinder
 from actors.sql.column_naming import missing_names
 from actors.sql.reader import LexedText, StatementReader, lex_text
 from actors.sql.series_calls import SeriesFinder
@@ -255,6 +255,8 @@ class _SparkWriter:
                 return self._subscript(place)
             case "sign" if place in self._closed:
                 self._edit(token.end, self._closed[place])
+            case "sign" if token.text == "(" and (end := self._bracketed(place)):
+                return end
             case "sign" if opened := self._of_array(place):
                 return self._any_of(place, opened)
             case "sign" if token.text == "::":
@@ -306,6 +308,19 @@ class _SparkWriter:
             )
         self._edit(token.end, quote_text(value))
         return place + 1
+
+    def _bracketed(self, place: int) -> int:
+        """Write ``('…')::type`` as a literal. Return the place behind it; 0 if that is not what
+        stands at a place, or the cast is left to Spark."""
+        tokens = self._tokens[place : place + 4]
+        if [each.text for each in tokens[2:]] != [")", "::"] or tokens[1].kind != "text":
+            return 0
+        before = self._tokens[place - 1] if place else None
+        if before is not None and before.kind in ("word", "name") and before.word not in NOT_CALLED:
+            return 0
+        reader = StatementReader(self._lexed, place + 4)
+        kind = read_written_type(reader)
+        return reader.place if self._typed(place + 1, reader.place, kind) else 0
 
     def _text_at(self, place: int) -> str:
         token = self._tokens[place]

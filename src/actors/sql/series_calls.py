@@ -1,4 +1,4 @@
-"""PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``.
+"""PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``, and ``unnest`` as `explode`.
 
 Spark's `sequence` counts down where PostgreSQL's series has no rows. So the operands are named, and
 compared. A series of times is known if its steps have one length: of days or less, and in UTC.
@@ -15,7 +15,8 @@ from actors.sql.reader import LexedText, StatementReader
 from actors.sql.tokens import SqlDialect, name_value, quote_name, syntax_error, text_value
 from actors.sql.type_names import read_written_type
 
-_NAME: Final = "generate_series"
+_SERIES: Final = "GENERATE_SERIES"
+_UNNEST: Final = "UNNEST"
 _CLAUSE_WORDS: Final = "SELECT FROM WHERE BY HAVING LIMIT OFFSET VALUES RETURNING"
 _CLAUSES: Final = frozenset(_CLAUSE_WORDS.split())
 _OTHER_WORDS: Final = (
@@ -35,7 +36,7 @@ _THREE: Final = (
 
 
 class SeriesFinder:
-    """Finds the calls of ``generate_series`` in a text.
+    """Finds the calls of ``generate_series`` and ``unnest`` in a text.
 
     `opening` and `closing` have what is written before and behind the tokens at these places,
     `replaced` what stands for the tokens from a place on, with the place behind them.
@@ -49,13 +50,33 @@ class SeriesFinder:
         self.closing: dict[int, str] = {}
         self.replaced: dict[int, tuple[int, str]] = {}
         for place, token in enumerate(self._tokens[:-1]):
-            if token.word == _NAME.upper() and self._tokens[place + 1].text == "(":
-                self._note(place, self._lexed.partners[place + 1])
-                if self._is_relation(place):
-                    self._note_relation(place, closed=self._lexed.partners[place + 1])
+            if token.word not in (_SERIES, _UNNEST) or self._tokens[place + 1].text != "(":
+                continue
+            closed = self._lexed.partners[place + 1]
+            commas = [at for at in self._outer(place + 2, closed) if self._tokens[at].text == ","]
+            if token.word == _UNNEST:
+                self._note_arrays(place, commas, closed)
+            else:
+                self._note(place, commas, closed)
+            if self._is_relation(place):
+                columns = [token.word.lower()] * (1 if token.word == _SERIES else len(commas) + 1)
+                self._note_relation(place, columns, closed)
 
-    def _note(self, place: int, closed: int) -> None:
-        commas = [at for at in self._outer(place + 2, closed) if self._tokens[at].text == ","]
+    def _note_arrays(self, place: int, commas: list[int], closed: int) -> None:
+        """Note an ``unnest``. The shorter ones of several arrays are filled up with NULLs, an array
+        that is NULL too."""
+        if not commas:
+            self.replaced[place] = (place + 1, "explode")
+            return
+        if not self._is_relation(place):
+            problem, hint = "unnest of several arrays is a relation", "write it behind FROM"
+            raise self._refused(place, problem, hint)
+        self.replaced[place] = (place + 2, "inline(arrays_zip(coalesce(")
+        for comma in commas:
+            self.replaced[comma] = (comma + 1, ", array()), coalesce(")
+        self.replaced[closed] = (closed + 1, ", array())))")
+
+    def _note(self, place: int, commas: list[int], closed: int) -> None:
         if len(commas) not in (1, 2):
             raise self._refused(place, "generate_series has two operands, or three")
         clocks = {
@@ -88,8 +109,9 @@ class SeriesFinder:
             at = self._lexed.partners.get(at, at) + 1
         return found
 
-    def _refused(self, place: int, problem: str) -> SqlSyntaxError:
-        hint = "write explode(sequence(…))"
+    def _refused(
+        self, place: int, problem: str, hint: str = "write explode(sequence(…))"
+    ) -> SqlSyntaxError:
         return syntax_error(self._lexed.text, self._tokens[place].start, problem, hint=hint)
 
     # -- times ---------------------------------------------------------------------------------
@@ -144,11 +166,13 @@ class SeriesFinder:
     def _word(self, place: int) -> str:
         return self._tokens[place].word if 0 <= place < len(self._tokens) else ""
 
-    def _note_relation(self, place: int, closed: int) -> None:
-        """Note the names of a relation and its column: one is the other's, unless it has its
-        own."""
+    def _note_relation(self, place: int, columns: list[str], closed: int) -> None:
+        """Note the names of a relation and its column: one is the other's, unless it has its own.
+        Several `columns` have names of their own."""
         if self._word(closed + 1) == "WITH":
-            raise self._refused(closed + 1, "generate_series WITH ORDINALITY is not known")
+            raise self._refused(
+                closed + 1, f"{columns[0]} WITH ORDINALITY is not known", "write posexplode(…)"
+            )
         before = self._before(place)
         kinds = {self._word(before - 1), self._word(before - 2)}
         # Operands may name columns of what stands before.
@@ -158,8 +182,8 @@ class SeriesFinder:
         token = self._tokens[at] if at < len(self._tokens) else None
         named = token is not None and token.kind in ("word", "name")
         if token is None or not named or token.word in _NO_ALIASES:
-            self.closing[closed + 1] = f" AS {_NAME}({_NAME})"
+            self.closing[closed + 1] = f" AS {columns[0]}({', '.join(columns)})"
         elif self._word(at + 1) != "(":
             quoted = token.kind == "name"
             name = quote_name(name_value(token.text)) if quoted else token.text
-            self.closing[at + 1] = f"({name})"
+            self.closing[at + 1] = f"({', '.join(columns) if len(columns) > 1 else name})"
