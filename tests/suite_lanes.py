@@ -55,6 +55,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/clients/test_psqlodbc.py",
         "tests/clients/test_psycopg_client.py",
         "tests/clients/test_pyspark_remote.py",
+        "tests/clients/test_sql_differences.py",
         "tests/clients/test_sqlalchemy.py",
         "tests/connect_gateway/test_code_on_spark.py",
         "tests/connect_gateway/test_gateway_on_spark.py",

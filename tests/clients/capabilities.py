@@ -74,7 +74,8 @@ class DoorTable(NamedTuple):
 DOORS: Final = (
     DoorTable(
         "PostgreSQL's protocol",
-        "The service of these tests runs on Spark and on the in-memory engine, and each shows the same.",
+        "The service of these tests runs on Spark and on the in-memory engine, and each shows the"
+        " same.",
         POSTGRES,
         (
             "psql",

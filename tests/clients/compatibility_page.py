@@ -10,16 +10,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 from capabilities import DOORS, DoorTable, door_of
+from sql_differences import SqlDifference, read_section, section_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "compatibility.md"
 CACHE_KEY: Final = "penstock/clients"
+SQL_KEY: Final = "penstock/sql-differences"
 CACHE_FOLDER: Final = ROOT / ".pytest_cache" / "v" / CACHE_KEY
+SQL_SEEN: Final = ROOT / ".pytest_cache" / "v" / SQL_KEY
 
 Answer: TypeAlias = Literal["yes", "no", "lacks"]
 SHOWN: Final[Mapping[Answer, str]] = {"yes": "yes", "no": "**no**", "lacks": "–"}
@@ -82,9 +85,10 @@ def read_sight(lines: str) -> ClientSight:
 # -- the page --------------------------------------------------------------------------------------
 
 
-def page_of(sights: Mapping[str, ClientSight]) -> str:
+def page_of(sights: Mapping[str, ClientSight], differences: Sequence[SqlDifference]) -> str:
     """Return the page; a client that was never seen has empty cells."""
-    return "\n".join([HEAD, *(_table(door, sights) for door in DOORS)])
+    tables = (_table(door, sights) for door in DOORS)
+    return "\n".join([HEAD, *tables, section_of(differences)])
 
 
 def _table(door: DoorTable, sights: Mapping[str, ClientSight]) -> str:
@@ -154,11 +158,14 @@ def differences(text: str, sight: ClientSight) -> list[str]:
 
 def write_page() -> None:
     """Write into the page what is kept in pytest's cache."""
-    sights = read_page(PAGE.read_text()) if PAGE.exists() else {}
+    page = PAGE.read_text() if PAGE.exists() else ""
+    sights, differences = read_page(page), read_section(page)
     for path in sorted(CACHE_FOLDER.glob("*")):
         sight = ClientSight.from_json(json.loads(path.read_text()))
         sights[sight.name] = sight
-    PAGE.write_text(page_of(sights))
+    if SQL_SEEN.exists():
+        differences = [SqlDifference(*told) for told in json.loads(SQL_SEEN.read_text())]
+    PAGE.write_text(page_of(sights, differences))
 
 
 if __name__ == "__main__":

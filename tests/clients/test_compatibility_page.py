@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from capabilities import DOORS
 from compatibility_page import PAGE, ClientSight, Sighting, differences, page_of, read_page
+from sql_differences import read_section
 
 
 def test_the_page_is_as_it_would_be_written() -> None:
     said = read_page(PAGE.read_text())
-    assert page_of(said) == PAGE.read_text()
+    assert page_of(said, read_section(PAGE.read_text())) == PAGE.read_text()
     for door in DOORS:
         for client in door.clients:
             assert said[client].seen.keys() == door.capabilities.keys(), client

@@ -1,4 +1,4 @@
-"""PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``, and ``unnest`` as `explode`.
+"""PostgreSQL's ``generate_series`` as Spark's ``explode(sequence(…))``, ``unnest`` as ``explode``.
 
 Spark's `sequence` counts down where PostgreSQL's series has no rows. So the operands are named, and
 compared. A series of times is known if its steps have one length: of days or less, and in UTC.
