@@ -139,3 +139,48 @@ def test_a_precision_rounds_as_postgresql_does(both: tuple[Session, Session]) ->
         db.execute("INSERT INTO p VALUES (0.0005), (-0.0005), (1e-9), (abs(2.0015)), ('1.00049')")
     rows = [db.execute("SELECT n FROM p ORDER BY n").fetchall() for db in both]
     assert rows[0] == rows[1]
+
+
+FLOATING = {
+    "values": "INSERT INTO q (id, n) VALUES (1, {0} + 0)",
+    "rows": "INSERT INTO q (id, n) VALUES (1, 2.5), (2, {0})",
+    "query": "INSERT INTO q (id, n) SELECT 1, {0}",
+    "column": "INSERT INTO q (id, n) SELECT id + 1, f FROM q",
+    "array": "INSERT INTO q (id, a) VALUES (1, ARRAY[{0}, 2.5])",
+    "selected array": "INSERT INTO q (id, a) SELECT 1, ARRAY[NULL, {0}]",
+    "update": "UPDATE q SET n = {0}",
+    "update by column": "UPDATE q SET n = f",
+    "upsert": "INSERT INTO q (id) VALUES (0) ON CONFLICT (id) DO UPDATE SET n = {0}",
+    "merge": "MERGE INTO q USING (SELECT 0 AS id, {0} AS f) AS s ON q.id = s.id"
+    " WHEN MATCHED THEN UPDATE SET n = s.f",
+}
+
+
+def test_no_decimal_loses_what_a_double_holds(both: tuple[Session, Session]) -> None:
+    """Spark's cast makes NULL of NaN and of infinities."""
+    for db in both:
+        db.execute(
+            "CREATE TABLE q (id INT PRIMARY KEY, n NUMERIC(9, 3), a NUMERIC(9, 3)[], f FLOAT8)"
+        )
+    draw = random.Random(6)
+    for way, text in FLOATING.items():
+        for number in ("NaN", draw.choice(["Infinity", "-inf"]), draw.choice(["-0.0015", "7e5"])):
+            typed = f"'{number}'::{draw.choice(['float8', 'real'])}"
+            found = [floated(db, text.format(typed), number) for db in both]
+            # A decimal of PostgreSQL's can be NaN.
+            assert found[1] == ("22003" if number == "NaN" else found[0]), (way, typed, found)
+            assert found[0] != [], way
+    refused = "ALTER TABLE q ALTER COLUMN n SET DEFAULT 'NaN'::float8"
+    with pytest.raises(psycopg.errors.SyntaxErrorOrAccessRuleViolation, match="has no NaN"):
+        both[1].execute(refused)
+
+
+def floated(db: Session, text: str, number: str) -> object:
+    """What stands in the table after a statement, or the error's SQLSTATE."""
+    db.execute("DELETE FROM q")
+    db.execute(f"INSERT INTO q (id, f) VALUES (0, '{number}')")
+    try:
+        db.execute(text.encode())
+    except psycopg.Error as error:
+        return error.sqlstate
+    return db.execute("SELECT id, n, a FROM q ORDER BY id").fetchall()

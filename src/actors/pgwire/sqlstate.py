@@ -146,7 +146,9 @@ NOTICE_STATES: Final = {
     "SET TRANSACTION can only be used in transaction blocks": NO_TRANSACTION,
 }
 """SQLSTATE of each notice that PostgreSQL sends as a warning."""
-INEXACT: Final = f" does not fit {UNBOUNDED_NUMERIC} exactly"
+UNFIT: Final = " does not fit "
+"""Stands between a number that a decimal cannot hold, and its type."""
+INEXACT: Final = f"{UNFIT}{UNBOUNDED_NUMERIC} exactly"
 """Ends the error for a number that a column of ``numeric`` without a precision would round."""
 _SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
@@ -191,7 +193,7 @@ def _as_postgresql(message: str, state: str) -> str:
     match "" if found is None else found[1].partition(".")[0]:
         case "AMBIGUOUS_REFERENCE":
             return "42702"
-        case "CAST_INVALID_INPUT" if INEXACT in message:
+        case "CAST_INVALID_INPUT" if f"{UNFIT}decimal(" in message:
             return NUMBER_OUT_OF_RANGE
         case "USER_RAISED_EXCEPTION" if NO_STEP in message:
             return INVALID_PARAMETER

@@ -274,6 +274,9 @@ async def _computed_value(
         check_assignable(table, pa.schema([rows.schema.field(1)]), [column])
     except TypeMismatch as error:
         raise _refused(f"{error}, as its DEFAULT", span) from None
+    # Spark makes NULL of a NaN that is cast to a decimal.
+    if rows.column(0).null_count > rows.column(1).null_count:
+        raise _refused(f"table {table}, column {column.name}: {column.type} has no NaN", span)
     return rows.column(0).cast(arrow_type(column.type)).combine_chunks()
 
 

@@ -15,12 +15,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import TypeMismatch, ValueOutOfRange
-from actors.pgwire.sqlstate import INEXACT
+from actors.pgwire.sqlstate import INEXACT, UNFIT
 from actors.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
 from actors.sql_session.placed_text import PlacedText, placed
 
 _SCALE: Final = arrow_type(UNBOUNDED_NUMERIC).scale
-_NUMBER_ARRAY: Final = f"array<{UNBOUNDED_NUMERIC}>"
 _NUMBERS: Final = ("integer", "decimal", "float")
 _MOMENTS: Final = frozenset({"date", "timestamp"})
 _CAST_BY_SPARK: Final = frozenset(
@@ -44,11 +43,22 @@ def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
     >>> needs_cast(pa.schema([("a", pa.int32())]), [TableColumn("a", "decimal(9,2)")])
     False
     """
-    wanted = (arrow_type(column.type) for column in columns)
-    return any(
-        (_kind(given), _kind(kind)) in _CAST_BY_SPARK
-        for given, kind in zip(rows.types, wanted, strict=True)
-    )
+    for given, column in zip(rows.types, columns, strict=True):
+        inner, wanted = _elements(given, arrow_type(column.type))
+        if inner is not given:
+            # Only values of columns are fitted here.
+            if inner != wanted:
+                return True
+        elif (_kind(inner), _kind(wanted)) in _CAST_BY_SPARK:
+            return True
+    return False
+
+
+def _elements(given: pa.DataType, wanted: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
+    """Return the types of the elements, if both are arrays, else the types themselves."""
+    while pa.types.is_list(given) and pa.types.is_list(wanted):
+        given, wanted = given.value_type, wanted.value_type
+    return given, wanted
 
 
 def check_assignable(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
@@ -62,8 +72,8 @@ def check_assignable(table: str, rows: pa.Schema, columns: Sequence[TableColumn]
     actors.errors.TypeMismatch: table t, column a: string is not assigned to int: cast it
     """
     for given, column in zip(rows.types, columns, strict=True):
-        kind, wanted = _kind(given), _kind(arrow_type(column.type))
-        known = kind and wanted  # what nested values hold is compared where they are stored
+        kind, wanted = map(_kind, _elements(given, arrow_type(column.type)))
+        known = kind and wanted  # what structs and maps hold is compared where they are stored
         if known and kind != wanted and wanted != "string" and not _are_alike(kind, wanted):
             raise TypeMismatch(
                 f"table {table}, column {column.name}: {_shown(kind, given)} is not assigned to "
@@ -101,20 +111,28 @@ def cast_query(
 
 
 def exact_cast(text: str, kind: str) -> str:
-    """Return the cast of an expression of Spark's to `UNBOUNDED_NUMERIC`, or an array of it, in
-    which a number that would be rounded is an error; "" for another type."""
+    """Return the cast of an expression of Spark's to a decimal, or an array of them, in which NaN,
+    an infinity, and for `UNBOUNDED_NUMERIC` a number that would be rounded are errors; "" for
+    another type."""
     digits = number_text(text, kind)
-    return number_of_text(digits, kind) if digits else ""
+    cast = number_of_text(digits, kind) if digits else ""
+    # Spark makes NULL of what a decimal cannot hold.
+    if cast and UNBOUNDED_NUMERIC not in kind:
+        floating = "'double', 'float', 'array<double>', 'array<float>'"
+        return f"IF(typeof({text}) IN ({floating}), {cast}, CAST({text} AS {kind}))"
+    return cast
 
 
 def number_text(text: str, kind: str) -> str:
     """Return the expression of the digits of a number, or of those of an array, that is for a
-    column of `UNBOUNDED_NUMERIC`; "" for another type. It has no errors of its own."""
-    if kind == _NUMBER_ARRAY:
+    column of decimals; "" for another type. It has no errors of its own."""
+    if kind.startswith("array<decimal("):
         # Spark computes no lambda in VALUES. Doubles inside count with all of their digits.
         return f"CAST({text} AS array<string>)"
-    if kind != UNBOUNDED_NUMERIC:
+    if not kind.startswith("decimal("):
         return ""
+    if kind != UNBOUNDED_NUMERIC:
+        return f"CAST({text} AS STRING)"
     size = f"abs(CAST({text} AS DOUBLE))"
     # As many digits as PostgreSQL takes of a double, and of a float.
     form = f"IF(typeof({text}) = 'float', '%.5e', '%.14e')"
@@ -132,11 +150,14 @@ def number_text(text: str, kind: str) -> str:
 
 def number_of_text(text: str, kind: str) -> str:
     """Return the expression of the number, or the array of them, of such digits."""
-    if kind == _NUMBER_ARRAY:
-        return f"transform({text}, x -> {number_of_text('x', UNBOUNDED_NUMERIC)})"
+    if kind.startswith("array<"):
+        return f"transform({text}, x -> {number_of_text('x', kind[len('array<') : -1])})"
     # Spark's error shows the text that is no number.
-    inexact = f"^.*([.][0-9]{{{_SCALE}}}0*[1-9]|[eE]-|NaN|Inf).*$"
-    shown = f"regexp_replace({text}, '{inexact}', 'numeric value $0{INEXACT}')"
+    inexact, problem = "NaN|Inf", f"{UNFIT}{kind}"
+    if kind == UNBOUNDED_NUMERIC:
+        inexact, problem = f"[.][0-9]{{{_SCALE}}}0*[1-9]|[eE]-|{inexact}", INEXACT
+    problem = f"numeric value $0{problem}"
+    shown = f"regexp_replace({text}, '^.*({inexact}).*$', '{problem}')"
     return f"CAST({shown} AS {kind})"
 
 
