@@ -46,6 +46,12 @@ SHAPES = [
     "INSERT INTO {t} ({c}) SELECT $1",
     "INSERT INTO {t} ({c}) VALUES ($1), ($2) RETURNING {c} {op} $3",
     "SELECT 1 FROM (VALUES (1, 'a'), (2, 'b')) v (id, day) WHERE id = $1 AND day {op} $2",
+    "SELECT 1 FROM {t} WHERE {c} = ANY ($1) OR {c} <> ALL (($2)) OR {c} = SOME (ARRAY[$3])",
+    "DELETE FROM {t} AS a WHERE NOT a.{c} = ANY ($1)",
+    "SELECT sum(day) {op} $1, avg(day) {op} $2, abs(max(day)) {op} $3 FROM u",
+    "SELECT 1 FROM u GROUP BY ok HAVING sum(amount) {op} $1 OR avg(amount) {op} $2",
+    "SELECT extract(year FROM day) {op} $1, length($2) {op} $3 FROM t GROUP BY day",
+    "SELECT sum(id) {op} $1 FROM t",
     "SELECT 1 FROM {t} UNION ALL SELECT 1 FROM {s} b WHERE b.{d} {op} $1",
 ]
 
@@ -78,6 +84,10 @@ def types_of(text: str) -> tuple[int, ...]:
             (INT4, DATE, NUMERIC, INT4, BOOL),
         ),
         ("SELECT * FROM t AS OF 5 WHERE nowhere = $1", (TEXT,)),
+        ("SELECT * FROM t WHERE id = ANY ($1)", (ARRAY_OF[INT8],)),
+        ("SELECT * FROM u WHERE NOT id <> ALL ($1)", (ARRAY_OF[TEXT],)),
+        ("SELECT * FROM t WHERE day = ANY (ARRAY[$1])", (DATE,)),
+        ("SELECT * FROM t WHERE nowhere = ANY ($1)", (TEXT,)),
     ],
 )
 def test_parameters_have_the_type_of_their_place(text: str, wanted: tuple[int, ...]) -> None:

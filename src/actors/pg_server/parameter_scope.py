@@ -41,6 +41,11 @@ _COMPARED: Final = (
     *(exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE),
     *(exp.NullSafeEQ, exp.NullSafeNEQ),
 )
+_SUMS: Final[Mapping[int | None, int]] = {
+    **{pg.INT2: pg.INT8, pg.INT4: pg.INT8, pg.INT8: pg.NUMERIC},
+    **{each: each for each in (pg.NUMERIC, pg.FLOAT4, pg.FLOAT8)},
+}
+"""Types of sums, by the type of what is summed."""
 _COUNTS: Final = (exp.Limit, exp.Offset, exp.Fetch)
 
 
@@ -270,8 +275,11 @@ class _TypeFinder:
         match parent:
             case exp.Paren() | exp.Neg() | exp.Alias():
                 return self._expected(parent, scope)
-            case exp.Array() if isinstance(parent.parent, exp.Any):
-                return self._expected(parent.parent, scope)
+            case exp.Array() if _is_quantifier(quantifier := _around(parent).parent):
+                return self._sibling(quantifier.parent, quantifier, scope)
+            case _ if _is_quantifier(parent):
+                element = self._sibling(parent.parent, parent, scope)
+                return pg.ARRAY_OF.get(element) if element is not None else None
             case exp.Cast():
                 return self._type(parent, scope)
             case _ if isinstance(parent, _COUNTS):
@@ -389,6 +397,14 @@ class _TypeFinder:
                 return pg.BOOL
             case exp.Count():
                 return pg.INT8
+            case exp.Length():
+                return pg.INT4
+            case exp.Extract() | exp.Avg():
+                return pg.NUMERIC
+            case exp.Sum():
+                return _SUMS.get(self._type(node.this, scope))
+            case exp.Abs():
+                return self._type(node.this, scope)
             case exp.Max() | exp.Min():
                 return self._type(node.this, scope)
             case exp.CurrentTimestamp():
@@ -464,6 +480,13 @@ def _place_of_type(cast: Any) -> str:
 
 def _is_char_cast(node: Any) -> bool:
     return isinstance(node, exp.Cast) and _place_of_type(node).endswith(CHAR)
+
+
+def _is_quantifier(node: Any) -> bool:
+    """Return whether a node is the ``ANY (…)`` or ``ALL (…)`` of a comparison."""
+    # sqlglot takes ALL for a function.
+    is_all = isinstance(node, exp.Anonymous) and node.name.upper() == "ALL"
+    return isinstance(node, exp.Any) or is_all
 
 
 def _around(node: Any) -> Any:
