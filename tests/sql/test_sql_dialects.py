@@ -137,6 +137,14 @@ def test_other_operands_of_checked_types_are_refused(text: str) -> None:
         to_spark(f"SELECT {text}", read_typed=typed_literal)
 
 
+@pytest.mark.parametrize("lock", ["FOR UPDATE", "FOR SHARE OF t", "LIMIT 1 for no key update"])
+def test_locks_are_refused_by_name(lock: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="no rows are locked"):
+        to_spark(f"SELECT * FROM t {lock}")
+    kept = "SELECT substring(a FROM 1 FOR c), b FROM t FOR TIMESTAMP AS OF '2024-01-01'"
+    assert to_spark(kept).text == kept
+
+
 UNNESTED: list[tuple[str, str]] = [
     ("SELECT unnest(a), b", "SELECT explode(a) AS `unnest`, b"),
     ("SELECT u FROM t, pg_catalog.unnest(a) u", "SELECT u FROM t, LATERAL explode(a) u(u)"),
@@ -226,6 +234,11 @@ MEMBERS: list[tuple[str, list[str], str]] = [
     ("a = SOME ($1::int[]), b", ["CAST(NULL AS array<int>)"], "a IN (NULL), b"),
     ("a = ANY('{x}'::text[])", [], "a IN ('<x>')"),
     ("a = ANY($1::text[])", ["'{y}'"], "a IN ('<{y}>')"),
+    ("a = ANY(CAST($1 AS text[]))", ["'{y}'"], "a IN ('<{y}>')"),
+    ("a <> ALL (((($1))))", ["array(1)"], "a NOT IN (1)"),
+    ("a = ANY ((CAST('{x}' AS text[])))", [], "a IN ('<x>')"),
+    ("a = ANY ((SELECT 1))", [], "a = ANY ((SELECT 1))"),
+    ("a = ANY (CAST(b AS int[]))", [], "a = ANY (CAST(b AS array<int>))"),
 ]  # fmt: skip
 
 

@@ -431,6 +431,14 @@ class _SparkWriter:
             self._closed[self._lexed.partners[place + 1]] = ")"
             self._edit(self._tokens[place + 1].end, "array(")
             return place + 2
+        if word == "FOR" and " ".join(following[:2]).startswith(_LOCKS):
+            raise syntax_error(
+                self._text,
+                token.start,
+                f"FOR {following[0]} is not known: no rows are locked",
+                hint="leave it out: COMMIT fails with 40001 if another session has changed what the"
+                " transaction changes, which is then repeated",
+            )
         # Behind a dot it is a column.
         if word in ("LIMIT", "OFFSET") and self._tokens[place - 1].text != ".":
             self._note_count(place)
@@ -447,7 +455,8 @@ class _SparkWriter:
             return 0
         sign, word, opened, first = following
         wanted = ("ANY", "SOME") if sign == "=" else ("ALL",) if sign in ("<>", "!=") else ()
-        is_array = first == "ARRAY" or self._tokens[place + 3].kind in ("text", "parameter")
+        may_be = first in ("ARRAY", "CAST", "(")
+        is_array = may_be or self._tokens[place + 3].kind in ("text", "parameter")
         return place + 2 if word in wanted and opened == "(" and is_array else 0
 
     def _any_of(self, place: int, opened: int) -> int:
@@ -478,9 +487,14 @@ class _SparkWriter:
     def _array_literal(self, place: int, end: int) -> str:
         """Return the literal of an array, by a text that is cast or a parameter, up to a place;
         "" if it is another expression."""
+        while self._tokens[place].text == "(" and self._lexed.partners[place] == end - 1:
+            place, end = place + 1, end - 1
+        sign, closing = "::", 0
+        if self._tokens[place].word == "CAST" and self._tokens[place + 1].text == "(":
+            place, sign, closing = place + 2, "AS", 1
         token, reader = self._tokens[place], StatementReader(self._lexed, place + 1)
-        kind = read_written_type(reader) if reader.take("::") else None
-        if reader.place != end:
+        kind = read_written_type(reader) if reader.take(sign) else None
+        if reader.place + closing != end or token.kind not in ("text", "parameter"):
             return ""
         if token.kind == "text":
             return "" if kind is None else self._read_typed(self._text_at(place), kind)
@@ -567,6 +581,8 @@ class _SparkWriter:
         return reader.place
 
 
+_LOCKS: Final = ("UPDATE", "SHARE", "NO KEY", "KEY SHARE")
+"""Words behind FOR, where rows are to be locked."""
 _AFTER_COUNT: Final = frozenset(
     ("LIMIT", "OFFSET", "FETCH", "FOR", "UNION", "EXCEPT", "INTERSECT", "ROW", "ROWS", "AS")
 )
