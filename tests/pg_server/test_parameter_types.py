@@ -67,7 +67,7 @@ def types_of(text: str) -> tuple[int, ...]:
         ("SELECT * FROM t WHERE id = $1 AND $2 < day", (INT8, DATE)),
         ("SELECT $1", (TEXT,)),
         ("SELECT $1::date, $2::text[], $3::bigint", (DATE, ARRAY_OF[TEXT], INT8)),
-        ("SELECT * FROM t WHERE day = $1::timestamp(3) without time zone", (TIMESTAMP,)),
+        ("SELECT * FROM t WHERE day = $1::timestamp(6) without time zone", (TIMESTAMP,)),
         ("INSERT INTO t VALUES ($1, $2)", (INT8, DATE)),
         ("INSERT INTO t VALUES ($1::int8, $2::text)", (INT8, TEXT)),
         ("SELECT * FROM t LIMIT $1", (INT8,)),

@@ -231,6 +231,45 @@ def test_a_series_of_times_is_the_same_or_refused(both: tuple[Session, Session])
         assert found == ["22", "22"], step
 
 
+TYPED_TIMES = ["{1} '{0}'", "'{0}'::{1}", "CAST('{0}' AS {1})", "('{0}')::{1}"]
+DAYS = ["2024-06-01", "0044-3-15", "1899-12-31", "2024-02-30", "2024", "2024-13-01", "June 1 2024"]
+CLOCKS = [
+    "",
+    " 12:00",
+    " 23:59:59.9999996",
+    "T00:00:60",
+    " 24:00",
+    " 7:5",
+    " 25:00",
+    " junk",
+    " BC",
+]
+ZONES = ["", "+02", "Z", "-0330", "+05:45", " CET", " eet", " Europe/Rome", " Mars/Base", " PST"]
+
+
+@pytest.mark.sampled
+def test_texts_of_times_mean_the_same_or_are_refused(both: tuple[Session, Session]) -> None:
+    draw = random.Random(8)
+    outcomes = set()
+    for zone in ("UTC", "Europe/Rome", "America/St_Johns"):
+        for db in both:
+            db.execute(f"SET TIME ZONE '{zone}'")
+        for _ in range(examples(60)):
+            day, clock, offset = map(draw.choice, (DAYS, CLOCKS, ZONES))
+            # Here a day may have an offset: PostgreSQL wants a time before it.
+            moment = f"{day}{clock}{offset if clock else ''}"
+            kind = draw.choice(["date", "timestamp", "timestamptz"])
+            typed = draw.choice(TYPED_TIMES).format(moment, kind)
+            # As text, in which every day and zone can be read.
+            found = [answer(db, f"SELECT ({typed})::text") for db in both]
+            same = found[0] == found[1]
+            assert same or found[1] in ("22", "42"), (zone, typed, found)
+            outcomes.add((same, isinstance(found[0], list)))
+    for db in both:
+        db.execute("RESET TIME ZONE")
+    assert {(True, True), (True, False)} <= outcomes
+
+
 UNNESTED = [
     "SELECT * FROM unnest({0})",
     "SELECT x + 1, x FROM unnest({0}) AS x",
@@ -241,6 +280,7 @@ UNNESTED = [
 ]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("query", UNNESTED)
 def test_arrays_are_unnested_as_postgresql_does(both: tuple[Session, Session], query: str) -> None:
     draw = random.Random(query)

@@ -112,7 +112,7 @@ POSTGRES_TYPES = [
     ("bool", "boolean"),
     ("timestamptz", "timestamp"),
     ("timestamp", "timestamp_ntz"),
-    ("timestamp(3)", "timestamp_ntz"),
+    ("timestamp(6)", "timestamp_ntz"),
     ("timestamp with time zone", "timestamp"),
     ("timestamp (6) without time zone", "timestamp_ntz"),
     ("date", "date"),

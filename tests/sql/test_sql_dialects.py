@@ -31,7 +31,7 @@ CASES: list[tuple[str, str]] = [
     ("SELECT a::int8, b::text::varchar(3)", "SELECT a::bigint, left(b::string::string, 3)"),
     ("SELECT '1'::double precision + 1", "SELECT '1'::double + 1"),
     ("SELECT a::numeric(10, 2), b::numeric", "SELECT a::decimal(10,2), b::decimal(38,18)"),
-    ("SELECT a::timestamp(3) with time zone", "SELECT a::timestamp"),
+    ("SELECT a::timestamp(6) with time zone", "SELECT a::timestamp"),
     ("SELECT a::timestamp without time zone", "SELECT a::timestamp_ntz"),
     ("SELECT a::int4[]", "SELECT a::array<int>"),
     ("SELECT a::pg_catalog.int4", "SELECT a::int"),
@@ -143,6 +143,14 @@ def test_locks_are_refused_by_name(lock: str) -> None:
         to_spark(f"SELECT * FROM t {lock}")
     kept = "SELECT substring(a FROM 1 FOR c), b FROM t FOR TIMESTAMP AS OF '2024-01-01'"
     assert to_spark(kept).text == kept
+
+
+@pytest.mark.parametrize("kind", ["timestamp(0)", "timestamp(3) with time zone"])
+def test_times_of_fewer_digits_are_refused(kind: str) -> None:
+    """PostgreSQL rounds them."""
+    for text in (f"SELECT a::{kind}", f"SELECT CAST(a AS {kind})"):
+        with pytest.raises(SqlSyntaxError, match="six digits"):
+            to_spark(text)
 
 
 UNNESTED: list[tuple[str, str]] = [

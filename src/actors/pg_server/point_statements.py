@@ -21,6 +21,7 @@ from actors.plan.schema import TableSchema
 from actors.plan.updates import from_ipc
 from actors.sql.dialects import to_spark
 from actors.sql.statements import QueryStatement
+from actors.sql.type_names import WrittenType
 from actors.views.simple import simple_read
 
 _INTEGERS: Final = frozenset({INT2, INT4, INT8})
@@ -72,9 +73,9 @@ def find_point(
         return None
     literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
     try:
-        query = to_spark(statement.query.text, literals, read_typed=typed_literal).text
+        query = to_spark(statement.query.text, literals, read_typed=_typed).text
     except InvalidClientData:
-        return None  # what is cast to a uuid is another text afterwards
+        return None  # what is cast to a uuid is another text afterwards, or a time of some zone
     read = simple_read(query, schemas)
     if read is None or read.finishing is not None or not read.filter:
         return None
@@ -92,6 +93,13 @@ def find_point(
         return None
     selection = PointSelection(read.name, tuple(key), read.project)
     return PointStatement(selection, read.names, tuple(values), tuple(parameters))
+
+
+def _typed(text: str, kind: WrittenType) -> str:
+    # The statement is for sessions in all time zones.
+    if kind.spark == "timestamp":
+        raise InvalidClientData("a time is of the session's time zone")
+    return typed_literal(text, kind)
 
 
 def _example(number: int, oid: int) -> int | str | None:

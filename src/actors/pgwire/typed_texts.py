@@ -1,7 +1,8 @@
 """Texts that a statement casts to a type, read as PostgreSQL reads them.
 
-Spark would take a text of bytes for its letters, and a uuid or JSON for any text. Such a text is
-parsed here, and written as Spark's literal of its value. Pure.
+Spark would take a text of bytes for its letters, a uuid or JSON for any text, and a date for what
+stands before the first blank. Such a text is parsed here, and written as Spark's literal of its
+value. Pure.
 
 >>> typed_literal(r"\\xdead", WrittenType("binary", "bytea", False))
 "X'DEAD'"
@@ -18,9 +19,12 @@ from actors.pgwire.sqlstate import NOT_SUPPORTED, InvalidClientData
 from actors.pgwire.type_map import (
     ARRAY_OF,
     BYTEA,
+    DATE,
     JSON,
     JSONB,
     NUMERIC,
+    TIMESTAMP,
+    TIMESTAMPTZ,
     UUID,
     pg_type_of_spark,
 )
@@ -29,6 +33,9 @@ from actors.plan.schema import inner_types, text_limit
 from actors.sql.type_names import WrittenType
 
 _OIDS: Final = {"bytea": BYTEA, "uuid": UUID, "json": JSON, "jsonb": JSONB}
+_CLOCKS: Final = {"date": DATE, "timestamp": TIMESTAMPTZ, "timestamp_ntz": TIMESTAMP}
+_MOMENTS: Final = frozenset({"now", "today", "tomorrow", "yesterday", "epoch"})
+"""Texts of times that Spark reads as PostgreSQL does."""
 _NUMERICS: Final = frozenset({"numeric", "decimal", "dec"})
 
 
@@ -44,6 +51,9 @@ def typed_literal(text: str, kind: WrittenType, time_zone: str = "UTC") -> str:
     if kind.name in _NUMERICS and not kind.limited:
         # Without a precision all digits count, which no decimal that is chosen before has.
         oid = NUMERIC
+    if levels == 0 and element in _CLOCKS and text.strip().lower() not in _MOMENTS:
+        oid = _CLOCKS[element]
+        return spark_literal(parse_text_value(text, oid, time_zone), oid)
     if levels == 0:
         return "" if oid is None else spark_literal(parse_text_value(text, oid), oid)
     array = ARRAY_OF.get(pg_type_of_spark(element).oid if oid is None else oid)

@@ -114,6 +114,8 @@ _TIME: Final = re.compile(
     r"\s*(?P<era>\s(?:BC|AD))?"
 )
 _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
+_ABBREVIATIONS: Final = {"CET": 3600, "EET": 7200, "MET": 3600, "WET": 0}
+"""Seconds east of UTC: to PostgreSQL these are winter time all the year in a text."""
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
 _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
@@ -316,18 +318,31 @@ class _Moment:
         # The clock's time as if it were UTC: only a carrier of the number of seconds.
         local = self.moment().replace(tzinfo=dt.UTC)
         seconds, micros = divmod((local - _EPOCH) // dt.timedelta(microseconds=1), 1_000_000)
-        offset = None if self.zone is None else _offset_seconds(self.zone)
-        if offset is not None:
-            seconds -= offset
-        else:
-            try:
-                seconds = local_to_utc_second(seconds, self.zone or zone)
-            except InvalidUsage as error:
-                raise InvalidClientData(str(error), "22023") from None
+        seconds = self._utc_second(seconds, zone)
         try:
             return _EPOCH + dt.timedelta(seconds=seconds, microseconds=micros)
         except OverflowError:
             raise self._out from None
+
+    def local(self) -> dt.datetime:
+        """Return date and time. A zone behind them is ignored, if it is one."""
+        self._utc_second(0, "UTC")
+        return self.moment()
+
+    def day(self) -> dt.date:
+        """Return the date. A time and a zone behind it are ignored, if they are such."""
+        self.since_midnight()
+        self._utc_second(0, "UTC")
+        return self.date()
+
+    def _utc_second(self, local: int, zone: str) -> int:
+        offset = None if self.zone is None else _offset_seconds(self.zone)
+        if offset is not None:
+            return local - offset
+        try:
+            return local_to_utc_second(local, self.zone or zone)
+        except InvalidUsage as error:
+            raise InvalidClientData(str(error), "22023") from None
 
 
 def local_moment(text: str) -> dt.datetime | None:
@@ -344,9 +359,9 @@ def _offset_seconds(zone: str) -> int | None:
     if zone in ("z", "Z"):
         return 0
     found = _OFFSET.fullmatch(zone)
-    # A name: its offset depends on the time.
+    # The offset of another name depends on the time.
     if found is None:
-        return None
+        return _ABBREVIATIONS.get(zone.upper())
     hours, minutes, seconds = (int(part or 0) for part in found.groups()[1:])
     size = hours * 3600 + minutes * 60 + seconds
     return -size if found[1] == "-" else size
@@ -354,14 +369,14 @@ def _offset_seconds(zone: str) -> int | None:
 
 def _parse_date(text: str) -> dt.date:
     # Some clients send a date with a time or a zone, which PostgreSQL ignores.
-    return _Moment(text, "date").date()
+    return _Moment(text, "date").day()
 
 
 def _parse_timestamp(text: str, oid: int, zone: str) -> dt.datetime:
     if oid == TIMESTAMPTZ:
         return _Moment(text, "timestamp with time zone").in_utc(zone)
     # A zone in a text of this type is ignored, as PostgreSQL does.
-    return _Moment(text, "timestamp").moment()
+    return _Moment(text, "timestamp").local()
 
 
 _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {

@@ -46,7 +46,7 @@ from actors.sql.tokens import (
 from actors.sql.type_names import WrittenType, read_written_type
 
 _TYPED_LITERALS: Final = frozenset(
-    {"TIMESTAMP", "TIMESTAMPTZ", "BYTEA", "UUID", "JSON", "JSONB", "NUMERIC"}
+    {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "BYTEA", "UUID", "JSON", "JSONB", "NUMERIC"}
 )
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 TypedReader: TypeAlias = Callable[[str, WrittenType], str]
@@ -333,7 +333,12 @@ class _SparkWriter:
     def _typed(self, place: int, end: int, kind: WrittenType) -> bool:
         """Write the text at a place as a literal of the type that the statement gives it, up to the
         token at `end`; return whether it differs from what Spark would read."""
-        literal = self._read_typed(self._text_at(place), kind)
+        text = self._text_at(place)
+        literal = self._read_typed(text, kind)
+        if literal and kind.spark == "timestamp" and self._times is not None:
+            # In the zone that the session had when it gave the text.
+            absolute = self._times.absolute(text)
+            literal = "" if absolute is None else f"TIMESTAMP '{absolute}'"
         if literal:
             self._edit(self._tokens[end - 1].end, literal)
         return bool(literal)
@@ -565,7 +570,12 @@ class _SparkWriter:
             return reader.place + 1
         if kind.spark == "timestamp":
             self._moments.add(reader.place)
-        self._edit(self._tokens[reader.place - 1].end, kind.spark)
+        end = self._tokens[reader.place - 1].end
+        # Unchanged, so that positions in it stay exact.
+        if self._text[self._at : end].lower() == kind.spark:
+            self._copy(end)
+        else:
+            self._edit(end, kind.spark)
         return reader.place
 
     def _type(self, place: int) -> int:

@@ -11,7 +11,7 @@ Where a name means different types, the statement's dialect decides: PostgreSQL'
 ('map<string,decimal(12,2)>', 'struct<A:int,b:array<bigint>>')
 >>> [read(each, SqlDialect.POSTGRES) for each in ("int8", "numeric(10,2)", "character varying(5)")]
 ['bigint', 'decimal(10,2)', 'varchar(5)']
->>> [read(each, SqlDialect.POSTGRES) for each in ("timestamp(3) with time zone", "text[][]")]
+>>> [read(each, SqlDialect.POSTGRES) for each in ("timestamp(6) with time zone", "text[][]")]
 ['timestamp', 'array<array<string>>']
 """
 
@@ -70,6 +70,7 @@ _POSTGRES_NAMES: Final[Mapping[str, str]] = {
     "timestamptz": "timestamp",
     "uuid": "string",
 }
+_TIME_DIGITS: Final = 6
 _FLOAT_BITS_MAX: Final = 24
 """Precision up to which PostgreSQL's ``float(n)`` is a float."""
 
@@ -195,6 +196,10 @@ def _postgres_type(reader: StatementReader, word: str) -> str:
     numbers = _numbers(reader)
     if word == "timestamp":
         # The precision stands before the zone; Spark's is always microseconds.
+        if numbers and numbers[0] < _TIME_DIGITS:
+            raise reader.error(
+                f"timestamp({numbers[0]}) is not known: times have six digits of a second"
+            )
         if reader.take("WITH", "TIME", "ZONE"):
             word = "timestamp with time zone"
         else:
