@@ -249,6 +249,7 @@ CHARS = [
     "length({0}::char(3)) + length(({1}::char(2))::text)",
     "{0}::char(3) || {1}::char(2) || '.'",
     "upper({0}::char(3)) = upper({1})",
+    "octet_length({0}::char(3))",
     "{0}::char(3) LIKE {1}",
     "{0}::char(3)",
     "coalesce(NULL, {0}::char(2))",
