@@ -13,6 +13,7 @@ from actors.pgwire.typed_texts import typed_literal
 from actors.sql.dialects import to_spark
 from actors.sql.tokens import SqlDialect, lex_sql, name_value, text_value
 from actors.sql.type_names import WrittenType
+from actors.sql_session.written_times import WrittenTimes
 
 POSTGRES = SqlDialect.POSTGRES
 
@@ -94,6 +95,7 @@ def test_casts_cut_and_fill_as_postgresql_does(text: str, wanted: str) -> None:
 ARRAYS: list[tuple[str, str]] = [
     ("ARRAY[1, a[2]], 3", "array(1, get(a, 1)), 3"),
     ("t.a[i]::text, 3", "get(t.a, CAST((i) - 1 AS INT))::string, 3"),
+    ("a::int[3], 1", "a::array<int>, 1"),
     ("(f(a)[2])[10]", "get((get(f(a), 1)), 9)"),
     ("m['k'], a::int[], CAST(a AS int[])", "m['k'], a::array<int>, CAST(a AS array<int>)"),
     ("array [ARRAY['b']]::text[][]", "array(array('b'))::array<array<string>>"),
@@ -214,6 +216,16 @@ def test_series_are_relations_and_columns(text: str, wanted: str) -> None:
 def test_other_series_are_refused(operands: str) -> None:
     with pytest.raises(SqlSyntaxError, match="generate_series"):
         to_spark(f"SELECT generate_series({operands})")
+
+
+def test_a_day_has_one_length_in_utc_alone() -> None:
+    text = "SELECT generate_series('2024-01-01'::{0}, '2024-02-01'::{0}, '1 day')"
+    rome = WrittenTimes("Europe/Rome", "Europe/Rome")
+    assert "INTERVAL '1' DAY" in to_spark(text.format("timestamp"), times=rome).text
+    for kind in ("date", "timestamptz"):
+        assert "INTERVAL '1' DAY" in to_spark(text.format(kind)).text
+        with pytest.raises(SqlSyntaxError, match="generate_series"):
+            to_spark(text.format(kind), times=rome)
 
 
 def test_blanks_of_a_char_go_by_its_role() -> None:
