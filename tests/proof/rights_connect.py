@@ -200,6 +200,9 @@ class ConnectRound(RightsRound):
             self._coded |= {at} if runs_code else set()
         if not code and drawn.method == "ReleaseSession":
             self._opened.pop(at, None)
+            # It is closed for good: its owner opens another one.
+            ids = {role: id_ for role, id_ in self._session_ids.items() if id_ != at[1]}
+            self._session_ids = ids
         if not known or code:
             plain = drawn.plain and known and own and self.model.allows(name, drawn.needs or ())
             if plain and "in-memory engine" not in text:
