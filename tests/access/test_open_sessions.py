@@ -81,6 +81,19 @@ def test_a_dropped_token_ends_the_sessions_that_it_opened() -> None:
     assert "the token of role app" in text
 
 
+def test_a_session_that_was_ended_hears_of_no_rules_until_its_door_has_closed_it() -> None:
+    """Its door may say that it was ended, which must not stop whoever changes the rules."""
+    world = Opened()
+    ended, other = world.open("app", TOKEN, door="connect"), world.open("other")
+    told: list[object] = []
+    for each in (ended, other):
+        each.on_rules = lambda each=each: (ReadRights(each).check(), told.append(each))  # type: ignore[misc]
+    world.apply(world.registry.drop_tokens("app"))
+    world.apply(world.registry.grant(("group",), (READ,), ("u2",)))
+    assert told == [other] * 2
+    assert world.who_ended() == ["app"]
+
+
 def test_a_part_of_the_service_does_not_lose_what_it_never_had() -> None:
     world = Opened()
     inner = world.sessions.open("", "group")
