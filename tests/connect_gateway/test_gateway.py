@@ -188,7 +188,7 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
 async def test_statements_are_the_services(tmp_path: Path) -> None:
     seen = []
 
-    async def execute(text: str, who: Any) -> StatementAnswer | None:
+    async def execute(text: str, who: Any, _: Any) -> StatementAnswer | None:
         seen.append(text)
         if text.startswith("SHOW"):
             batch = pa.RecordBatch.from_pydict({"name": ["one", "two"]})
@@ -238,7 +238,7 @@ async def test_frames_are_inserted(tmp_path: Path) -> None:
 async def test_interrupt_reaches_both_sides(tmp_path: Path) -> None:
     begun = anyio.Event()
 
-    async def execute(text: str, who: Any) -> StatementAnswer | None:
+    async def execute(text: str, who: Any, _: Any) -> StatementAnswer | None:
         begun.set()
         await anyio.sleep_forever()
         return None
@@ -319,8 +319,6 @@ async def test_a_clone_has_the_views(tmp_path: Path) -> None:
 
 async def test_settings_that_change_the_meaning_of_texts(tmp_path: Path) -> None:
     async with filled_world(tmp_path) as (world, spark):
-        await world.run(lambda: spark.conf.set("spark.scheduler.pool", "mine"))
-        assert world.spark.settings["spark.scheduler.pool"] == "clients"
         await world.run(lambda: spark.conf.set("spark.sql.caseSensitive", "true"))
         await world.run(lambda: spark.table("orders").toArrow())
         assert len(executed(world)) == 1

@@ -59,6 +59,7 @@ from actors.connect_gateway.row_messages import (
     spark_struct_of,
     table_answers,
 )
+from actors.connect_gateway.session_settings import check_fixed_text
 from actors.connect_gateway.shown_lists import answer_shown
 from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
@@ -151,8 +152,10 @@ class PlanRouter:
                 return filled or OwnRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
-            if setting is not None:
-                session.note_setting(setting)
+            # A role without the right to run code is refused below, whatever it sets.
+            if setting is not None and caller().runs_code:
+                check_fixed_text(setting.name, resets=setting.resets, assigns=setting.assigns)
+                await self._calls.note_settings(session, [setting.name])
             dropped = dropped_view_of(text)
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
@@ -375,11 +378,8 @@ class PlanRouter:
         """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
         # Within the operation: a statement may wait long, and its client come back for the answer.
         assert self._execute is not None
-        if session.changed_settings:
-            conf = await self._calls.settings_of(session, session.changed_settings)
-            found = await self._execute(text, session.caller, conf)
-        else:
-            found = await self._execute(text, session.caller)
+        conf = await self._calls.changed_settings(session)
+        found = await self._execute(text, session.caller, conf)
         if found is None:
             raise StatementDeclined("the text is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])

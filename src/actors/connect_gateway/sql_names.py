@@ -215,19 +215,30 @@ def needs_no_rows(sql: str) -> bool:
     return head in _SHOWN_HEADS or is_query(sql)
 
 
-def setting_of(sql: str) -> str | None:
-    """Return the setting that a SET statement changes; None for other texts.
+class SettingText(NamedTuple):
+    """A SET or RESET statement: the setting that it names ("": all), and what it does with it."""
+
+    name: str
+    assigns: bool
+    resets: bool
+
+
+def setting_of(sql: str) -> SettingText | None:
+    """Return the setting that a SET or RESET statement names; None for other texts.
 
     >>> setting_of("SET spark.sql.ansi.enabled = false")
-    'spark.sql.ansi.enabled'
+    SettingText(name='spark.sql.ansi.enabled', assigns=True, resets=False)
     """
     words = split_words(sql)
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
     found = ".".join(chains[0].parts) if chains else ""
+    resets = words[0].text.upper() == "RESET"
     # SET TIME ZONE has a word of its own.
-    return "spark.sql.session.timeZone" if found.upper() == "TIME" else found
+    if found.upper() == "TIME":
+        return SettingText("spark.sql.session.timeZone", True, resets)
+    return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
 class _WordReader:

@@ -433,8 +433,9 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
-    time_zone: str = ""
-    """Zone of the session, as Spark names it; "": that of the service."""
+    conf: dict[str, str] = {}
+    """Settings of Spark that the session has: its time zone, and others that change what a text
+    means. Without them those of the service hold."""
 
 
 class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -442,8 +443,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     sql: str
-    time_zone: str = ""
-    """Zone of the session, as Spark names it; "": that of the service."""
+    conf: dict[str, str] = {}
+    """Settings of Spark that the session has, as of `RunQuery`."""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):

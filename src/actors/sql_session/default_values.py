@@ -41,7 +41,7 @@ from actors.sql_session.row_values import (
     literal_value,
     spark_literal,
 )
-from actors.sql_session.store_assignment import check_assignable
+from actors.sql_session.store_assignment import assigned_cast, check_assignable
 from actors.sql_session.transaction import as_stored
 
 T = TypeVar("T")
@@ -115,7 +115,8 @@ async def statement_defaults(
         rest = [each for each in rest if each.name in asked]
     if rest:
         casts = (f"CAST(({defaults[each.name].text}) AS {each.type})" for each in rest)
-        rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
+        with context.as_service():
+            rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
     return StatementDefaults(values, defaults_digest(defaults))
@@ -257,7 +258,8 @@ async def _computed_value(
         query.before(") IS NULL)"),
     )
     try:
-        rows = await context.collect(asked.around(span))
+        with context.as_service():
+            rows = await context.collect(asked.around(span))
     except QueryRejected as error:
         if not any(condition in str(error) for condition in _NOT_CONSTANT):
             raise
@@ -346,5 +348,5 @@ def cast_or_default(
         except NotLocal:
             pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
-    return text.around(span)
+    value = context.spark(span, parameters)
+    return assigned_cast(value, column, context.spark_conf()).around(span)

@@ -311,7 +311,11 @@ async def _assigned_rows(
     check_assignable(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
-        rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
+        rows = _renamed(
+            table,
+            await context.collect(cast_query(text, columns, context.spark_conf()), as_of),
+            columns,
+        )
     return fitted_numbers(table, rows, columns)
 
 

@@ -61,7 +61,6 @@ from actors.plan.schema import DIFF, SYSTEM_COLUMNS, TableColumn, TableSchema, i
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
-    TIME_ZONE,
     CreateView,
     DescribeQuery,
     ExplainQuery,
@@ -76,7 +75,7 @@ from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.plain_sql import query_text
-from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
+from actors.views.query_analysis import AnalyzeQuery, analyzed_query
 from actors.views.simple import simple_read
 
 BATCH_ROWS: int = 16_384
@@ -158,9 +157,6 @@ class RunningQueries:
         self._numbers = 0
         self._running: dict[int, _Running] = {}
         self._by_request: dict[tuple[str, int], int] = {}
-        own = state.settings.spark_conf
-        self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
-        """True if no Spark setting of the service changes the meaning of a query's text."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -201,7 +197,7 @@ class RunningQueries:
     ) -> ReadInstead | None:
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
         found = simple_read(sql, readable | relations)
-        if found is None or request.engine or not self._plain:
+        if found is None or request.engine or not self._is_plain(request):
             return None
         # The client sends the read, which is checked again: this spares it the way.
         if found.name not in relations:
@@ -220,6 +216,12 @@ class RunningQueries:
             found.finishing,
         )
 
+    def _is_plain(self, request: RunQuery | DescribeQuery) -> bool:
+        """Return whether no setting of Spark gives the query's text another meaning than it has
+        here."""
+        names = [*self._state.settings.spark_conf, *request.conf]
+        return not any(name.lower().startswith(CHANGES_MEANING) for name in names)
+
     def describe(
         self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
     ) -> None:
@@ -229,7 +231,7 @@ class RunningQueries:
         sql, _ = state.catalog.inlined(query_text(request.sql))
         readable = readable_by(state.access, state.catalog, role)
         found = simple_read(sql, readable | {n: each.schema for n, each in RELATIONS.items()})
-        if found is not None and self._plain:
+        if found is not None and self._is_plain(request):
             schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
                 dict(zip(found.project, found.names, strict=True))
             )
@@ -240,7 +242,7 @@ class RunningQueries:
 
         async def describe() -> None:
             try:
-                conf = zone_conf(request.time_zone)
+                conf = tuple(sorted(request.conf.items()))
                 analyzed = await analyzed_query(sql, readable, analyze, conf)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
@@ -495,7 +497,7 @@ class _Run:
         analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
         readable = readable_by(state.access, state.catalog, running.role)
         try:
-            conf = zone_conf(request.time_zone)
+            conf = tuple(sorted(request.conf.items()))
             analyzed = await analyzed_query(request.sql, readable, analyze, conf)
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
@@ -559,7 +561,7 @@ class _Run:
                 sql=sql,
                 tables=tuple(zip(names, contents, strict=True)),
                 output=output,
-                conf=zone_conf(request.time_zone),
+                conf=tuple(sorted(request.conf.items())),
                 into_files=True,
             )
         )
@@ -580,11 +582,6 @@ class _Run:
             if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()
-
-
-def zone_conf(time_zone: str) -> Conf:
-    """Return the settings of Spark for a query of a session in this time zone."""
-    return ((TIME_ZONE, time_zone),) if time_zone else ()
 
 
 def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
