@@ -317,6 +317,16 @@ async def test_a_clone_has_the_views(tmp_path: Path) -> None:
         assert rows.num_rows == 6
 
 
+async def test_the_statement_of_a_source_is_shown(tmp_path: Path) -> None:
+    async with filled_world(tmp_path) as (world, spark):
+        await world.client.create_source("numbers", {"kind": "counter", "seed": 7})
+        shown = await world.run(lambda: spark.sql("SHOW CREATE SOURCE numbers").collect())
+        await world.client.drop_source("numbers")
+        await world.run(lambda: spark.sql(shown[0][0]).collect())
+        (found,) = await world.client.sources()
+        assert (found.name, found.kind, found.options) == ("numbers", "counter", b'{"seed":7}')
+
+
 async def test_settings_that_change_the_meaning_of_texts(tmp_path: Path) -> None:
     async with filled_world(tmp_path) as (world, spark):
         await world.run(lambda: spark.conf.set("spark.sql.caseSensitive", "true"))

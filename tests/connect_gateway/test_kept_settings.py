@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -132,12 +132,13 @@ async def test_settings_that_the_service_needs_are_refused(tmp_path: Path, name:
         fixed = FIRST_SETTINGS | FILE_SETTINGS
 
         def change() -> None:
-            for call in (
+            calls: list[Callable[[], Any]] = [
                 lambda: spark.conf.set(name, "other"),
                 lambda: spark.conf.unset(name),
                 lambda: spark.sql(f"SET {name} = other"),
                 lambda: spark.sql(f"RESET {name}"),
-            ):
+            ]
+            for call in calls:
                 with pytest.raises(PySparkException, match=f"setting {name} is '"):
                     call()
             with pytest.raises(PySparkException, match="reset each by its name"):

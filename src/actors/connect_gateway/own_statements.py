@@ -137,9 +137,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.
-        case sql.DropObjectsStatement() | sql.AlterObjectStatement() if (
-            statement.kind in _OWN_OBJECTS
-        ):
+        case (
+            sql.DropObjectsStatement() | sql.AlterObjectStatement() | sql.ShowCreateStatement()
+        ) if statement.kind in _OWN_OBJECTS:
             return True
         case sql.DropObjectsStatement():
             return all([await _is_known(session, name) for name in statement.names])

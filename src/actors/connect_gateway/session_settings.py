@@ -125,17 +125,14 @@ def check_fixed(name: str, value: str | None = None) -> None:
     be reset).
 
     >>> check_fixed("spark.scheduler.pool", "clients")
-    >>> check_fixed("spark.scheduler.pool", "steps")
+    >>> check_fixed("spark.sql.variable.substitute", "true")
     Traceback (most recent call last):
         ...
-    actors.errors.InvalidUsage: setting spark.scheduler.pool is 'clients' in every session, and ...
+    actors.errors.InvalidUsage: setting spark.sql.variable.substitute is 'false' in every session
     """
     fixed = _FIXED.get(name)
     if fixed is not None and value != fixed:
-        raise InvalidUsage(
-            f"setting {name} is {fixed!r} in every session, and cannot be changed: see the table "
-            "of settings in the documentation of Spark Connect's clients"
-        )
+        raise InvalidUsage(f"setting {name} is {fixed!r} in every session")
 
 
 def check_fixed_text(name: str, *, resets: bool, assigns: bool) -> None:

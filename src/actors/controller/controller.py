@@ -288,7 +288,7 @@ class Controller(Actor[ControllerMessage]):
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
-        self._sources = ConnectorObjects(state, link, copies, boot.leftovers)
+        self._sources = ConnectorObjects(state, link, copies, self._connectors, boot.leftovers)
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)

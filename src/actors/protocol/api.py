@@ -188,6 +188,11 @@ class SourceStatus(msgspec.Struct, frozen=True, gc=False):
     """Object that a sink writes."""
     failed: ObjectHealth | None = None
     """Health at the last stall since the service started."""
+    options: bytes = b""
+    """Options that it was made with and that are not as by default, as JSON: secrets are named, and
+    not in them. Empty: the session does not own it."""
+    retain_history_ms: int | None = None
+    """Time for which its history is kept; None: the service's default."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
