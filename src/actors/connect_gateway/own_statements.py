@@ -107,6 +107,7 @@ class OwnStatements:
 def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> None:
     """Raise `InvalidUsage` for a statement that would not obey a setting of its session."""
     match statement:
+        # A setting that no view may have could still change what its query means in this session.
         case sql.CreateMaterializedViewStatement() | sql.ExplainStatement():
             refused = {name for name in conf if not is_of_meaning(name)}
             what = "a view keeps no setting of this kind"
@@ -115,6 +116,7 @@ def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> Non
         case sql.CreateViewStatement():
             refused = conf.keys() - {_ANSI}
             what = "a plain view keeps no settings (create a materialized view)"
+        # Its view needs no right to create, so that no setting may make it another view.
         case sql.SubscribeStatement():
             refused = conf.keys() - {TIME_ZONE}
             what = "SUBSCRIBE obeys no settings but the time zone"

@@ -60,6 +60,7 @@ class SparkCalls:
         first = session.first_settings
         if not first:
             return {}
+        # Spark is asked, as a text or a setting of another name may have changed it, too.
         present = await self.settings_of(session, first)
         return {name: value for name, value in present.items() if value != first[name]}
 

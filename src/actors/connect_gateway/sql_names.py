@@ -75,7 +75,7 @@ def split_words(sql: str) -> list[SqlToken]:
         start = token.start + len("/*+")
         # A hint names tables, as in BROADCAST(t).
         inner = split_words(token.text[len("/*+") : -len("*/")])
-        found += [each._replace(start=each.start + start) for each in inner]
+        found += [SqlToken(each.kind, each.text, each.start + start) for each in inner]
     return found
 
 

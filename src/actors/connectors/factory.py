@@ -84,6 +84,7 @@ class ConnectorFactory:
 
     def options(self, configuration: ConnectorConfiguration, *, of_sink: bool) -> bytes:
         """Return the options of a source or a sink that are not as by default, as JSON."""
+        # Both have these two names.
         kinds = sink_kinds if of_sink else source_kinds
         config, ours = kinds.decode(configuration.encoded), kinds.OURS
         given = {

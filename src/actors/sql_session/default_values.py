@@ -258,6 +258,7 @@ async def _computed_value(
         query.before(") IS NULL)"),
     )
     try:
+        # It is kept for statements of all sessions.
         with context.as_service():
             rows = await context.collect(asked.around(span))
     except QueryRejected as error:

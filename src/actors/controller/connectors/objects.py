@@ -313,6 +313,7 @@ class ConnectorObjects:
         state = self._state
         if entry.configuration is None or entry.id in state.catalog.quarantined:
             return b""
+        # Hosts, folders and names of secrets are not everybody's to know.
         if not state.access.may(role, OWN, entry.id):
             return b""
         return self._makers.options(entry.configuration, of_sink=entry.kind == SINK)
