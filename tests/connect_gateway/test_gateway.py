@@ -26,6 +26,8 @@ from actors.connect_gateway.listening import bind_gateway
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import AddressInUse, BadSettings, QueryRejected
 from actors.settings import Settings
+from actors.testing.loop_turns import bounded_turns
+from actors.threshold_probes import STATEMENT_ON_LOOP
 
 
 def executed(world: GatewayWorld) -> list[Any]:
@@ -325,6 +327,17 @@ async def test_the_statement_of_a_source_is_shown(tmp_path: Path) -> None:
         await world.run(lambda: spark.sql(shown[0][0]).collect())
         (found,) = await world.client.sources()
         assert (found.name, found.kind, found.options) == ("numbers", "counter", b'{"seed":7}')
+
+
+async def test_no_turn_of_the_loop_is_long_for_a_long_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "INSERT INTO orders VALUES " + ", ".join(f"({n}, 'x', 1)" for n in range(100, 20_100))
+    async with filled_world(tmp_path) as (world, spark):
+        monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+        with bounded_turns():
+            await world.run(lambda: spark.sql(text).collect())
+        assert (await world.client.peek("orders")).num_rows == 20_006
 
 
 async def test_settings_that_change_the_meaning_of_texts(tmp_path: Path) -> None:

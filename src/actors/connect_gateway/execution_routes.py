@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,6 +35,8 @@ from actors.connect_gateway.plan_options import (
     check_reads,
 )
 from actors.connect_gateway.plan_rewriting import (
+    EXPRESSION_TEXT,
+    TEXT_FIELDS,
     PlanNames,
     ProtoMessage,
     bind_names,
@@ -41,6 +44,7 @@ from actors.connect_gateway.plan_rewriting import (
     plan_of,
     relation_of_command,
     statement_of,
+    walk_messages,
     written_text_of,
 )
 from actors.connect_gateway.plan_routes import (
@@ -69,8 +73,10 @@ from actors.connect_gateway.sql_names import (
     created_name_of,
     dropped_view_of,
     is_query,
+    keep_names,
     needs_no_rows,
     parse_identifier,
+    read_names,
     setting_of,
     temporary_view_of,
 )
@@ -84,6 +90,7 @@ from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
+from actors.sql_session.long_texts import work_on
 
 VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
@@ -138,6 +145,7 @@ class PlanRouter:
     ) -> OwnRoute | ForwardRoute:
         """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
         service. Raises errors of the service, and Spark's."""
+        await _split_texts(request)
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
         if text is None and not declined:
@@ -604,6 +612,7 @@ class PlanRouter:
     ) -> ProtoMessage | None:
         """Return the columns of an `AnalyzePlanRequest` that asks for those of a plain read; None
         for every other one."""
+        await _split_texts(request)
         if request.WhichOneof("analyze") != "schema":
             return None
         plan = request.schema.plan
@@ -639,3 +648,17 @@ async def _of_table(rows: pa.Table) -> AnswerStream:
 async def _of_command(relation: ProtoMessage) -> AnswerStream:
     yield command_answer(relation)
     yield complete_answer()
+
+
+async def _split_texts(request: ProtoMessage) -> None:
+    """Split the texts of a request into words once, for all that is asked of them: in a thread if
+    they are long."""
+    kept = keep_names()
+    for message in walk_messages(request):
+        name = message.DESCRIPTOR.full_name
+        # Of expressions few have a word for which they are looked at.
+        if name not in TEXT_FIELDS or name == EXPRESSION_TEXT:
+            continue
+        text = str(getattr(message, TEXT_FIELDS[name]))
+        if text not in kept:
+            kept[text] = await work_on(len(text), partial(read_names, text))

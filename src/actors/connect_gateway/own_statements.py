@@ -25,6 +25,7 @@ from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession
 from actors.sql_session.audit import StatementAudit
+from actors.sql_session.long_texts import work_on
 from actors.views.query_analysis import find_mentioned_tables
 
 _OWN: Final = (
@@ -77,7 +78,7 @@ class OwnStatements:
     ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
-            statement = parse_statement(text, SqlDialect.SPARK)
+            statement = await work_on(len(text), lambda: parse_statement(text, SqlDialect.SPARK))
         except SqlSyntaxError:
             # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):
