@@ -417,6 +417,10 @@ def test_what_is_assigned_fits_its_column_without_ansi_too(
         with pytest.raises(PySparkException, match=r"does not fit|out of range|not assigned"):
             spark.sql(text)
     assert outcome(spark, f"SELECT * FROM {name}") == [(1, None)]
+    fits = "date_add(DATE '2024-01-01', 1)" if kind == "date" else "CAST('6' AS int) + 1"
+    spark.sql(f"INSERT INTO {name} VALUES (2, {fits}), (3, DEFAULT)")
+    seven = outcome(spark, f"SELECT CAST({fits} AS {kind})")[0][0]
+    assert outcome(spark, f"SELECT * FROM {name}") == [(1, None), (2, seven), (3, None)]
     spark.sql(f"CREATE TABLE nested_{name} (v ARRAY<INT>)")
     for text in (
         f"UPDATE {name} SET v = (SELECT v FROM {source})",

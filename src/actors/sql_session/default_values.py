@@ -332,8 +332,11 @@ def cast_or_default(
     column: TableColumn,
     parameters: Sequence[SqlParameter],
     defaults: StatementDefaults,
+    *,
+    cast: bool = True,
 ) -> PlacedText:
-    """Return an expression of the statement, cast to a column's type, or the column's default."""
+    """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
+    the column's default."""
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
@@ -350,4 +353,6 @@ def cast_or_default(
             pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
     value = context.spark(span, parameters)
+    if not cast:
+        return value.around(span)
     return assigned_cast(value, column, context.spark_conf()).around(span)

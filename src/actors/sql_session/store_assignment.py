@@ -78,6 +78,11 @@ def _shown(kind: str, given: pa.DataType) -> str:
     return "an interval" if kind == "interval" else str(given)
 
 
+def fails_by_cast(conf: Mapping[str, str]) -> bool:
+    """Return whether CAST fails for what does not fit, under these settings of Spark."""
+    return conf.get(ANSI, "true").lower() == "true"
+
+
 def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str]) -> PlacedText:
     """Return a value cast to the type of its column, which fails for one that does not fit.
 
@@ -94,7 +99,8 @@ def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str
     'CAST(a + 1 AS int)'
     """
     type_ = column.type
-    if conf.get(ANSI, "true").lower() == "true":
+    # Every value has a text.
+    if fails_by_cast(conf) or type_ == "string":
         return placed("CAST(", _closed(value, f" AS {type_})"))
     # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
     # does: `spark.sql.storeAssignmentPolicy` is another setting.
