@@ -150,6 +150,29 @@ async def test_settings_that_the_service_needs_are_refused(tmp_path: Path, name:
         assert world.spark.settings == FIRST_SETTINGS | {name: fixed[name]}
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "EXECUTE IMMEDIATE 'SET spark.sql.ansi.enabled = false'",
+        "BEGIN SET spark.sql.ansi.enabled = false; END",
+    ],
+)
+async def test_settings_that_a_text_computes_are_seen(tmp_path: Path, text: str) -> None:
+    seen: list[Mapping[str, str]] = []
+
+    async def execute(text: str, who: Any, conf: Mapping[str, str]) -> StatementAnswer | None:
+        seen.append(conf)
+        return StatementAnswer(pa.schema([])) if text.startswith("CREATE") else None
+
+    async with gateway_world(tmp_path, execute_statement=execute) as world:
+        spark = await world.session()
+        await world.run(lambda: spark.sql(text))
+        # What Spark does of it, which a server that stands for it does not.
+        world.spark.settings["spark.sql.ansi.enabled"] = "false"
+        await world.run(lambda: spark.sql(VIEW))
+    assert seen[-1] == {"spark.sql.ansi.enabled": "false"}
+
+
 def test_the_settings_stand_in_the_documentation() -> None:
     page = Path(__file__).parents[2] / "docs" / "operations.md"
     assert settings_table() in page.read_text()

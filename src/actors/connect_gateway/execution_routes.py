@@ -63,7 +63,11 @@ from actors.connect_gateway.row_messages import (
     spark_struct_of,
     table_answers,
 )
-from actors.connect_gateway.session_settings import check_fixed_text
+from actors.connect_gateway.session_settings import (
+    COMPUTED_CHANGES,
+    WATCHED,
+    check_fixed_text,
+)
 from actors.connect_gateway.shown_lists import answer_shown
 from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
@@ -74,6 +78,7 @@ from actors.connect_gateway.sql_names import (
     dropped_view_of,
     is_query,
     keep_names,
+    names_of,
     needs_no_rows,
     parse_identifier,
     read_names,
@@ -164,6 +169,9 @@ class PlanRouter:
             if setting is not None and caller().runs_code:
                 check_fixed_text(setting.name, resets=setting.resets, assigns=setting.assigns)
                 await self._calls.note_settings(session, [setting.name])
+            # EXECUTE IMMEDIATE and scripts: what they set is seen by the values afterwards.
+            if names_of(text).head in COMPUTED_CHANGES:
+                await self._calls.note_settings(session, WATCHED)
             dropped = dropped_view_of(text)
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views

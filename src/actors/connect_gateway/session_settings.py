@@ -46,6 +46,12 @@ _STATEMENTS: Final = frozenset(
 )
 """Settings that statements of the service obey: functions and operators mean something else by
 them, and names, literals and types do not."""
+COMPUTED_CHANGES: Final = frozenset({"EXECUTE", "BEGIN"})
+"""First words of texts that may change settings without naming them here."""
+WATCHED: Final = frozenset(
+    {*_STATEMENTS, *filter(is_of_meaning, NAMES), "spark.sql.storeAssignmentPolicy"}
+)
+"""Settings that such a text is looked for in afterwards."""
 StatementEffect = Literal["obeyed", "refused", "none"]
 _PARSED: Final = frozenset(
     {

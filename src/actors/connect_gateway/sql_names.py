@@ -81,7 +81,7 @@ def split_words(sql: str) -> list[SqlToken]:
 
 
 class TextNames(NamedTuple):
-    """What is asked of a text again and again while its request is looked at."""
+    """Words of a text that are asked for again and again while its request is looked at."""
 
     head: str
     """The first word behind brackets, in upper case; "" if there is none."""
