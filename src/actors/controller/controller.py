@@ -288,7 +288,7 @@ class Controller(Actor[ControllerMessage]):
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
-        self._sources = ConnectorObjects(state, link, copies, boot.leftovers)
+        self._sources = ConnectorObjects(state, link, copies, self._connectors, boot.leftovers)
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
@@ -537,13 +537,13 @@ class Controller(Actor[ControllerMessage]):
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
         """Return whether a request may be handled now. Raises `InvalidUsage` for settings of a view
-        that are not permitted, and as `check_request` does."""
+        or a query that are not permitted, and as `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)
-        if not isinstance(request, CreateView | ExplainQuery):
+        if not isinstance(request, CreateView | ExplainQuery | RunQuery | DescribeQuery):
             return True
         # Of administrators, too: what a setting opens, a view would open at each start.
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
-        if self._state.access.is_free(role):
+        if isinstance(request, RunQuery | DescribeQuery) or self._state.access.is_free(role):
             return True
         # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)

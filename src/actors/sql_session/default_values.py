@@ -41,7 +41,7 @@ from actors.sql_session.row_values import (
     literal_value,
     spark_literal,
 )
-from actors.sql_session.store_assignment import check_assignable
+from actors.sql_session.store_assignment import assigned_cast, check_assignable
 from actors.sql_session.transaction import as_stored
 
 T = TypeVar("T")
@@ -115,7 +115,8 @@ async def statement_defaults(
         rest = [each for each in rest if each.name in asked]
     if rest:
         casts = (f"CAST(({defaults[each.name].text}) AS {each.type})" for each in rest)
-        rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
+        with context.as_service():
+            rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
     return StatementDefaults(values, defaults_digest(defaults))
@@ -257,7 +258,9 @@ async def _computed_value(
         query.before(") IS NULL)"),
     )
     try:
-        rows = await context.collect(asked.around(span))
+        # It is kept for statements of all sessions.
+        with context.as_service():
+            rows = await context.collect(asked.around(span))
     except QueryRejected as error:
         if not any(condition in str(error) for condition in _NOT_CONSTANT):
             raise
@@ -329,8 +332,11 @@ def cast_or_default(
     column: TableColumn,
     parameters: Sequence[SqlParameter],
     defaults: StatementDefaults,
+    *,
+    cast: bool = True,
 ) -> PlacedText:
-    """Return an expression of the statement, cast to a column's type, or the column's default."""
+    """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
+    the column's default."""
     # DEFAULT is no expression.
     if is_default(span):
         return placed(defaults.literal(column))
@@ -346,5 +352,7 @@ def cast_or_default(
         except NotLocal:
             pass
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    text = placed("CAST(", context.spark(span, parameters).before(f" AS {column.type})"))
-    return text.around(span)
+    value = context.spark(span, parameters)
+    if not cast:
+        return value.around(span)
+    return assigned_cast(value, column, context.spark_conf()).around(span)

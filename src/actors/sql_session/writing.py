@@ -56,6 +56,7 @@ from actors.sql_session.row_values import (
 from actors.sql_session.store_assignment import (
     cast_query,
     check_assignable,
+    fails_by_cast,
     fitted_numbers,
     needs_cast,
 )
@@ -260,7 +261,8 @@ async def _values(
         text = await work_on(
             size, lambda: _cast_values(context, columns, rows, parameters, defaults)
         )
-        return await context.collect(text)
+        found = await context.collect(text)
+        return found.rename_columns([column.name for column in columns])
 
 
 def _local_values(
@@ -289,13 +291,17 @@ def _cast_values(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
+    conf = context.spark_conf()
+    fails = fails_by_cast(conf)
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        return cast_or_default(context, span, column, parameters, defaults)
+        return cast_or_default(context, span, column, parameters, defaults, cast=fails)
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
     names = ", ".join(quoted(column.name) for column in columns)
-    return placed("SELECT * FROM VALUES ", joined(", ", lines), f" AS given({names})")
+    text = placed("SELECT * FROM VALUES ", joined(", ", lines), f" AS given({names})")
+    # VALUES takes no expression that may fail by itself.
+    return text if fails else cast_query(text, columns, conf)
 
 
 async def _assigned_rows(
@@ -311,7 +317,11 @@ async def _assigned_rows(
     check_assignable(table, rows.schema, columns)
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
-        rows = _renamed(table, await context.collect(cast_query(text, columns), as_of), columns)
+        rows = _renamed(
+            table,
+            await context.collect(cast_query(text, columns, context.spark_conf()), as_of),
+            columns,
+        )
     return fitted_numbers(table, rows, columns)
 
 
