@@ -60,6 +60,8 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/connect_gateway/test_gateway_on_spark.py",
         "tests/pg_server/test_returning.py",
         "tests/pg_server/test_session_zones.py",
+        "tests/pg_server/test_types_beside_postgres.py",
+        "tests/pg_server/test_unbounded_numerics.py",
         "tests/spark/test_limits_on_spark.py",
         "tests/spark/test_sql_door_on_spark.py",
     ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from actors.access.access_rules import UNPROVEN, AccessRules
@@ -86,8 +88,13 @@ def test_a_session_that_was_ended_hears_of_no_rules_until_its_door_has_closed_it
     world = Opened()
     ended, other = world.open("app", TOKEN, door="connect"), world.open("other")
     told: list[object] = []
+
+    def hear(session: OpenSession) -> None:
+        ReadRights(session).check()
+        told.append(session)
+
     for each in (ended, other):
-        each.on_rules = lambda each=each: (ReadRights(each).check(), told.append(each))  # type: ignore[misc]
+        each.on_rules = partial(hear, each)
     world.apply(world.registry.drop_tokens("app"))
     world.apply(world.registry.grant(("group",), (READ,), ("u2",)))
     assert told == [other] * 2

@@ -62,7 +62,7 @@ def transaction(lsn: int, *messages: bytes) -> list[bytes]:
 def decoder(lsn: int = 10) -> DecodedChanges:
     filled = {"public.t": FilledTable(OID, 5, (1,), 1, names=("id",))}
     wider = {"public.t": FilledTable(OID, SNAPSHOT, (1, 2), 2, names=("id", "note"))}
-    return DecodedChanges([EXPORT], filled, TYPES, "string", lsn, str, growing=wider)
+    return DecodedChanges([EXPORT], filled, TYPES, lsn, str, growing=wider)
 
 
 def rows(given: Sequence[Decoded]) -> list[object]:

@@ -175,7 +175,7 @@ KINDS: dict[str, tuple[str, str]] = {
 KEYS: dict[str, tuple[str, list[str]]] = {
     "by_int": ("int", ["1", "2", "3", "4"]),
     "by_text": ("text", ["'a'", "'a '", "'A'", "''"]),
-    "by_numeric": ("numeric", ["1", "2.50", "'NaN'", "-1"]),
+    "by_numeric": ("numeric", ["1", "2.50", "1e-20", "-1"]),
     "by_day": ("date", ["'2024-01-01'", "'2024-01-02'", "'0001-01-01'", "'9999-12-31'"]),
     "by_time": ("timestamptz", ["'2024-01-01'", "'2024-01-02'", "'2024-01-03'", "'1901-01-01'"]),
     "by_bytes": ("bytea", [r"'\x'", r"'\x00'", r"'\x0000'", r"'\xff'"]),

@@ -76,7 +76,7 @@ def framed(payloads: list[bytes]) -> CopyFrames:
 
 @asynccontextmanager
 async def streaming(told: Told) -> AsyncIterator[ReplicationStream]:
-    changes = DecodedChanges((), {}, {}, "string", 0, str)
+    changes = DecodedChanges((), {}, {}, 0, str)
     wire: Any = told
     stream = ReplicationStream(wire, changes, SystemClock(), 10_000)
     await stream.begin("slot", "publication")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
-from decimal import Decimal
+from decimal import Context, Decimal
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from postgres_house import Driver, House  # type: ignore[import-not-found]
 
+from actors.connectors.sources.postgres_numerics import SeenNumbers, fitting_decimal
 from actors.connectors.sources.postgres_types import (
     ColumnType,
     TypeFacts,
@@ -23,8 +24,17 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.errors import InvalidUsage
 from actors.pgwire.type_map import BYTEA, NUMERIC
+from actors.plan.schema import TableColumn, arrow_type
 
 UTC = dt.UTC
+WIDE = Context(prec=200)
+
+
+def scaled(text: str, scale: int) -> Decimal:
+    """With all digits of its scale."""
+    return Decimal(text).quantize(Decimal(1).scaleb(-scale), context=WIDE)
+
+
 SETUP = """
 CREATE TYPE mood AS ENUM ('sad', 'so so', 'happy');
 CREATE DOMAIN cents AS numeric(10,2);
@@ -52,8 +62,13 @@ CASES: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("numeric(38,0)", "decimal(38,0)", [("9" * 38, Decimal("9" * 38))]),
     ("numeric(2,-3)", "decimal(5,0)", [("12345", Decimal("12000"))]),
     ("numeric(3,5)", "decimal(5,5)", [("0.00123", Decimal("0.00123"))]),
-    ("numeric(40,2)", "string", [("1.5", "1.50")]),
-    ("numeric", "string", [("1.50", "1.50"), ("'NaN'", "NaN"), ("1e40", "1" + "0" * 40)]),
+    ("numeric(40,2)", "decimal(38,18)", [("1.5", scaled("1.5", 18)), ("1e17", scaled("1e17", 18))]),
+    ("numeric", "decimal(38,8)", [("1.50", scaled("1.5", 8)), ("-1e21", scaled("-1e21", 8))]),
+    (
+        "numeric[]",
+        "array<decimal(38,28)>",
+        [("'{1,NULL}'", [scaled("1", 28), None]), ("'{1e-20}'", [scaled("1e-20", 28)])],
+    ),
     ("price", "decimal(10,2)", [("3", Decimal("3.00"))]),
     ("text", "string", [("''", ""), (r"E'a\nb\t\\N\"é😀'", 'a\nb\t\\N"é😀')]),
     ("varchar(5)", "string", [("'abc'", "abc")]),
@@ -207,15 +222,101 @@ async def test_what_cannot_be_held_ends_its_table_alone(
     await driver.until(source, "public.good", (2,))
 
 
-async def test_numeric_as_a_decimal_when_asked_for(db: House) -> None:
+async def test_numeric_as_its_option_says(db: House) -> None:
     await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric); INSERT INTO n VALUES (1, 1.5)")
-    source, driver = await db.opened({"n": ()}, numeric="decimal(38,4)")
-    await driver.until(source, "public.n", (1, Decimal("1.5000")))
+    source, driver = await db.filled({"n": ()}, numeric="decimal(38,4)")
+    assert driver.contents["public.n"] == {(1, Decimal("1.5000")): 1}
     await db.run("INSERT INTO n VALUES (2, 1.00001)")
     failed = await driver.until_failed(source, "public.n")
-    assert "'1.00001': it does not fit decimal(38,4) exactly" in failed.error
-    with pytest.raises(InvalidUsage, match="numeric 'decimal"):
-        db.source(numeric="decimal(39,4)")
+    assert "column v: '1.00001': it does not fit decimal(38,4) exactly" in failed.error
+    for numeric in ("decimal(39,4)", "decimal(9,10)", "double", "decimal(9, 2)"):
+        with pytest.raises(InvalidUsage, match="numeric '"):
+            db.source(numeric=numeric)
+    for place, value in enumerate(("'NaN'", "1e40", "1e-40")):
+        await db.run(f"UPDATE n SET v = {value} WHERE id = 1; DELETE FROM n WHERE id = 2")
+        # The rows are looked at when the table is taken: no decimal has both ends.
+        with pytest.raises(InvalidUsage, match="no decimal holds what column v of"):
+            await db.source(slot=f"s{place}").describe({"n": ()})
+    (found,) = await db.source(numeric="string").describe({"n": ()})
+    assert found.schema.columns[1].type == "string"
+
+
+async def test_a_table_that_was_taken_keeps_the_type_of_its_numbers(db: House) -> None:
+    """Whatever its rows and the option would choose now; what does not fit ends it."""
+    await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric, a numeric[], d numeric(9,2))")
+    source, driver = await db.filled({"n": ()}, numeric="string")
+    kinds = [column.type for column in driver.exports["public.n"].schema.columns[1:]]
+    assert kinds == ["string", "array<string>", "decimal(9,2)"]
+    await source.close()
+    driver.contents["public.n"] = Tally()
+    await db.run("INSERT INTO n VALUES (1, 1.50, '{2.0}', 3); ALTER TABLE n ALTER d TYPE numeric")
+    again = db.source()
+    await driver.open(again)
+    await driver.until(again, "public.n", (1, "1.50", ["2.0"], Decimal("3.00")))
+    await db.run("INSERT INTO n VALUES (2, NULL, NULL, 0.125)")
+    failed = await driver.until_failed(again, "public.n")
+    assert "column d: '0.125': it does not fit decimal(9,2) exactly" in failed.error
+
+
+async def test_a_further_column_of_numbers_has_the_type_that_is_named(db: House) -> None:
+    await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric, a numeric[])")
+    source = db.source()
+    (export,) = await source.describe({"n": ("v", "a")})
+    for name, kind in (("v", "decimal(20,4)"), ("v", "string"), ("a", "array<decimal(9,2)>")):
+        (added,) = await source.describe_added(export, (TableColumn(name, kind.upper()),))
+        assert (added.name, added.type) == (name, kind)
+    for name, kind in (("v", "bigint"), ("a", "array<double>")):
+        with pytest.raises(InvalidUsage, match=f"ADD COLUMN {name} .*decimal.38,18"):
+            await source.describe_added(export, (TableColumn(name, kind),))
+
+
+async def test_a_table_with_numbers_that_no_decimal_holds_is_left_out_of_all(db: House) -> None:
+    await db.run("CREATE TABLE n (id int PRIMARY KEY, v numeric); INSERT INTO n VALUES (1, 'NaN')")
+    await db.run("CREATE TABLE m (id int PRIMARY KEY, v numeric, w int[])")
+    exports = {each.name: each for each in await db.source().describe(None)}
+    assert "column v of public.n" in exports["public.n"].refused
+    assert exports["public.m"].schema.columns[1].type == "decimal(38,18)", "of no rows"
+
+
+@given(st.lists(st.decimals(allow_nan=True, allow_infinity=True), max_size=6), st.data())
+def test_the_decimal_holds_what_was_seen(numbers: list[Decimal], data: st.DataObject) -> None:
+    """Against Python's own arithmetic: what is chosen holds each number, or none would."""
+    finite = [each for each in numbers if each.is_finite()]
+    whole = max((max(each.adjusted() + 1, 0) for each in finite if each), default=0)
+    after = max((max(-int(each.normalize().as_tuple().exponent), 0) for each in finite), default=0)
+    ordered = sorted(str(each) for each in numbers if not each.is_finite())
+    odd = ordered[0].replace("sNaN", "NaN") if ordered else "0"
+    least, greatest = (odd, "0") if odd == "-Infinity" else ("0", odd.lstrip("-"))
+    found = fitting_decimal(SeenNumbers(least, greatest, whole, after))
+    if found is None:
+        assert whole + after > 38 or odd != "0"
+        return
+    assert odd == "0"
+    kind = arrow_type(found)
+    texts = pa.array([f"{each:f}" for each in finite], pa.string())
+    made = from_text(texts.cast(pa.binary()), ColumnType(NUMERIC, found))
+    assert made.to_pylist() == finite
+    assert made.type == kind
+    # And where there is room, two digits more on both sides.
+    assert min(kind.scale - after, 38 - kind.scale - whole) >= min(2, (38 - whole - after) // 2)
+
+
+@given(st.integers(1, 38), st.data())
+def test_decimals_are_exact_or_named(precision: int, data: st.DataObject) -> None:
+    """Arrow alone would give another number for one that is far too large."""
+    scale = data.draw(st.integers(0, precision))
+    digits = st.text("0123456789", min_size=1, max_size=60)
+    text = data.draw(st.builds("{}{}.{}".format, st.sampled_from(["", "-"]), digits, digits))
+    number = Decimal(text)
+    fits = abs(number).scaleb(scale, WIDE) < 10**precision and not number.scaleb(scale, WIDE) % 1
+    kind = ColumnType(NUMERIC, f"decimal({precision},{scale})")
+    texts = pa.array([b"0", text.encode(), None], pa.binary())
+    if fits:
+        assert from_text(texts, kind).to_pylist() == [0, number, None]
+        return
+    with pytest.raises(UnrepresentableValue, match="exactly") as caught:
+        from_text(texts, kind)
+    assert text.startswith(caught.value.value)
 
 
 def test_unknown_types_are_their_text() -> None:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actors.errors import SqlSyntaxError
+from actors.pgwire.typed_texts import typed_literal
 from actors.sql.dialects import to_spark
 from actors.sql.tokens import SqlDialect, lex_sql, name_value, text_value
 from actors.sql.type_names import WrittenType
+from actors.sql_session.written_times import WrittenTimes
 
 POSTGRES = SqlDialect.POSTGRES
 
@@ -71,7 +75,7 @@ CUTS: list[tuple[str, str]] = [
     ("-f(a, (b))::character varying(9)", "-left(f(a, (b))::string, 9)"),
     ("CASE WHEN a THEN (b)::varchar(3) END", "CASE WHEN a THEN left((b)::string, 3) END"),
     ("x IN (1)::varchar(2)", "x IN left((1)::string, 2)"),
-    ("a[1]::varchar(3), 5", "left(a[1]::string, 3), 5"),
+    ("a[1]::varchar(3), 5", "left(get(a, 0)::string, 3), 5"),
     ("CAST(a || 'x' AS varchar(3))", "left(CAST(a || 'x' AS string), 3)"),
     ("CAST(CAST(a AS char) AS text)", "CAST(rpad(CAST(a AS string), 1, ' ') AS string)"),
     ("CAST(a AS varchar(3))::varchar(2)", "left(left(CAST(a AS string), 3)::string, 2)"),
@@ -89,7 +93,11 @@ def test_casts_cut_and_fill_as_postgresql_does(text: str, wanted: str) -> None:
 
 
 ARRAYS: list[tuple[str, str]] = [
-    ("ARRAY[1, a[2]], 3", "array(1, a[2]), 3"),
+    ("ARRAY[1, a[2]], 3", "array(1, get(a, 1)), 3"),
+    ("t.a[i]::text, 3", "get(t.a, CAST((i) - 1 AS INT))::string, 3"),
+    ("a::int[3], 1", "a::array<int>, 1"),
+    ("(f(a)[2])[10]", "get((get(f(a), 1)), 9)"),
+    ("m['k'], a::int[], CAST(a AS int[])", "m['k'], a::array<int>, CAST(a AS array<int>)"),
     ("array [ARRAY['b']]::text[][]", "array(array('b'))::array<array<string>>"),
     ("(b)<>all (ARRAY[1, c::int8]) AND d", "(b)NOT IN (1, c::bigint) AND d"),
     ("1 = ANY(ARRAY[]), 2", "1 IN (SELECT NULL WHERE false), 2"),
@@ -103,6 +111,81 @@ ARRAYS: list[tuple[str, str]] = [
 @pytest.mark.parametrize(("text", "wanted"), ARRAYS)
 def test_arrays_and_qualified_names_are_written_as_sparks(text: str, wanted: str) -> None:
     assert to_spark(f"SELECT {text}").text == f"SELECT {wanted}"
+
+
+@pytest.mark.parametrize("text", ["a[1:2]", "a[:2]", "a[i:]", "CASE WHEN x THEN a END [1]"])
+def test_subscripts_that_are_not_known_are_refused(text: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="not known"):
+        to_spark(f"SELECT {text} FROM t")
+
+
+OWN = "generate_series(generate_series)"
+SERIES: list[tuple[str, str]] = [
+    ("SELECT {}, 1", "SELECT {} AS `generate_series`, 1 AS `?column?`"),
+    ("SELECT g FROM {} g WHERE x", "SELECT g FROM {} g(g) WHERE x"),
+    ('SELECT 2 a FROM t, {} AS "b c"', "SELECT 2 a FROM t, LATERAL {} AS `b c`(`b c`)"),
+    ("SELECT i FROM t JOIN LATERAL {} AS g(i) ON x", ) * 2,
+    ("SELECT i FROM t FULL OUTER JOIN {} g(i) ON x", ) * 2,
+    ("SELECT * FROM t LEFT JOIN {} ON x", f"SELECT * FROM t LEFT JOIN LATERAL {{}} AS {OWN} ON x"),
+    ("TABLE t JOIN pg_catalog.{}", f"TABLE t JOIN LATERAL {{}} AS {OWN}"),
+    ("SELECT * FROM (SELECT 1 a) q, {}", f"SELECT * FROM (SELECT 1 a) q, LATERAL {{}} AS {OWN}"),
+    ("SELECT a FROM t ORDER BY b, {}", ) * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "wanted"), SERIES)
+def test_series_are_relations_and_columns(text: str, wanted: str) -> None:
+    found = to_spark(text.format("generate_series(1, 3)"), name_columns=True).text
+    call = r"explode\(.*named_struct\('a', \(1\), 'b', \( 3\)\).* sequence\(p\.a, p\.b\).*\)"
+    assert re.fullmatch(re.escape(wanted).replace(r"\{\}", call), found), found
+
+
+@pytest.mark.parametrize(
+    "operands",
+    [
+        "1",
+        "1, 2, 3, 4",
+        "'2024-01-01'::date, d, '1 day'",
+        "'2024-01-01'::date, '2024-02-01'::date, '1 month'",
+        "'2024-01-01'::date, '2024-02-01'::date, '1 day -1 hour'",
+        "'2024-01-01'::date, '2024-02-01'::date",
+        "'2024-01-01'::date, '2024-02-01'::timestamp, '1 day'",
+        "1 + '2024-01-01'::date, '2024-02-01'::date, '1 day'",
+    ],
+)
+def test_other_series_are_refused(operands: str) -> None:
+    with pytest.raises(SqlSyntaxError, match="generate_series"):
+        to_spark(f"SELECT generate_series({operands})")
+
+
+def test_a_day_has_one_length_in_utc_alone() -> None:
+    text = "SELECT generate_series('2024-01-01'::{0}, '2024-02-01'::{0}, '1 day')"
+    rome = WrittenTimes("Europe/Rome", "Europe/Rome")
+    assert "INTERVAL '1' DAY" in to_spark(text.format("timestamp"), times=rome).text
+    for kind in ("date", "timestamptz"):
+        assert "INTERVAL '1' DAY" in to_spark(text.format(kind)).text
+        with pytest.raises(SqlSyntaxError, match="generate_series"):
+            to_spark(text.format(kind), times=rome)
+
+
+def test_blanks_of_a_char_go_by_its_role() -> None:
+    text = "SELECT x::char(3) = 'a ', x::char(3), $1"
+    roles = {text.index(each): "char" for each in ("char", "'a", "$1")}
+    read = to_spark(text, ["'b '"], role_of=lambda at: roles.get(at, "")).text
+    assert read == "SELECT rtrim(left(x::string, 3)) = 'a', rpad(x::string, 3, ' '), rtrim('b ')"
+    with pytest.raises(SqlSyntaxError, match="cast to text"):
+        to_spark(text, role_of=lambda _: "char column")
+
+
+def test_places_are_read_by_their_roles() -> None:
+    text = r"SELECT '\134', max(at)::varchar(9), CAST(t.at AS text)"
+    roles = {text.index("'"): "bytea"} | {
+        text.index(kind): "timestamptz" for kind in ("varchar", "text")
+    }
+    read = to_spark(text, read_typed=typed_literal, role_of=lambda at: roles.get(at, "")).text
+    clock = r"regexp_replace\(date_format\({}, '[^']+'\), '[^']+', ''\)"
+    times = [clock.format(each) for each in (r"max\(at\)", r"\(t\.at \)")]
+    assert re.fullmatch(rf"SELECT X'5C', left\({times[0]}, 9\), {times[1]}", read), read
 
 
 MEMBERS: list[tuple[str, list[str], str]] = [

@@ -23,6 +23,7 @@ SCHEMA = TableSchema(
         TableColumn("f", "double"),
     )
 )
+LONG = "12345678901234567890123456.789012"
 BY_NAME = {column.name: column for column in SCHEMA.columns}
 
 
@@ -46,6 +47,8 @@ def computed(text: str, column: str, **values: Any) -> Any:
         ("d - 1.25", "d", {"d": Decimal("1.00")}, Decimal("-0.25")),
         ("d + i", "d", {"d": Decimal("1.00"), "i": 2}, Decimal("3.00")),
         ("i + (-3)", "t", {"i": 2}, -1),
+        (f"d + {LONG}", "w", {"d": Decimal(0)}, Decimal(LONG)),
+        (f"d - -{LONG}", "w", {"d": Decimal(0)}, Decimal(LONG)),
         ("f * 2 - 0.1", "f", {"f": 0.25}, 0.4),
         ("1 + x.f", "f", {}, None),
     ],

@@ -27,6 +27,7 @@ from actors.sql_session.written_times import WrittenTimes
 
 SPARK, POSTGRES = SqlDialect.SPARK, SqlDialect.POSTGRES
 UTC = WrittenTimes("UTC", "UTC")
+LONG = "-1234567890123456789012345678901234567.8"
 MOMENT = dt.datetime.fromisoformat("2026-02-28 01:02:03.5")
 
 
@@ -134,6 +135,8 @@ def test_texts_of_bytes_and_arrays_are_read_as_postgresql_does(
         ("12345", "decimal(4,2)", "22003"),
         ("99.995", "decimal(4,2)", "22003"),
         ("'12345'", "decimal(4,2)", "22003"),
+        ("0.0000000000000000005", "decimal(38,18)", "22003"),
+        ("'{1,1e-19}'", "array<decimal(38,18)>", "22003"),
         ("'3000000000'", "int", "22003"),
         ("'x'", "int", "22P02"),
         ("'1.5'", "bigint", "22P02"),
@@ -155,6 +158,8 @@ def test_what_fits_no_column_has_the_state_that_postgresql_gives(
     [
         ("1.555", "decimal(5,2)", Decimal("1.56")),
         ("-99.994", "decimal(4,2)", Decimal("-99.99")),
+        ("-1234567890123456789012345678901234567.8", "decimal(38,1)", Decimal(LONG)),
+        ("' 1e-17 '", "decimal(38,18)", Decimal("1e-17")),
         ("' 7 '", "int", 7),
         ("'1e2'", "double", 100.0),
         ("'yes'", "boolean", True),
@@ -163,6 +168,13 @@ def test_what_fits_no_column_has_the_state_that_postgresql_gives(
 def test_numbers_are_rounded_and_read_as_postgresql_does(text: str, kind: str, value: Any) -> None:
     given = literal_value(text, SqlDialect.POSTGRES, ())
     assert column_array([given], TableColumn("c", kind), times=UTC).to_pylist() == [value]
+
+
+def test_spark_rounds_what_postgresql_s_numeric_without_a_precision_refuses() -> None:
+    given = literal_value("0.0000000000000000005", SqlDialect.SPARK, ())
+    times = WrittenTimes("UTC", "UTC", as_spark=True)
+    column = TableColumn("c", "decimal(38,18)")
+    assert column_array([given], column, times=times).to_pylist() == [Decimal("1e-18")]
 
 
 @pytest.mark.parametrize("kind", ["varchar(3)", "char(3)"])

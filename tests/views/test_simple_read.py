@@ -7,12 +7,14 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from actors.errors import QueryRejected
 from actors.plan.schema import TableColumn, TableSchema
 from actors.plan.updates import from_ipc
 from actors.protocol.message_parts import OrderBy, RowSetFinishing
-from actors.views.plain_sql import query_text
+from actors.views.plain_sql import LiteralValue, query_text, value_of
 from actors.views.simple import SimpleRead, simple_read
 
 TABLES = {
@@ -208,3 +210,9 @@ def test_a_query_ends_with_its_last_word(sql: str, wanted: str) -> None:
 def test_two_statements_are_no_query() -> None:
     with pytest.raises(QueryRejected, match="line 2 has a statement behind a semicolon"):
         query_text("SELECT ';'\n; -- and\nSELECT 2;")
+
+
+@given(st.decimals(allow_nan=False, allow_infinity=False))
+def test_a_decimal_beside_a_column_has_all_of_its_digits(number: Decimal) -> None:
+    text = f"{number:f}"
+    assert value_of(LiteralValue("number", text), "decimal(38,18)") == number

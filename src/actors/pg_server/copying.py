@@ -99,7 +99,8 @@ async def copy_to_client(
     session.begin_statement(statement)
     if statement.options.header_match:
         raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
-    result = while_connected(wire, await _source(session, statement))
+    async with session.context.typed(statement):
+        result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
     form = format_of(statement.options)

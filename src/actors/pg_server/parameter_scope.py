@@ -21,6 +21,7 @@ from actors.protocol.relations import fold
 from actors.sql.reader import StatementReader, lex_text
 from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import read_type
+from actors.sql.typed_places import CHAR, PLACE, PlaceRoles
 
 Columns: TypeAlias = list[tuple[str, int | None]]
 """Folded names and types of a relation's columns, in order; None: the type is not known."""
@@ -57,13 +58,27 @@ def scoped_types(text: str, schemas: Mapping[str, TableSchema]) -> dict[int, int
     tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
     if tree is None:
         return {}
-    tables: dict[str, Columns] = {
+    finder = _TypeFinder(_columns_of(schemas))
+    finder.visit(tree, _Scope([], None, {}))
+    return finder.found
+
+
+def _columns_of(schemas: Mapping[str, TableSchema]) -> dict[str, Columns]:
+    return {
         fold(name): [(fold(each.name), _oid(each.type)) for each in schema.columns]
         for name, schema in schemas.items()
     }
-    finder = _TypeFinder(tables)
-    finder.visit(tree, _Scope([], None, {}))
-    return finder.found
+
+
+def place_roles(queries: list[str], schemas: Mapping[str, TableSchema]) -> PlaceRoles:
+    """Return the roles of the places in queries of `typed_queries`; none in a text that has
+    another grammar."""
+    finder = _RoleFinder(_columns_of(schemas))
+    for text in queries:
+        tree = _kept_tree(text) if len(text) <= _KEPT_CHARACTERS_MAX else _tree(text)
+        if tree is not None:
+            finder.visit(tree, _Scope([], None, {}))
+    return finder.roles
 
 
 def named_relations(text: str) -> list[str]:
@@ -146,20 +161,23 @@ class _TypeFinder:
     def visit(self, node: Any, scope: _Scope) -> None:
         """Visit a node and all below it."""
         scope = self._opened(node, scope)
-        if isinstance(node, exp.Column) and node.name.startswith(_PARAMETER):
-            self._note(node, scope)
+        if self._noted(node, scope):
             return
         for child in node.iter_expressions():
             # Each table expression is a query of its own, which was visited when it was named.
             if not isinstance(child, exp.With):
                 self.visit(child, scope)
 
-    def _note(self, node: Any, scope: _Scope) -> None:
+    def _noted(self, node: Any, scope: _Scope) -> bool:
+        """Note what a node tells; return whether nothing below it does."""
+        if not (isinstance(node, exp.Column) and node.name.startswith(_PARAMETER)):
+            return False
         number = node.name.removeprefix(_PARAMETER)
         oid = self._expected(node, scope) if number.isdecimal() and len(number) < 6 else None
         if oid is not None:
             # An interval is given as text, which Spark casts: it reads other texts than PostgreSQL.
             self.found.setdefault(int(number), pg.TEXT if oid == pg.INTERVAL else oid)
+        return True
 
     def _opened(self, node: Any, scope: _Scope) -> _Scope:
         """Return the scope within a node: another one in a query, or a statement of one table."""
@@ -252,6 +270,8 @@ class _TypeFinder:
         match parent:
             case exp.Paren() | exp.Neg() | exp.Alias():
                 return self._expected(parent, scope)
+            case exp.Array() if isinstance(parent.parent, exp.Any):
+                return self._expected(parent.parent, scope)
             case exp.Cast():
                 return self._type(parent, scope)
             case _ if isinstance(parent, _COUNTS):
@@ -390,6 +410,84 @@ class _TypeFinder:
                     return None
                 return max((each for each in sides if each is not None), key=_NUMBERS.index)
         return None
+
+
+class _RoleFinder(_TypeFinder):
+    """Visits a query of `typed_queries`, and finds the roles of its places."""
+
+    def __init__(self, tables: Mapping[str, Columns]) -> None:
+        super().__init__(tables)
+        self.roles: dict[int, str] = {}
+
+    def _noted(self, node: Any, scope: _Scope) -> bool:
+        if isinstance(node, exp.Cast) and (name := _place_of_type(node)):
+            if name.endswith(CHAR):
+                self._note(name.removesuffix(CHAR), self._char_role(node, scope))
+            elif self._type(node.this, scope) == pg.TIMESTAMPTZ:
+                self._note(name, "timestamptz")
+        elif isinstance(node, exp.Column) and node.name.startswith(PLACE):
+            if any(_is_char_cast(each) for each in _peers(node)):
+                self._note(node.name, "char")
+            elif self._expected(node, scope) == pg.BYTEA:
+                self._note(node.name, "bytea")
+            return True
+        return False
+
+    def _note(self, name: str, role: str) -> None:
+        offset = name.removeprefix(PLACE)
+        if role and offset.isdecimal():
+            self.roles[int(offset)] = role
+
+    def _char_role(self, node: Any, scope: _Scope) -> str:
+        """Return the role of a cast to ``char(n)``: whether its blanks at the end count."""
+        peers = _peers(node)
+        for each in peers:
+            if not _is_char_cast(each) and self._type(each, scope) == pg.BPCHAR:
+                return "char column"
+        return "char" if peers or isinstance(_around(node).parent, _WITHOUT_BLANKS) else ""
+
+    def _type(self, node: Any, scope: _Scope) -> int | None:
+        if isinstance(node, exp.Cast) and (name := _place_of_type(node)):
+            return pg.BPCHAR if name.endswith(CHAR) else pg.TEXT
+        return super()._type(node, scope)
+
+
+_WITHOUT_BLANKS: Final = (exp.DPipe, exp.Cast, exp.Length, exp.Lower, exp.Upper, exp.Substring)
+"""Operations whose operand ``char(n)`` becomes a text, which has no blanks at its end."""
+
+
+def _place_of_type(cast: Any) -> str:
+    """Return the name of the place that a cast's type is; "" for another type."""
+    name = str(cast.to.text("kind"))
+    return name if name.startswith(PLACE) else ""
+
+
+def _is_char_cast(node: Any) -> bool:
+    return isinstance(node, exp.Cast) and _place_of_type(node).endswith(CHAR)
+
+
+def _around(node: Any) -> Any:
+    """Return a node with the brackets around it."""
+    while isinstance(node.parent, exp.Paren):
+        node = node.parent
+    return node
+
+
+def _peers(node: Any) -> list[Any]:
+    """Return the expressions that one is compared with, without their brackets."""
+    node = _around(node)
+    parent = node.parent
+    found: list[Any] = []
+    case = parent.parent if isinstance(parent, exp.If) and node is parent.this else parent
+    if isinstance(case, exp.Case) and case.this is not None:
+        compared = [case.this, *(each.this for each in case.args["ifs"])]
+        found = compared if any(each is node for each in compared) else []
+    elif isinstance(parent, exp.In):
+        query = parent.args.get("query")
+        found = [parent.this, *parent.expressions, *([] if query is None else [query])]
+    elif isinstance(parent, (*_COMPARED, exp.Between)):
+        found = list(parent.iter_expressions())
+    return [each.unnest() for each in found if each is not node]
 
 
 def _results(case: Any) -> Iterator[Any]:

@@ -20,6 +20,7 @@ from actors.kernel import Actor
 from actors.pg_server.catalog_door import SharedCatalog
 from actors.pg_server.connection import FindRole, PgConnection
 from actors.pg_server.login import TokenProof
+from actors.pg_server.parameter_scope import place_roles
 from actors.pg_server.wire import PgWire
 from actors.pgwire.messages import CANCEL_KEY_BYTES
 from actors.settings import Settings
@@ -162,7 +163,7 @@ class PgServer(Actor[_ListenerEnded]):
 
     async def _session(self, user: str, opened: OpenSession) -> SqlSession:
         client = await self._connect(opened)
-        return SqlSession(
+        session = SqlSession(
             client,
             self._settings,
             SqlDialect.POSTGRES,
@@ -170,6 +171,8 @@ class PgServer(Actor[_ListenerEnded]):
             spawn=self._spawn,
             roles_change=True,
         )
+        session.context.find_places = place_roles
+        return session
 
     def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def run_apart() -> None:

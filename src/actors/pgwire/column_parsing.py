@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.pgwire.decimal_digits import NEGATIVE, decimal_array
+from actors.pgwire.decimal_digits import NEGATIVE, cast_decimals, decimal_array
 from actors.pgwire.encoded_values import (
     ByteValues,
     Lengths,
@@ -30,6 +30,7 @@ from actors.pgwire.encoded_values import (
     value_offsets,
 )
 from actors.pgwire.sqlstate import (
+    INEXACT,
     INVALID_BINARY,
     NUMBER_OUT_OF_RANGE,
     TIME_OUT_OF_RANGE,
@@ -44,6 +45,7 @@ from actors.pgwire.value_parsing import (
     parse_bytea,
     parse_text_value,
 )
+from actors.plan.schema import UNBOUNDED_NUMERIC, arrow_type
 
 _EXACT: Final = Context(prec=2_100, rounding=ROUND_HALF_UP)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
@@ -79,6 +81,8 @@ def parse_text_column(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.
     try:
         if pa.types.is_timestamp(kind):
             return _timestamps(_strings(texts), kind, time_zone)
+        if pa.types.is_decimal(kind):
+            return cast_decimals(_strings(texts), kind)
         if not pa.types.is_nested(kind):
             found = _strings(texts).cast(kind)
             if _is_exact(texts, found):
@@ -194,15 +198,21 @@ def _from_text(data: bytes, kind: pa.DataType, time_zone: str) -> Any:
     return fitted(parse_text_value(text, wire.oid, time_zone), kind)
 
 
-def fitted(value: Any, kind: pa.DataType) -> Any:
+def fitted(value: Any, kind: pa.DataType, *, exact: bool = True) -> Any:
     """Return a parsed value as a type of Arrow takes it: decimals are rounded to its scale, as
-    PostgreSQL does. Raises `InvalidClientData` for what is out of range."""
+    PostgreSQL does. Raises `InvalidClientData` for what is out of range, and, if `exact`, for what
+    `UNBOUNDED_NUMERIC` would round, as PostgreSQL's type does not."""
     if isinstance(value, list):
-        return [None if each is None else fitted(each, kind.value_type) for each in value]
+        return [
+            None if each is None else fitted(each, kind.value_type, exact=exact) for each in value
+        ]
     if pa.types.is_int8(kind) and not -128 <= value <= 127:
         raise InvalidClientData(f"value {value} is out of range for tinyint", NUMBER_OUT_OF_RANGE)
     if pa.types.is_decimal(kind):
-        return _rounded(value, kind)
+        rounded = _rounded(value, kind)
+        if rounded == value or not exact or kind != arrow_type(UNBOUNDED_NUMERIC):
+            return rounded
+        raise InvalidClientData(f"numeric value {value!s:.64}{INEXACT}", NUMBER_OUT_OF_RANGE)
     return value
 
 

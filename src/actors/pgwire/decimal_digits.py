@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.pgwire.encoded_values import (
     ByteValues,
@@ -27,6 +28,7 @@ from actors.pgwire.encoded_values import (
     valid_mask,
     validity_buffer,
 )
+from actors.pgwire.type_map import DECIMAL_DIGITS_MAX
 
 POSITIVE, NEGATIVE, NAN, INFINITY, MINUS_INFINITY = 0x0000, 0x4000, 0xC000, 0xD000, 0xF000
 _LIMB: Final = 1_000_000_000
@@ -157,6 +159,24 @@ def decimal_binary(array: pa.Array) -> VariableValues:
 
 
 # -- back ------------------------------------------------------------------------------------------
+
+
+def cast_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast texts of numbers to decimals, exactly. Raises `pa.ArrowInvalid` for one that must be
+    rounded, does not fit or is no number, and for one with an exponent or of more than 38
+    characters.
+
+    >>> cast_decimals(pa.array(["1.50", None]), pa.decimal128(9, 3)).to_pylist()
+    [Decimal('1.500'), None]
+    """
+    # Arrow cuts a number of more than 128 bits, and one of a large exponent, without an error.
+    long = pc.greater(pc.utf8_length(texts), DECIMAL_DIGITS_MAX)
+    sizes = pc.abs(texts.cast(pa.float64()))
+    beyond = pc.invert(pc.less(sizes, 10.0 ** (kind.precision - kind.scale)))
+    exponents = pc.match_substring_regex(texts, "[eE]")
+    if pc.any(pc.or_(pc.or_(long, beyond), exponents)).as_py():
+        raise pa.ArrowInvalid(f"decimal({kind.precision},{kind.scale}) is not surely exact")
+    return texts.cast(kind)
 
 
 def parse_binary_decimal(data: bytes) -> Decimal:

@@ -22,7 +22,6 @@ from actors.pgwire.type_map import (
     FLOAT4,
     INT2,
     INT4,
-    NUMERIC,
     spark_type,
 )
 from actors.pgwire.value_parsing import (
@@ -108,7 +107,7 @@ def spark_literal(value: ParameterValue | None, oid: int) -> str:
 def _null(oid: int) -> str:
     if oid == UNTYPED:
         return "NULL"
-    kind = "decimal(38,18)" if oid == NUMERIC else spark_type(oid)
+    kind = spark_type(oid)
     if kind is None:
         raise InvalidClientData(f"type {oid} has no counterpart in Spark", NOT_SUPPORTED)
     return f"CAST(NULL AS {kind})"

@@ -11,6 +11,8 @@ from typing import Final
 from actors import errors
 from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected, SqlSyntaxError
 from actors.pgwire.messages import ErrorReport
+from actors.plan.schema import UNBOUNDED_NUMERIC
+from actors.sql.series_calls import NO_STEP
 
 INVALID_TEXT: Final = "22P02"
 INVALID_PARAMETER: Final = "22023"
@@ -144,6 +146,8 @@ NOTICE_STATES: Final = {
     "SET TRANSACTION can only be used in transaction blocks": NO_TRANSACTION,
 }
 """SQLSTATE of each notice that PostgreSQL sends as a warning."""
+INEXACT: Final = f" does not fit {UNBOUNDED_NUMERIC} exactly"
+"""Ends the error for a number that a column of ``numeric`` without a precision would round."""
 _SPARK_STATE: Final = re.compile(r"SQLSTATE: ([0-9A-Z]{5})")
 _CONDITION: Final = re.compile(r"\[([A-Z][A-Z0-9_.]+)\]")
 _TIME_TYPES: Final = re.compile(r'cannot be cast to "(?:DATE|TIMESTAMP\w*|TIME\b)')
@@ -187,6 +191,10 @@ def _as_postgresql(message: str, state: str) -> str:
     match "" if found is None else found[1].partition(".")[0]:
         case "AMBIGUOUS_REFERENCE":
             return "42702"
+        case "CAST_INVALID_INPUT" if INEXACT in message:
+            return NUMBER_OUT_OF_RANGE
+        case "USER_RAISED_EXCEPTION" if NO_STEP in message:
+            return INVALID_PARAMETER
         case "CAST_INVALID_INPUT" | "INVALID_TYPED_LITERAL":
             return INVALID_TIME if _TIME_TYPES.search(message) else INVALID_TEXT
         case "INVALID_INLINE_TABLE" if "FAILED_SQL_EXPRESSION_EVALUATION" in message:

@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.errors import InvalidUsage
-from actors.plan.schema import result_type, text_limit
+from actors.plan.schema import UNBOUNDED_NUMERIC, result_type, text_limit
 
 BOOL, BYTEA, NAME, INT8, INT2, INT4, TEXT, OID = 16, 17, 19, 20, 21, 23, 25, 26
 JSON, FLOAT4, FLOAT8, UNKNOWN, BPCHAR, VARCHAR = 114, 700, 701, 705, 1042, 1043
@@ -189,10 +189,9 @@ def spark_type(oid: int, modifier: int = -1) -> str | None:
     >>> spark_type(NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
     ('decimal(12,2)', 'array<bigint>')
     """
-    # Without a modifier PostgreSQL's numeric has any scale; Spark's decimal must choose.
     if oid == NUMERIC:
         if modifier < _HEADER_BYTES:
-            return f"decimal({DECIMAL_DIGITS_MAX},18)"
+            return UNBOUNDED_NUMERIC
         precision, scale = divmod(modifier - _HEADER_BYTES, 1 << 16)
         return f"decimal({precision},{scale})" if precision <= DECIMAL_DIGITS_MAX else None
     if oid in ELEMENT_OF:

@@ -30,6 +30,8 @@ CHAR_LENGTH_MAX: Final = 65_536
 """Limit of n, as every value of a CHAR(n) takes n characters."""
 VARCHAR_LENGTH_MAX: Final = 2**31 - 1
 _LIMITED: Final = re.compile(r"(char|varchar)\((.*)\)")
+UNBOUNDED_NUMERIC: Final = "decimal(38,18)"
+"""Type here of PostgreSQL's ``numeric`` without a precision, which has any number of digits."""
 SYSTEM_COLUMNS: Final = frozenset({TIME, DIFF, ERROR})
 
 

@@ -32,6 +32,7 @@ from actors.plan.schema import text_limit
 from actors.sql.cast_finding import CastFinder
 from actors.sql.column_naming import missing_names
 from actors.sql.reader import LexedText, StatementReader, lex_text
+from actors.sql.series_calls import SeriesFinder
 from actors.sql.tokens import (
     SqlDialect,
     SqlToken,
@@ -50,6 +51,7 @@ _TYPED_LITERALS: Final = frozenset(
 _BYTES: Final = re.compile(r"\\x(?:[0-9a-fA-F]{2})*")
 TypedReader: TypeAlias = Callable[[str, WrittenType], str]
 """Returns a text that is cast to a type as a literal; "" if Spark reads it as it should."""
+_BYTEA: Final = WrittenType("binary", "bytea", limited=False)
 _DATABASE: Final = "penstock"
 _SCHEMA: Final = "public"
 _LITERAL_TYPES: Final = frozenset({"DATE", "TIME", "TIMESTAMP", "INTERVAL"})
@@ -106,6 +108,7 @@ def to_spark(
     read_typed: TypedReader = lambda *_: "",
     *,
     name_columns: bool = False,
+    role_of: Callable[[int], str] = lambda _: "",
 ) -> SparkText:
     """Return a query of PostgreSQL's dialect as Spark reads it.
 
@@ -115,6 +118,7 @@ def to_spark(
         times: Reads texts of times; None: they are left to Spark.
         read_typed: Reads texts that are cast.
         name_columns: True to give columns without an alias PostgreSQL's names.
+        role_of: Returns the role of the place at an offset (`typed_places`); "" for none.
 
     Raises:
         SqlSyntaxError: The text cannot be split, a parameter is not given, or PostgreSQL checks the
@@ -122,7 +126,7 @@ def to_spark(
     """
     lexed = lex_text(text, SqlDialect.POSTGRES)
     names = missing_names(lexed) if name_columns else {}
-    return _SparkWriter(lexed, parameters, times, read_typed, names).written()
+    return _SparkWriter(lexed, parameters, times, read_typed, names, role_of).written()
 
 
 class _SparkWriter:
@@ -135,8 +139,10 @@ class _SparkWriter:
         times: TimeReader | None,
         read_typed: TypedReader,
         names: Mapping[int, str],
+        role_of: Callable[[int], str],
     ) -> None:
         self._times = times
+        self._role_of = role_of
         self._moments: set[int] = set()
         """Places of texts that are of type timestamptz."""
         self._counts: dict[int, str] = {}
@@ -149,7 +155,9 @@ class _SparkWriter:
         self._length = 0
         self._edits: list[TextEdit] = []
         self._read_typed = read_typed
-        self._casts = CastFinder(lexed)
+        self._casts = CastFinder(lexed, role_of)
+        self._series = SeriesFinder(lexed, is_utc=times is None)
+        self._replaced = self._casts.replaced | self._series.replaced
         self._names = names
         self._closed: dict[int, str] = {}
         """Texts in place of closing brackets, by their places."""
@@ -163,9 +171,11 @@ class _SparkWriter:
         place = 0
         while place < len(self._tokens):
             self._gap(self._tokens[place].start)
+            self._insert(self._series.opening.get(place, ""))
             self._insert(self._casts.opening.get(place, ""))
             place = self._token(place)
             self._insert(self._casts.closing.get(place, ""))
+            self._insert(self._series.closing.get(place, ""))
             if name := self._names.get(place):
                 self._insert(f" AS {quote_name(name)}")
         self._gap(len(self._text))
@@ -223,6 +233,10 @@ class _SparkWriter:
     def _token(self, place: int) -> int:
         """Write the token at a place, or several; return the place behind them."""
         token = self._tokens[place]
+        if place in self._replaced:
+            end, new = self._replaced[place]
+            self._edit(self._tokens[end - 1].end, new)
+            return end
         if place in self._types:
             return self._type(place)
         if token.kind in ("word", "name") and (end := self._behind_schema(place)):
@@ -237,6 +251,8 @@ class _SparkWriter:
                 return self._bound(place)
             case "word":
                 return self._word(place)
+            case "sign" if place in self._casts.subscripts:
+                return self._subscript(place)
             case "sign" if place in self._closed:
                 self._edit(token.end, self._closed[place])
             case "sign" if opened := self._of_array(place):
@@ -249,6 +265,16 @@ class _SparkWriter:
                 self._copy(token.end)
         return place + 1
 
+    def _subscript(self, place: int) -> int:
+        """Write the number of an element, which counts from 1, as one that counts from 0."""
+        closed, first = self._lexed.partners[place], self._tokens[place + 1]
+        if closed == place + 2 and first.text.isdecimal() and len(first.text) < _DIGITS_MAX:
+            self._edit(self._tokens[closed].end, f", {int(first.text) - 1})")
+            return closed + 1
+        self._closed[closed] = ") - 1 AS INT))"
+        self._edit(self._tokens[place].end, ", CAST((")
+        return place + 1
+
     def _string(self, place: int) -> int:
         token, kind = self._tokens[place], None
         reader = StatementReader(self._lexed, place + 1)
@@ -256,6 +282,12 @@ class _SparkWriter:
             kind = read_written_type(reader)
             if self._typed(place, reader.place, kind):
                 return reader.place
+        role = self._role_of(token.start)
+        if role == "bytea" and self._typed(place, place + 1, _BYTEA):
+            return place + 1
+        if role == "char":
+            self._edit(token.end, quote_text(self._text_at(place).rstrip(" ")))
+            return place + 1
         inner = token.text[1:-1]
         if self._times is not None and self._time(place, self._times):
             return place + 1
@@ -330,6 +362,8 @@ class _SparkWriter:
         for each, is left out: a comparison with a plain literal needs no Spark."""
         token = self._tokens[place]
         literal = self._parameter(token)
+        if self._role_of(token.start) == "char":
+            literal = f"rtrim({literal})"
         reader = StatementReader(self._lexed, place + 1)
         clause = self._counts.get(place)
         if clause is not None:

@@ -21,6 +21,7 @@ import re
 from collections.abc import Mapping
 from typing import Final, NamedTuple
 
+from actors.plan.schema import UNBOUNDED_NUMERIC
 from actors.sql.reader import StatementReader
 from actors.sql.tokens import SqlDialect, name_value, quote_name
 
@@ -205,8 +206,7 @@ def _postgres_type(reader: StatementReader, word: str) -> str:
         case "timestamp" | "timestamp_ntz":
             return name
         case "decimal" if not numbers:
-            # PostgreSQL's has any number of digits: half of Spark's before the point, about.
-            return "decimal(38,18)"
+            return UNBOUNDED_NUMERIC
         case "char" if not numbers:
             # Without a length PostgreSQL's char is of one character, its bpchar of any number.
             return "string" if word == "bpchar" else "char(1)"

@@ -38,6 +38,7 @@ from actors.sql.dialects import SparkText, to_spark, without_schema
 from actors.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import WrittenType
+from actors.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.sql_session.long_texts import work_on
 from actors.sql_session.placed_text import PlacedText, placed
 from actors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
@@ -186,6 +187,9 @@ class SessionContext:
         self.spark_settings: Mapping[str, str] = {}
         """Settings of Spark that the session has beside its time zone."""
         self._written_in: tuple[str, bool] | None = None
+        self.find_places: PlaceFinder | None = None
+        """Finds what places of a statement mean by their types; None: they mean what Spark says."""
+        self._roles: PlaceRoles = {}
         self.committing: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         """Is around each write: the statement cannot be canceled then."""
 
@@ -262,12 +266,39 @@ class SessionContext:
                     None if times.is_utc else times,
                     self._read_typed,
                     name_columns=True,
+                    role_of=lambda offset: self._role_of(span, offset),
                 )
         except SqlSyntaxError as error:
             if error.position is not None:
                 error.position = span.place_of(error.position)
             raise
         return PlacedText.of(span, spark)
+
+    def _role_of(self, span: TextSpan, offset: int) -> str:
+        place = span.place_of(offset) if self._roles else None
+        return "" if place is None else self._roles.get(place, "")
+
+    @asynccontextmanager
+    async def typed(self, statement: SqlStatement) -> AsyncIterator[None]:
+        """Read what depends on types, meanwhile, as it is meant in this statement."""
+        before, self._roles = self._roles, await self._roles_in(statement)
+        try:
+            yield
+        finally:
+            self._roles = before
+
+    async def _roles_in(self, statement: SqlStatement) -> PlaceRoles:
+        find = self.find_places
+        if find is None:
+            return {}
+        size = queried_length(statement)
+        queries = await work_on(size, lambda: typed_queries(statement)) if size else []
+        if not queries:
+            return {}
+        schemas = {
+            each.name: each.schema for each in await self.catalog.known() if each.schema is not None
+        }
+        return await work_on(size, lambda: find(queries, schemas))
 
     def _read_typed(self, text: str, kind: WrittenType) -> str:
         return typed_literal(text, kind, self.zone)

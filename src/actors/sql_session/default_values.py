@@ -41,7 +41,12 @@ from actors.sql_session.row_values import (
     literal_value,
     spark_literal,
 )
-from actors.sql_session.store_assignment import assigned_cast, check_assignable
+from actors.sql_session.store_assignment import (
+    assigned_cast,
+    check_assignable,
+    exact_cast,
+    number_text,
+)
 from actors.sql_session.transaction import as_stored
 
 T = TypeVar("T")
@@ -334,25 +339,35 @@ def cast_or_default(
     defaults: StatementDefaults,
     *,
     cast: bool = True,
+    as_text: bool = False,
 ) -> PlacedText:
     """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
-    the column's default."""
+    the column's default. `as_text`: a number that must be exact is given as its digits
+    (`number_text`)."""
+    exact = context.dialect is SqlDialect.POSTGRES
+
+    def known(literal: str) -> PlacedText:
+        return placed((as_text and number_text(literal, column.type)) or literal)
+
     # DEFAULT is no expression.
     if is_default(span):
-        return placed(defaults.literal(column))
+        return known(defaults.literal(column))
     moment = _moment_literal(context, span) if column.type == "timestamp" else None
     if moment is not None:
         return placed(f"CAST('{moment}' AS timestamp)").around(span)
-    if context.dialect is SqlDialect.POSTGRES:
+    if exact:
         # A text is read as PostgreSQL does, and not as Spark casts it.
         try:
             value = literal_value(span.text, context.dialect, parameters)
             found = column_array([value], column, times=context.times)
-            return placed(spark_literal(found[0].as_py(), column.type)).around(span)
+            return known(spark_literal(found[0].as_py(), column.type)).around(span)
         except NotLocal:
             pass
+    text = context.spark(span, parameters)
+    digits = (number_text if as_text else exact_cast)(f"({text.text})", column.type)
+    if exact and digits:
+        return text.within(digits).around(span)
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    value = context.spark(span, parameters)
     if not cast:
-        return value.around(span)
-    return assigned_cast(value, column, context.spark_conf()).around(span)
+        return text.around(span)
+    return assigned_cast(text, column, context.spark_conf()).around(span)

@@ -168,7 +168,9 @@ def _literal(text: str, *, negative: bool) -> pa.Scalar:
     count = len(whole + places)
     if not (whole + places).isdigit() or count > DIGITS_MAX:
         raise NotLocal  # exponents, and floating numbers
-    return pa.scalar(sign * Decimal(digits), pa.decimal128(count, len(places)))
+    # A product of Python's would round to 28 digits.
+    exact = Decimal(f"-{digits}" if negative else digits)
+    return pa.scalar(exact, pa.decimal128(count, len(places)))
 
 
 def _whole(apply: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:

@@ -142,7 +142,8 @@ def _number(text: str, *, negative: bool) -> int | Decimal:
     if _WHOLE.fullmatch(text):
         return -int(text) if negative else int(text)
     if _FRACTION.fullmatch(text):
-        return -Decimal(text) if negative else Decimal(text)
+        # A minus of Python's would round to 28 digits.
+        return Decimal(f"-{text}" if negative else text)
     raise NotLocal  # suffixes and exponents
 
 
@@ -243,7 +244,7 @@ def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: WrittenTimes) -
         if kind.tz is None:
             return local_in(times.present, value) if value.tzinfo is not None else value
         return times.instant(value) if value.tzinfo is None else value
-    return _number_fitted(value, kind) if _is_number(kind) else value
+    return _number_fitted(value, kind, times=times) if _is_number(kind) else value
 
 
 def _is_number(kind: pa.DataType) -> bool:
@@ -251,11 +252,14 @@ def _is_number(kind: pa.DataType) -> bool:
     return any(test(kind) for test in numbers)
 
 
-def _number_fitted(value: int | Decimal, kind: pa.DataType) -> int | Decimal:
+def _number_fitted(
+    value: int | Decimal, kind: pa.DataType, *, times: WrittenTimes
+) -> int | Decimal:
     """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
-        rounded: Decimal = fitted(Decimal(value), kind)
+        # Spark rounds, PostgreSQL's numeric without a precision never.
+        rounded: Decimal = fitted(Decimal(value), kind, exact=not times.as_spark)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:

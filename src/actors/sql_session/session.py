@@ -120,7 +120,8 @@ class SqlSession:
             handler = STATEMENTS.get(type(statement))
             if handler is None:
                 raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
-            return await handler(self, statement, parameters)
+            async with self.context.typed(statement):
+                return await handler(self, statement, parameters)
         except BaseException:
             self.failed = self.in_transaction
             raise
@@ -144,6 +145,12 @@ class SqlSession:
     ) -> pa.Schema | None:
         """Return the columns of a statement's result without carrying it out; None: it has no
         rows. The values of the parameters do not matter. Raises as `execute`."""
+        async with self.context.typed(statement):
+            return await self._described(statement, parameters)
+
+    async def _described(
+        self, statement: sql.SqlStatement, parameters: Parameters
+    ) -> pa.Schema | None:
         match statement:
             case sql.QueryStatement():
                 text = await self.context.spark_off_loop(statement.query, parameters)

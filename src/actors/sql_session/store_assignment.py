@@ -15,11 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.errors import InvalidUsage, TypeMismatch, ValueOutOfRange
-from actors.plan.schema import TableColumn, arrow_type
+from actors.pgwire.sqlstate import INEXACT
+from actors.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
 from actors.sql.tokens import lex_sql, quote_text
 from actors.sql_session.placed_text import PlacedText, joined, placed
 
 ANSI: Final = "spark.sql.ansi.enabled"
+_SCALE: Final = arrow_type(UNBOUNDED_NUMERIC).scale
+_NUMBER_ARRAY: Final = f"array<{UNBOUNDED_NUMERIC}>"
 _NUMBERS: Final = ("integer", "decimal", "float")
 _MOMENTS: Final = frozenset({"date", "timestamp"})
 _CAST_BY_SPARK: Final = frozenset(
@@ -129,10 +132,14 @@ def _closed(value: PlacedText, text: str) -> PlacedText:
 
 
 def cast_query(
-    query: PlacedText, columns: Sequence[TableColumn], conf: Mapping[str, str]
+    query: PlacedText,
+    columns: Sequence[TableColumn],
+    conf: Mapping[str, str],
+    *,
+    exact: bool = False,
 ) -> PlacedText:
     """Return the query with each column cast to the type of the one that it is for, as by
-    `assigned_cast`.
+    `assigned_cast`; `exact`: as by `exact_cast`, where it has a cast.
 
     >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
     SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
@@ -140,10 +147,15 @@ def cast_query(
     ) AS q (c0)
     """
     names = [f"c{number}" for number in range(len(columns))]
+
+    def cast(name: str, column: TableColumn) -> PlacedText:
+        digits = exact_cast(name, column.type) if exact else ""
+        return placed(digits) if digits else assigned_cast(placed(name), column, conf)
+
     casts = joined(
         ", ",
         (
-            placed(assigned_cast(placed(name), column, conf), f" AS {name}")
+            placed(cast(name, column), f" AS {name}")
             for name, column in zip(names, columns, strict=True)
         ),
     )
@@ -151,16 +163,59 @@ def cast_query(
     return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
+def exact_cast(text: str, kind: str) -> str:
+    """Return the cast of an expression of Spark's to `UNBOUNDED_NUMERIC`, or an array of it, in
+    which a number that would be rounded is an error; "" for another type."""
+    digits = number_text(text, kind)
+    return number_of_text(digits, kind) if digits else ""
+
+
+def number_text(text: str, kind: str) -> str:
+    """Return the expression of the digits of a number, or of those of an array, that is for a
+    column of `UNBOUNDED_NUMERIC`; "" for another type. It has no errors of its own."""
+    if kind == _NUMBER_ARRAY:
+        # Spark computes no lambda in VALUES. Doubles inside count with all of their digits.
+        return f"CAST({text} AS array<string>)"
+    if kind != UNBOUNDED_NUMERIC:
+        return ""
+    size = f"abs(CAST({text} AS DOUBLE))"
+    # As many digits as PostgreSQL takes of a double, and of a float.
+    form = f"IF(typeof({text}) = 'float', '%.5e', '%.14e')"
+    digits = f"format_string({form}, CAST({text} AS DOUBLE))"
+    # The type is known before a row is read, so that no expression is computed twice.
+    return (
+        f"CASE WHEN typeof({text}) NOT IN ('double', 'float') THEN CAST({text} AS STRING)"
+        f" WHEN {size} >= 1e-{_SCALE}D AND {size} < 0.5D"
+        f" THEN CAST(CAST({digits} AS DECIMAL(38,38)) AS STRING)"
+        f" WHEN {size} >= 0.5D AND {size} < 1e22D"
+        f" THEN CAST(CAST({digits} AS DECIMAL(38,15)) AS STRING)"
+        f" ELSE CAST({text} AS STRING) END"
+    )
+
+
+def number_of_text(text: str, kind: str) -> str:
+    """Return the expression of the number, or the array of them, of such digits."""
+    if kind == _NUMBER_ARRAY:
+        return f"transform({text}, x -> {number_of_text('x', UNBOUNDED_NUMERIC)})"
+    # Spark's error shows the text that is no number.
+    inexact = f"^.*([.][0-9]{{{_SCALE}}}0*[1-9]|[eE]-|NaN|Inf).*$"
+    shown = f"regexp_replace({text}, '{inexact}', 'numeric value $0{INEXACT}')"
+    return f"CAST({shown} AS {kind})"
+
+
 def _is_exact(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
 
 
-def fitted_numbers(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
+def fitted_numbers(
+    table: str, rows: pa.Table, columns: Sequence[TableColumn], *, exact: bool = False
+) -> pa.Table:
     """Return the rows with integers and decimals in the columns' types, rounded half up to their
-    scales. Raises `ValueOutOfRange` for one that does not fit."""
+    scales. Raises `ValueOutOfRange` for one that does not fit, and, if `exact`, for one that
+    `UNBOUNDED_NUMERIC` would round."""
     for place, column in enumerate(columns):
         wanted, values = arrow_type(column.type), rows.column(place)
-        given = values.type
+        given, numbers = values.type, values
         if given == wanted or not (_is_exact(wanted) and _is_exact(given)):
             continue
         if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
@@ -177,6 +232,13 @@ def fitted_numbers(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -
                 f"table {table}, column {column.name}: a value of {given} does not fit "
                 f"{column.type}"
             ) from None
+        if exact and column.type == UNBOUNDED_NUMERIC and given.scale > wanted.scale:
+            lost = pc.not_equal(fitted.cast(values.type), numbers.cast(values.type))
+            if pc.any(lost).as_py():
+                number = numbers.filter(lost)[0].as_py()
+                raise ValueOutOfRange(
+                    f"table {table}, column {column.name}: numeric value {number}{INEXACT}"
+                )
         rows = rows.set_column(place, column.name, fitted)
     return rows
 

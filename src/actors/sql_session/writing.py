@@ -22,6 +22,7 @@ from actors.sql.statements import (
     TextSpan,
     UpdateStatement,
 )
+from actors.sql.tokens import SqlDialect
 from actors.sql_session.conflicts import as_merge
 from actors.sql_session.context import SessionContext
 from actors.sql_session.default_values import (
@@ -59,6 +60,8 @@ from actors.sql_session.store_assignment import (
     fails_by_cast,
     fitted_numbers,
     needs_cast,
+    number_of_text,
+    number_text,
 )
 from actors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
 
@@ -291,15 +294,25 @@ def _cast_values(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
-    conf = context.spark_conf()
+    exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
     fails = fails_by_cast(conf)
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        return cast_or_default(context, span, column, parameters, defaults, cast=fails)
+        return cast_or_default(
+            context, span, column, parameters, defaults, cast=fails, as_text=exact
+        )
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
-    names = ", ".join(quoted(column.name) for column in columns)
-    text = placed("SELECT * FROM VALUES ", joined(", ", lines), f" AS given({names})")
+    names = [quoted(column.name) for column in columns]
+    # In VALUES Spark does not say what is wrong with a number.
+    wanted = ", ".join(
+        f"{number_of_text(name, column.type)} AS {name}"
+        if exact and number_text(name, column.type)
+        else name
+        for name, column in zip(names, columns, strict=True)
+    )
+    head = placed(f"SELECT {wanted} FROM VALUES ", joined(", ", lines))
+    text = placed(head, f" AS given({', '.join(names)})")
     # VALUES takes no expression that may fail by itself.
     return text if fails else cast_query(text, columns, conf)
 
@@ -315,14 +328,13 @@ async def _assigned_rows(
     text, as_of = await query_text(context, query, parameters)
     rows = _renamed(table, await context.collect(text, as_of), columns)
     check_assignable(table, rows.schema, columns)
+    # Spark's dialect rounds, as Spark does.
+    exact = context.dialect is SqlDialect.POSTGRES
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
-        rows = _renamed(
-            table,
-            await context.collect(cast_query(text, columns, context.spark_conf()), as_of),
-            columns,
-        )
-    return fitted_numbers(table, rows, columns)
+        cast = cast_query(text, columns, context.spark_conf(), exact=exact)
+        rows = _renamed(table, await context.collect(cast, as_of), columns)
+    return fitted_numbers(table, rows, columns, exact=exact)
 
 
 def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:

@@ -33,7 +33,8 @@ class UnclearTime(InvalidUsage):
 class WrittenTimes(msgspec.Struct, frozen=True):
     """Reads the times of one statement: `zone` is that of the session when the statement was
     parsed, `present` that in which it is carried out. `for_others`: sessions in other zones will
-    read it. `as_spark`: of two times that the clocks show, the earlier is meant."""
+    read it. `as_spark`: the text is Spark's, in which of two times that
+    the clocks show the earlier is meant."""
 
     zone: str
     present: str

@@ -310,7 +310,8 @@ def _number(text: str, kind: str) -> Any:
         if kind == "double" and abs(number) <= _WHOLE_DOUBLES_MAX:
             return float(number)
     if kind.startswith("decimal") and (exact := _DECIMAL.fullmatch(digits)) is not None:
-        return sign * Decimal(exact[1])
+        # A product of Python's would round to 28 digits.
+        return Decimal(exact[1]).copy_sign(sign)
     is_double = (found := _DOUBLE.fullmatch(digits)) and (found[2] or "." in digits)
     if kind == "double" and found is not None and is_double:
         return sign * float(found[1])

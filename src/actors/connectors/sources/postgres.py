@@ -261,7 +261,6 @@ class PostgresSource:
             self._exports.values(),
             filled,
             survey.types,
-            self._config.numeric,
             lsn,
             self._position_text,
             [table.name for table in new],
@@ -298,7 +297,6 @@ class PostgresSource:
                 filled[table.name],
                 found.tables[table.oid],
                 found.types,
-                self._config.numeric,
                 held=len(wider.get(table.name, ())),
             )
             for table in tables
@@ -554,9 +552,7 @@ class PostgresSource:
         assert self._looker is not None, "open"
         changes = self._changes
         live = {n: f for n, f in filled.items() if changes is None or not changes.is_failed(n)}
-        return await judge_all(
-            self._looker, found, live, self._exports, self._publication, self._config.numeric
-        )
+        return await judge_all(self._looker, found, live, self._exports, self._publication)
 
     def _settle(self, survey: CatalogSurvey, verdicts: Mapping[str, Verdict]) -> None:
         """Apply the verdicts on the tables. Raises `SourceUnreachable`."""

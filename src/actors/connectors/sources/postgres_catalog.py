@@ -19,7 +19,12 @@ from actors.connectors.sources.postgres_names import (
     qualified_name,
     split_name,
 )
-from actors.connectors.sources.postgres_types import TypeFacts, column_type
+from actors.connectors.sources.postgres_types import (
+    UNBOUNDED,
+    TypeFacts,
+    column_type,
+    numeric_held_by,
+)
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
 from actors.errors import InvalidUsage
@@ -477,7 +482,6 @@ def added_column(
     taken: Collection[int],
     column: TableColumn,
     types: Mapping[int, TypeFacts],
-    numeric: str,
 ) -> PostgresColumn:
     """Return the table's column that a further column of its export is filled from; `taken` are the
     numbers of those that it has. Raises `InvalidUsage`."""
@@ -494,7 +498,9 @@ def added_column(
         raise InvalidUsage(
             f"the user may not read {found.name} of {table.name}: GRANT SELECT on it, and try again"
         )
-    there = column_type(found.type_oid, found.modifier, types, numeric).spark
+    held = numeric_held_by(column.type)
+    there = column_type(found.type_oid, found.modifier, types, held).spark
+    there = there.replace(UNBOUNDED, "decimal(38,18)")
     # CHAR and VARCHAR of a length are text too, but mean more than PostgreSQL's columns do here.
     sized = column.type.lower().startswith(("char", "varchar"))
     if sized or arrow_type(there) != arrow_type(column.type):

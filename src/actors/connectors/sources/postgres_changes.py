@@ -41,6 +41,7 @@ from actors.connectors.sources.postgres_types import (
     UnrepresentableValue,
     column_type,
     from_text,
+    numeric_held_by,
 )
 from actors.connectors.sources.source import (
     KEPT,
@@ -88,7 +89,6 @@ class DecodedChanges:
         exports: Iterable[SourceExport],
         filled: dict[str, FilledTable],
         types: Mapping[int, TypeFacts],
-        numeric: str,
         lsn: int,
         position: Callable[[int], str],
         filling: Sequence[str] = (),
@@ -106,7 +106,6 @@ class DecodedChanges:
         self._filled = filled
         self._oids = {each.oid: name for name, each in filled.items()}
         self._types = types
-        self._numeric = numeric
         self._position = position
         self._relations: dict[int, PgRelation] = {}
         self._bound: dict[int, _Bound] = {}
@@ -338,7 +337,8 @@ class DecodedChanges:
             if place is None:
                 raise _Column(f"column {column.name} was dropped or renamed", ANEW)
             filling = relation.columns[place]
-            kind = column_type(filling.type_oid, filling.type_modifier, self._types, self._numeric)
+            held = numeric_held_by(column.type)
+            kind = column_type(filling.type_oid, filling.type_modifier, self._types, held)
             if kind.spark != column.type:
                 raise _Column(type_changed(column.name, column.type, kind.spark), ANEW)
             columns.append((place, kind))

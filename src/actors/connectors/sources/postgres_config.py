@@ -12,9 +12,10 @@ import msgspec
 from actors.connectors.sources.source import SourceConfig
 from actors.connectors.sources.source_secrets import SecretTarget
 from actors.errors import InvalidUsage
-from actors.plan.schema import arrow_type
 
 CONNECT_TIMEOUT_S: Final = 10
+FITTING: Final = "fitting"
+"""The type is a decimal that holds what the table has when it is taken."""
 _NAME_MAX: Final = 63
 _NAME: Final = re.compile(r"[a-z0-9_]{1,63}")
 _PUBLICATION: Final = re.compile(r"[A-Za-z0-9_.\- ]{1,63}")
@@ -74,8 +75,9 @@ class PostgresConfig(
     create: bool = True
     """True to create a missing publication and slot, to add missing tables to the publication, and
     to remove both with the source."""
-    numeric: str = "string"
-    """Type for ``numeric`` without a precision: ``string``, or ``decimal(p,s)``."""
+    numeric: str = FITTING
+    """Type for ``numeric`` without a precision, of tables that are taken: ``string``,
+    ``decimal(p,s)``, or `FITTING`."""
     feedback_ms: int = 10_000
     """Interval of feedback to the server; at most a third of its wal_sender_timeout."""
     poll_ms: int = 10_000
@@ -94,13 +96,14 @@ class PostgresConfig(
             raise InvalidUsage(
                 f"publication {self.publication!r}: use letters, digits, blanks, . - _ only"
             )
-        if self.numeric != "string" and not re.fullmatch(r"decimal\(\d+,\d+\)", self.numeric):
-            raise InvalidUsage(f"numeric {self.numeric!r}: give string, or decimal(p,s)")
-        if self.numeric != "string":
-            digits, scale = map(int, self.numeric[len("decimal(") : -1].split(","))
-            if not 1 <= digits <= 38 or scale > digits:
+        if self.numeric not in (FITTING, "string"):
+            found = re.fullmatch(r"decimal\((\d{1,2}),(\d{1,2})\)", self.numeric)
+            if found is None:
+                raise InvalidUsage(
+                    f"invalid numeric {self.numeric!r}: expected {FITTING}, string or decimal(p,s)"
+                )
+            if not 1 <= int(found[1]) <= 38 or int(found[2]) > int(found[1]):
                 raise InvalidUsage(f"numeric {self.numeric!r}: 1 <= p <= 38, s <= p")
-            arrow_type(self.numeric)
         given = [self.password_env, self.password_file, self.passfile]
         if sum(map(bool, given)) > 1:
             raise InvalidUsage("give one of password_env, password_file and passfile")

@@ -34,7 +34,7 @@ from actors.connectors.sources.postgres_catalog import (
     lsn_text,
 )
 from actors.connectors.sources.postgres_names import is_called
-from actors.connectors.sources.postgres_types import TypeFacts, column_type
+from actors.connectors.sources.postgres_types import TypeFacts, column_type, numeric_held_by
 from actors.connectors.sources.source import SourceExport
 from actors.errors import InvalidUsage
 
@@ -133,11 +133,10 @@ def judge(
     table: PostgresTable | None,
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo,
-    numeric: str,
 ) -> Verdict:
     """Return the verdict on a table that was filled. `table`: the one with its oid now; None:
     dropped."""
-    ended = _ended(export, filled, table, types, publication, numeric)
+    ended = _ended(export, filled, table, types, publication)
     if ended is not None or table is None:
         return ended or TableEnds("the table was dropped")
     was, bound = filled.footing, filled.columns
@@ -186,7 +185,6 @@ def _ended(
     table: PostgresTable | None,
     types: Mapping[int, TypeFacts],
     publication: PublicationInfo,
-    numeric: str,
 ) -> TableEnds | None:
     if table is None or table.name != export.name:
         now = "" if table is None else f" to {table.name}"
@@ -212,7 +210,9 @@ def _ended(
             return TableEnds(f"column {column.name} was dropped or renamed")
         if listed and found.name not in listed:
             return TableEnds(f"publication {publication.name} gives column {found.name} no more")
-        now = column_type(found.type_oid, found.modifier, types, numeric).spark
+        # The type that was chosen for it when the table was taken holds on.
+        held = numeric_held_by(column.type)
+        now = column_type(found.type_oid, found.modifier, types, held).spark
         if now != column.type:
             return TableEnds(type_changed(column.name, column.type, now))
     # With FULL a partition's first change shows its fault; until then a note is enough (`_note`).

@@ -35,6 +35,7 @@ from actors.connectors.sources.postgres_types import (
     column_type,
     copy_expression,
     from_binary,
+    numeric_held_by,
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
@@ -95,13 +96,15 @@ def copied_contents(
     filled: FilledTable,
     table: PostgresTable,
     types: Mapping[int, TypeFacts],
-    numeric: str,
     held: int = 0,
 ) -> SnapshotTable:
     """Return the copy of a table: the columns that it is bound to. See `SnapshotTable.held`."""
     columns = {column.number: column for column in table.columns}
     bound = [columns[number] for number in filled.columns]
-    kinds = tuple(column_type(each.type_oid, each.modifier, types, numeric) for each in bound)
+    kinds = tuple(
+        column_type(each.type_oid, each.modifier, types, numeric_held_by(column.type))
+        for each, column in zip(bound, export.schema.columns, strict=True)
+    )
     return SnapshotTable(export, table.relation, kinds, filled.names, held)
 
 

@@ -30,7 +30,7 @@ from actors.connectors.sources.postgres_catalog import (
     tables,
     type_facts,
 )
-from actors.connectors.sources.postgres_config import PostgresConfig
+from actors.connectors.sources.postgres_config import FITTING, PostgresConfig
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import (
     FilledTable,
@@ -45,7 +45,13 @@ from actors.connectors.sources.postgres_names import (
     qualified_name,
     split_name,
 )
-from actors.connectors.sources.postgres_types import TypeFacts, column_type
+from actors.connectors.sources.postgres_numerics import with_fitting_decimals
+from actors.connectors.sources.postgres_types import (
+    UNBOUNDED,
+    TypeFacts,
+    column_type,
+    numeric_held_by,
+)
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
 from actors.errors import InvalidUsage
@@ -91,9 +97,11 @@ async def describe(
     for name, table in found.items():
         text, out = asked[name] if asked is not None and wanted is not None else ("", ())
         try:
-            export = export_of(table, out, types, config.numeric)
+            fitting = config.numeric == FITTING
+            export = export_of(table, out, types, UNBOUNDED if fitting else config.numeric)
             if published is not None:
                 check_published(published, export, table)
+            export = await with_fitting_decimals(wire, table, export)
         except InvalidUsage as error:
             wrong.append(SourceExport(name, TableSchema(()), table=table.table, refused=str(error)))
         else:
@@ -129,9 +137,10 @@ async def describe_added(
     taken = {each.number for each in bound_columns(table, export) if each is not None}
     added = []
     for column in columns:
-        found = added_column(table, taken, column, types, config.numeric)
+        found = added_column(table, taken, column, types)
         taken.add(found.number)
-        kind = column_type(found.type_oid, found.modifier, types, config.numeric)
+        held = numeric_held_by(column.type)
+        kind = column_type(found.type_oid, found.modifier, types, held)
         added.append(TableColumn(column.name, kind.spark))
     grown = msgspec.structs.replace(
         export,
@@ -418,7 +427,6 @@ async def judge_all(
     filled: Mapping[str, FilledTable],
     exports: Mapping[str, SourceExport],
     publication_name: str,
-    numeric: str,
 ) -> dict[str, Verdict]:
     """Return the verdicts on filled tables. Raises `SourceUnreachable` when the publication was
     dropped."""
@@ -430,7 +438,7 @@ async def judge_all(
     verdicts: dict[str, Verdict] = {}
     for name, each in filled.items():
         table = found.tables.get(each.oid)
-        verdict = judge(exports[name], each, table, found.types, found.publication, numeric)
+        verdict = judge(exports[name], each, table, found.types, found.publication)
         if isinstance(verdict, TableStands):
             for leaf in verdict.new_leaves:
                 if await was_filled_before(wire, leaf):

@@ -8,12 +8,14 @@ the row that was copied.
 
 Rules. A value that the column's type cannot hold is `UnrepresentableValue`, never rounded or cut:
 NaN in a decimal, dates before year 1, after year 9999 or infinite, arrays of more than one
-dimension. ``numeric`` without a precision is a string unless the configuration names a decimal.
+dimension. What holds ``numeric`` without a precision is chosen when a table is taken
+(`postgres_numerics`), and is the type of its column here from then on (`numeric_held_by`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from decimal import Context, Decimal
 from typing import Final
 
 import msgspec
@@ -28,6 +30,7 @@ from actors.connectors.sources.postgres_copy import (
     be32,
     be64,
 )
+from actors.pgwire.decimal_digits import cast_decimals
 from actors.pgwire.type_map import (
     BOOL,
     BPCHAR,
@@ -50,8 +53,11 @@ from actors.pgwire.type_map import (
     US_TO_2000,
     VARCHAR,
 )
-from actors.plan.schema import arrow_type
+from actors.plan.schema import arrow_type, spark_type
 
+UNBOUNDED: Final = "numeric"
+"""Stands for the type of ``numeric`` without a precision where none is chosen yet."""
+_DIGITS: Final = Context(prec=DECIMAL_DIGITS_MAX + 1)
 _SPARK: Final[dict[int, str]] = {
     BOOL: "boolean",
     BYTEA: "binary",
@@ -131,8 +137,8 @@ class ColumnType(msgspec.Struct, frozen=True):
 def column_type(
     oid: int, modifier: int, types: Mapping[int, TypeFacts], numeric: str
 ) -> ColumnType:
-    """Return the type that holds a column. `numeric`: the type for ``numeric`` without a precision.
-    An unknown type is held as text."""
+    """Return the type that holds a column. `numeric`: the type for ``numeric`` without a precision,
+    or with one that no decimal has. An unknown type is held as text."""
     facts = types.get(oid)
     for _ in range(16):  # a domain may be based on another
         if facts is None or not facts.base:
@@ -163,6 +169,23 @@ def _scalar(oid: int, modifier: int, numeric: str) -> str:
     return f"decimal({digits},{scale})" if digits <= DECIMAL_DIGITS_MAX else numeric
 
 
+# -- numeric without a precision -------------------------------------------------------------
+
+
+def numeric_held_by(spark: str) -> str:
+    """Return the type in which a column of that type here holds ``numeric`` without a precision, by
+    itself or as an array's element.
+
+    >>> numeric_held_by("ARRAY<DECIMAL(9, 2)>"), numeric_held_by("string"), numeric_held_by("int")
+    ('decimal(9,2)', 'string', 'numeric')
+    """
+    kind = arrow_type(spark)
+    if pa.types.is_list(kind):
+        kind = kind.value_type
+    named = pa.types.is_decimal(kind) or pa.types.is_string(kind)
+    return spark_type(kind) if named else UNBOUNDED
+
+
 # -- from text --------------------------------------------------------------------------------
 
 
@@ -180,7 +203,33 @@ def _scalars(texts: pa.Array, oid: int, spark: str) -> pa.Array:
         return pc.equal(texts, pa.scalar(b"t", pa.binary()))
     if oid == BYTEA:
         return _bytea(texts)
+    if oid == NUMERIC:
+        return _decimals(texts.view(pa.string()), arrow_type(spark))
     return _cast(texts.view(pa.string()), arrow_type(spark))
+
+
+def _decimals(texts: pa.Array, target: pa.DataType) -> pa.Array:
+    try:
+        return cast_decimals(texts, target)
+    except pa.ArrowInvalid:
+        pass  # long texts may fit all the same, and else the first one that does not is named
+    return pa.array(
+        [None if text is None else _decimal(text, target) for text in texts.to_pylist()], target
+    )
+
+
+def _decimal(text: str, target: pa.DataType) -> Decimal:
+    number, unit = Decimal(text), Decimal(1).scaleb(-target.scale)
+    whole = target.precision - target.scale
+    # Looked at before it is written out: it may have 131072 digits.
+    if number.is_finite() and (not number or number.adjusted() < whole):
+        held = number.quantize(unit, context=_DIGITS)
+        if held == number:
+            return held
+    raise UnrepresentableValue(
+        text[:_ELEMENT_TEXT_MAX],
+        f"it does not fit decimal({target.precision},{target.scale}) exactly",
+    )
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array:
@@ -205,10 +254,6 @@ def _culprit(values: pa.Array, target: pa.DataType, error: str) -> Unrepresentab
         return UnrepresentableValue(shown, "it is not UTF-8")
     if pa.types.is_temporal(target):
         return UnrepresentableValue(shown, "only years 1 to 9999 can be held, no infinite ones")
-    if pa.types.is_decimal(target):
-        return UnrepresentableValue(
-            shown, f"it does not fit decimal({target.precision},{target.scale}) exactly"
-        )
     return UnrepresentableValue(shown, error)
 
 

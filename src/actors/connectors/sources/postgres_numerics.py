@@ -1,0 +1,114 @@
+"""Chooses decimals for columns of ``numeric`` without a precision, by what a table has in them.
+
+PostgreSQL's ``numeric`` has up to 131072 digits, which no decimal holds. A column's type here is
+fixed when its table is taken, so that one query looks at all rows then (`with_fitting_decimals`). A
+later value that does not fit is an error, as any that cannot be held.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import msgspec
+
+from actors.connectors.sources.postgres_catalog import PostgresTable, bound_columns, number_of
+from actors.connectors.sources.postgres_names import identifier
+from actors.connectors.sources.postgres_types import UNBOUNDED
+from actors.connectors.sources.postgres_wire import PostgresConnection
+from actors.connectors.sources.source import SourceExport
+from actors.errors import InvalidUsage
+from actors.pgwire.type_map import DECIMAL_DIGITS_MAX
+from actors.plan.schema import TableSchema
+
+_SCALE: Final = 18
+"""Scale, if nothing asks for another one: that of a table that PostgreSQL's clients make here."""
+_SPARE_DIGITS_MIN: Final = 2
+_TEXT_MAX: Final = 64
+
+
+class SeenNumbers(NamedTuple):
+    """Extremes of a table's values in a column of ``numeric``."""
+
+    least: str = ""
+    """Begin of its text; "": there is none."""
+    greatest: str = ""
+    whole: int = 0
+    """Most digits before the point."""
+    after: int = 0
+    """Most digits after the point, without zeros at the end."""
+
+
+def fitting_decimal(seen: SeenNumbers) -> str | None:
+    """Return the decimal that holds such numbers, and more of them; None: no decimal holds them.
+
+    >>> fitting_decimal(SeenNumbers("1", "9.95", whole=1, after=2))
+    'decimal(38,18)'
+    >>> fitting_decimal(SeenNumbers("0", "100", whole=3, after=20))
+    'decimal(38,27)'
+    """
+    spare = DECIMAL_DIGITS_MAX - seen.whole - seen.after
+    # PostgreSQL's order: infinities at both ends, NaN above all.
+    if spare < 0 or seen.greatest in ("NaN", "Infinity") or seen.least == "-Infinity":
+        return None
+    # The point moves only where the rows leave it too little room.
+    scale = _SCALE
+    whole = DECIMAL_DIGITS_MAX - scale
+    if seen.after + _SPARE_DIGITS_MIN > scale or seen.whole + _SPARE_DIGITS_MIN > whole:
+        scale = seen.after + spare // 2
+    return f"decimal({DECIMAL_DIGITS_MAX},{scale})"
+
+
+async def with_fitting_decimals(
+    wire: PostgresConnection, table: PostgresTable, export: SourceExport
+) -> SourceExport:
+    """Return the export with decimals that hold what the table has now in its columns of
+    `UNBOUNDED`. Raises `InvalidUsage` where no decimal holds it."""
+    bound = zip(export.schema.columns, bound_columns(table, export), strict=True)
+    there = {
+        column.name: (identifier(found.name), arrayed)
+        for column, found in bound
+        if found is not None
+        if (arrayed := column.type == f"array<{UNBOUNDED}>") or column.type == UNBOUNDED
+    }
+    if not there:
+        return export
+    # All of its columns in one scan of the table.
+    parts = [_numbers_sql(name, arrayed) for name, arrayed in there.values()]
+    (row,) = await wire.query(f"SELECT {', '.join(parts)} FROM {table.relation}")
+    decimals = {}
+    for place, name in enumerate(there):
+        least, greatest, whole, after = row[4 * place : 4 * place + 4]
+        seen = SeenNumbers(least or "", greatest or "", number_of(whole), number_of(after))
+        decimal = fitting_decimal(seen)
+        if decimal is None:
+            raise InvalidUsage(
+                f"no decimal holds what column {name} of {table.name} has (from {seen.least} to"
+                f" {seen.greatest}, with {seen.after} digits after the point): set numeric to"
+                " string, leave the column out, or change the values"
+            )
+        decimals[name] = decimal
+    columns = (
+        msgspec.structs.replace(
+            each, type=each.type.replace(UNBOUNDED, decimals.get(each.name, UNBOUNDED))
+        )
+        for each in export.schema.columns
+    )
+    return msgspec.structs.replace(export, schema=TableSchema(tuple(columns), export.schema.key))
+
+
+def _numbers_sql(column: str, arrayed: bool) -> str:
+    """Return the expressions of a `SeenNumbers`."""
+
+    def of_all(aggregate: str, value: str) -> str:
+        if arrayed:
+            value = f"(SELECT {aggregate}({value}) FROM unnest({column}) AS v)"
+        return f"{aggregate}({value})"
+
+    each = "v" if arrayed else column
+    least, greatest = of_all("min", each), of_all("max", each)
+    # Zeros before the point are none that a decimal needs.
+    whole = f"ltrim(split_part(greatest(abs({least}), abs({greatest}))::text, '.', 1), '0')"
+    return (
+        f"left({least}::text, {_TEXT_MAX}), left({greatest}::text, {_TEXT_MAX}), length({whole}),"
+        f" {of_all('max', f'min_scale({each})')}"
+    )
