@@ -122,6 +122,12 @@ def test_texts_beside_bytes_in_statements_that_write(both: tuple[Session, Sessio
         db.execute(r"PREPARE p AS SELECT id, $1::int FROM k WHERE b = 'z\001' OR b = '\000\377'")
     prepared = [answer(db, "EXECUTE p (1)") for db in both]
     assert prepared[0] == prepared[1] == [(4, 1)]
+    text = r"COPY (SELECT id, a[1] FROM k WHERE b = 'z\001' OR b = '\000\377') TO STDOUT"
+    copied = []
+    for db in both:
+        with db.cursor() as cursor, cursor.copy(text.encode()) as rows_out:
+            copied.append(b"".join(rows_out))
+    assert copied[0] == copied[1] != b""
     bad = [answer(db, r"SELECT 1 FROM k WHERE b = 'a\9'") for db in both]
     assert bad == ["22", "22"]
 
@@ -243,6 +249,7 @@ CHARS = [
     "length({0}::char(3)) + length(({1}::char(2))::text)",
     "{0}::char(3) || {1}::char(2) || '.'",
     "upper({0}::char(3)) = upper({1})",
+    "octet_length({0}::char(3))",
     "{0}::char(3) LIKE {1}",
     "{0}::char(3)",
     "coalesce(NULL, {0}::char(2))",

@@ -99,8 +99,7 @@ async def copy_to_client(
     session.begin_statement(statement)
     if statement.options.header_match:
         raise InvalidUsage("HEADER MATCH is for COPY … FROM: write HEADER")
-    async with session.context.typed(statement):
-        result = while_connected(wire, await _source(session, statement))
+    result = while_connected(wire, await _source(session, statement))
     assert result.schema is not None
     assert result.batches is not None
     form = format_of(statement.options)
@@ -128,8 +127,6 @@ async def copy_to_client(
 
 async def _source(session: SqlSession, statement: sql.CopyStatement) -> StatementResult:
     context = session.context
-    if isinstance(statement.source, sql.SubscribeStatement):
-        return await subscribe(context, statement.source, ())
     query = statement.source
     if query is None:
         assert statement.table is not None
@@ -137,4 +134,7 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
         listed = ", ".join(map(quoted, statement.columns)) if statement.columns else "*"
         text = f"SELECT {listed} FROM {quoted(entry.name)}"
         query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text, ()))
-    return await read_query(context, query, ())
+    async with context.typed(statement):
+        if isinstance(query, sql.SubscribeStatement):
+            return await subscribe(context, query, ())
+        return await read_query(context, query, ())

@@ -11,6 +11,7 @@ place has a name of its own there, which tells its offset in the statement. Pure
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
@@ -36,6 +37,7 @@ _Change: TypeAlias = (
     sql.InsertStatement | sql.UpdateStatement | sql.DeleteStatement | sql.MergeStatement
 )
 _Mark: TypeAlias = Callable[[sql.TextSpan], str]
+_SIGNS: Final = re.compile(r"\\|::|\bcast\b", re.IGNORECASE)
 _TYPE_WORDS: Final = ("DATE", "TIME", "TIMESTAMP", "TIMESTAMPTZ", "INTERVAL", "BYTEA", "ESCAPE")
 
 
@@ -47,7 +49,7 @@ def typed_queries(statement: sql.SqlStatement) -> list[str]:
 
 
 def queried_length(statement: sql.SqlStatement) -> int:
-    """Return the length of the texts that `typed_queries` reads."""
+    """Return the length of the texts that `typed_queries` reads; 0 if none has such a place."""
     spans: list[sql.TextSpan] = []
 
     def note(span: sql.TextSpan) -> str:
@@ -56,7 +58,9 @@ def queried_length(statement: sql.SqlStatement) -> int:
 
     for _ in _queries(statement, note):
         pass
-    return sum(len(span.text) for span in spans)
+    # Most statements have none: they are not read twice.
+    some = any(_SIGNS.search(span.text) for span in spans)
+    return sum(len(span.text) for span in spans) if some else 0
 
 
 class _Marker:
