@@ -250,6 +250,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     hydrations_max: int = 4
     """Dataflows that read their first contents at a time; further ones wait suspended."""
+    hydration_slot_ms: int = 10_000
+    """Time after which one that still reads its first contents lets one more begin; at most
+    `hydrations_max` go on so."""
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
