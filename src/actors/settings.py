@@ -165,6 +165,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Interval at which idle tables are sealed up to now while a view over them follows the
     clock."""
     maintenance_ms: int = 250
+    reclaim_ms: int = 60_000
+    """A shard that has not grown for so long is merged whole where that frees space; and idle
+    tables are sealed so often until their last write is no longer retained history."""
 
     # storage
     part_bytes_target: int = 64 * 1024 * 1024

@@ -286,6 +286,42 @@ async def test_a_lease_runs_out_by_no_clock_that_may_be_wrong(ahead_ms: int) -> 
         await reader.snapshot(5)
 
 
+async def test_an_expired_lease_holds_nothing_back_in_a_shard_that_nobody_writes_to() -> None:
+    """A reader was killed, and no write comes by that would drop its lease."""
+    stores = Stores()
+    alone = stores.client()
+    stores.exclusive = False
+    beside = stores.client()
+    await alone.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(alone, "s", 1, (1, 0, 1))
+    await beside.open_reader("s", "r")
+    lease_ms = stores.settings.reader_lease_ms
+    await alone.reclaim("s")
+    for _ in range(4):  # as often as a lease is renewed
+        await alone.set_hold("s", "h", 1)
+        assert (await alone.state("s")).since == 0
+        stores.clock.later_ms += lease_ms // 4
+        await alone.reclaim("s")
+    assert (await alone.state("s")).since == 1
+    assert (await alone.state("s")).leases == {}
+
+
+async def test_a_fresh_process_waits_for_half_a_lease_that_has_expired() -> None:
+    stores = Stores(exclusive=False)
+    here, there = stores.client(), stores.client()
+    await here.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await there.open_reader("s", "r")
+    lease_ms = stores.settings.reader_lease_ms
+    fresh = Clock()
+    fresh.ahead_ms = lease_ms + 1  # the wall clock shows that it has expired
+    later = stores.client(fresh)
+    for passed_ms, since in ((0, 0), (lease_ms // 2 - 1, 0), (1_000, 1)):
+        fresh.later_ms += passed_ms
+        await later.reclaim("s")
+        await later.set_hold("s", "h", 1)
+        assert (await later.state("s")).since == since, passed_ms
+
+
 async def test_one_that_is_alone_keeps_the_leases_of_those_that_read_beside_it() -> None:
     stores = Stores()
     alone = stores.client()
