@@ -6,13 +6,14 @@ process may write to the same shards a lease is also written when its reader ope
 `RENEWALS`th of its time; its name then ends in ``@`` and the process's own, so that readers of two
 processes never share one.
 
-*Expiry of other processes' leases* trusts no wall clock: a renewed lease differs, and one that stays
-the same for all of its time, on our own monotonic clock and from our first sight of it, belongs to
-a dead process. Half of its time will do where our wall clock shows that it has expired: a living
-reader renews its lease twice meanwhile, whatever the clocks show. So a fresh process waits for half
-a lease at most, and all processes need the same `reader_lease_ms`. A successor drops the leases of the service that it fenced at once. An
-`exclusive` process drops at once leases of earlier exclusive ones; leases with an ``@`` are of
-guests, and are kept as long as they are renewed.
+*Expiry of other processes' leases* trusts no wall clock: a renewed lease differs, and one that
+stays the same for all of its time, on our own monotonic clock and from our first sight of it,
+belongs to a dead process. Half of its time will do where our wall clock shows that it has expired:
+a living reader renews its lease twice meanwhile, whatever the clocks show. So a fresh process waits
+for half a lease at most for dead ones, and all processes need the same `reader_lease_ms`. A
+successor drops the leases of the service that it fenced at once. An `exclusive` process drops at
+once leases of earlier exclusive ones; leases with an ``@`` are of guests, and are kept as long as
+they are renewed.
 
 Blobs in use by readers of this process are counted by key; they are never deleted, whatever the
 state says.
