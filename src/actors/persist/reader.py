@@ -6,14 +6,12 @@ process may write to the same shards a lease is also written when its reader ope
 `RENEWALS`th of its time; its name then ends in ``@`` and the process's own, so that readers of two
 processes never share one.
 
-*Expiry of other processes' leases* trusts no wall clock: a renewed lease differs, and one that
-stays the same for all of its time, on our own monotonic clock and from our first sight of it,
-belongs to a dead process. Half of its time will do where our wall clock shows that it has expired:
-a living reader renews its lease twice meanwhile, whatever the clocks show. So a fresh process waits
-for half a lease at most for dead ones, and all processes need the same `reader_lease_ms`. A
-successor drops the leases of the service that it fenced at once. An `exclusive` process drops at
-once leases of earlier exclusive ones; leases with an ``@`` are of guests, and are kept as long as
-they are renewed.
+*Expiry of other processes' leases* uses no wall clock: a renewed lease differs, and one that stays
+the same for all of its time, on our own monotonic clock and from our first sight of it, belongs to
+a dead process. So a fresh process waits a whole lease for dead ones, and all processes need the
+same `reader_lease_ms`. A successor drops the leases of the service that it fenced at once. An
+`exclusive` process drops at once leases of earlier exclusive ones; leases with an ``@`` are of
+guests, and are kept as long as they are renewed.
 
 Blobs in use by readers of this process are counted by key; they are never deleted, whatever the
 state says.
@@ -182,8 +180,7 @@ class LeaseBook:
         if not state.leases:
             return frozenset()
         own, seen = self._readers.get(state.id, {}), self._others.get(state.id, {})
-        now, wall_ms = self._clock.monotonic_ms(), self._clock.now_ms()
-        limit, expired_limit = now - self._lease_ms, now - 2 * self._lease_ms / RENEWALS
+        limit = self._clock.monotonic_ms() - self._lease_ms
         return frozenset(
             name
             for name, lease in state.leases.items()
@@ -191,11 +188,7 @@ class LeaseBook:
             and (
                 (self._exclusive and "@" not in name)
                 or name.endswith(self._dead_suffix)
-                or (
-                    (held := seen.get(name)) is not None
-                    and held[0] == lease
-                    and held[1] <= (expired_limit if lease.expires_ms <= wall_ms else limit)
-                )
+                or ((held := seen.get(name)) is not None and held[0] == lease and held[1] <= limit)
             )
         )
 

@@ -106,7 +106,14 @@ class ShardUpkeep:
         more, and rows that were retracted, if none was appended since the last call. Raises as
         `maintain` does."""
         # From the store: a lease of another process counts from our first sight of it.
-        if self._book.due(await self.state_now(shard)):
+        state = await self.state_now(shard)
+        then = self._book.renew(state)
+        # Leases of readers that were closed go with the next write, of which there may be none.
+        if (
+            self._book.due(state)
+            or then.since > state.since
+            or state.leases.keys() - then.leases.keys()
+        ):
             await self.heartbeat(shard)
         async with self._compacting:
             state = await self._machine.state(shard)
