@@ -62,7 +62,9 @@ def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
     return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
 
 
-MAY_BE_ZERO: Final = frozenset({"group_commit_ms", "engine_disk_bytes_max", "engine_niceness"})
+MAY_BE_ZERO: Final = frozenset(
+    {"group_commit_ms", "engine_disk_bytes_max", "engine_niceness", "engine_spare_tasks_max"}
+)
 """Settings whose 0 means: not at all."""
 
 
@@ -357,6 +359,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     all that begin so. In text: separated by commas."""
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 16
+    engine_spare_tasks_max: int = 8
+    """Tasks at most that a Spark on this machine (`local`) runs beyond its cores: one more each
+    time that all tasks of a job have waited for seconds behind long ones of others. 0: none."""
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `ResourceBusy`."""
     engine_disk_bytes_max: int = 0

@@ -46,7 +46,10 @@ from actors.plan.jobs import (
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
+from actors.spark.child import WAITING_LOOKS, SpareTasks
 from actors.spark.java import JavaHome, find_java
+from actors.spark.jobs import TaskCounts
+from actors.testing.check_views import for_short_lives
 from processes import wait_dead  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
@@ -481,6 +484,38 @@ def test_a_canceled_job_frees_its_cores_within_a_few_rows(child: ChildProcess, t
     assert {answer.code for answer in answers} == {"OperationCanceled"}
     quick = "SELECT sum(hash(id)) AS x FROM range(0, 10, 1, 4)"
     assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+
+
+@pytest.mark.second
+def test_a_job_does_not_wait_for_the_endless_tasks_of_others(
+    tmp_path: Path, java: JavaHome
+) -> None:
+    settings = Settings(spark_master="local[2]", engine_spare_tasks_max=3)
+    child = ChildProcess(tmp_path, for_short_lives(settings), java)
+    two = FOREVER.replace("SELECT", "SELECT /*+ BROADCAST(b) */")
+    two = two.replace("range(10000000) a", "range(0, 10000000, 1, 2) a")
+    two = two.replace("range(10000000) b", "range(1000000) b")
+    endless = [difference(two, [(1, "a", 1, 1)], LONG) for _ in range(2)]
+    quick = "SELECT sum(hash(id)) AS x FROM range(0, 10, 1, 4)"
+    for job in endless:
+        child.send(job)
+        for _ in range(3):
+            assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+    child.close()
+
+
+def test_a_core_is_added_for_a_job_that_waits_for_those_of_others() -> None:
+    held, waits, done = (TaskCounts(0, 4, None, running) for running in (2, 0, 0))
+    done = TaskCounts(4, 4, None, 0)
+    spare = SpareTasks(2)
+    looks = [{"a": held, "b": waits}] * WAITING_LOOKS
+    assert [spare.is_short(counts) for counts in looks] == [False] * (WAITING_LOOKS - 1) + [True]
+    for counts in ({"a": held}, {"a": held, "b": done}, {"a": waits, "b": waits}, {}):
+        assert not any(spare.is_short(counts) for _ in range(2 * WAITING_LOOKS)), counts
+    for counts in [*looks[1:], {"a": held, "b": held}, *looks[1:]]:
+        assert not spare.is_short(counts), "it had a core meanwhile"
+    assert sum(spare.is_short({"a": held, "b": waits}) for _ in range(40)) == 1
+    assert not any(SpareTasks(0).is_short(counts) for counts in looks)
 
 
 def test_a_long_job_tells_how_far_it_is(child: ChildProcess) -> None:
