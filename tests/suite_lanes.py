@@ -52,6 +52,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/connect_gateway/test_gateway_on_spark.py",
         "tests/pg_server/test_returning.py",
         "tests/pg_server/test_session_zones.py",
+        "tests/spark/test_filling_views.py",
         "tests/spark/test_limits_on_spark.py",
         "tests/spark/test_sql_door_on_spark.py",
     ),
