@@ -466,6 +466,7 @@ ENDLESS = {
 """Queries of which few rows of the input make 10 ** 12 steps, and more."""
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
 def test_a_canceled_job_frees_its_cores_within_a_few_rows(child: ChildProcess, text: str) -> None:
     """Spark alone would look for a cancel after all of them, and both cores would be taken for
