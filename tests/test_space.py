@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 from typing import Any, cast
 
+import anyio
 import pytest
 
 from actors.client.client import Client
@@ -95,7 +96,7 @@ def test_blobs_shrink_to_the_contents_while_nobody_writes(
             await client.create_index("by_k", "t", ["k"])
             rows = filled(list(range(ROWS)))
             await client.insert("t", rows)
-            await asyncio.sleep(QUIET_S)
+            await anyio.sleep(QUIET_S)
             contents = await service.blob_bytes()
             for number in range(times):
                 ids = [(number * few + each) % ROWS for each in range(few)]
@@ -104,7 +105,7 @@ def test_blobs_shrink_to_the_contents_while_nobody_writes(
             grown = await service.blob_bytes()
             assert grown > 1.8 * contents
             last = (await client.peek("t")).to_pylist()
-            await asyncio.sleep(QUIET_S)
+            await anyio.sleep(QUIET_S)
             assert await service.blob_bytes() < 1.2 * contents
             found = (await client.peek("t")).to_pylist()
             assert sorted(found, key=str) == sorted(last, key=str)

@@ -14,7 +14,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
-from actors.controller.messages import TickTables
+from actors.controller.messages import TablesAdvanced, TickTables
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks
 from actors.plan.delta import DeltaPlan, HiddenState
 from actors.plan.schema import TableColumn, TableSchema
@@ -100,6 +100,7 @@ def test_idle_tables_are_sealed_until_their_last_write_is_no_longer_history() ->
             made.clock_due()
             while state.done:
                 state.frontiers.tables_upper = state.now_ms
+                made.tables_advanced(TablesAdvanced(state.now_ms, wrote=False))
                 made.tick_ended(state.done.pop())
                 sealed.append(state.now_ms)
 
@@ -110,9 +111,9 @@ def test_idle_tables_are_sealed_until_their_last_write_is_no_longer_history() ->
     pass_seconds(600)
     assert sealed == []
     state.frontiers.tables_upper = written = state.now_ms
-    made.written(written)
+    made.tables_advanced(TablesAdvanced(written))
     pass_seconds(300)
-    made.written(written)  # an older news
+    made.tables_advanced(TablesAdvanced(written))  # an older news
     pass_seconds(300)
     assert len(sealed) == 21
     # Of objects with other histories the longest counts.

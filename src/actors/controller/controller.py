@@ -401,9 +401,8 @@ class Controller(Actor[ControllerMessage]):
                 self._delivered(message)
             case SessionClosed(session_path):
                 self._session_closed(session_path)
-            case TablesAdvanced(upper, wrote):
-                if wrote:
-                    self._ticks.written(upper)
+            case TablesAdvanced(upper):
+                self._ticks.tables_advanced(message)
                 if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
             case LinkTurn(link):

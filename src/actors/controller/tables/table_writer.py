@@ -97,9 +97,10 @@ class TableTicks:
             self._tick()
         self.begin()
 
-    def written(self, upper: Frontier) -> None:
-        """Note that rows were written below this upper."""
-        self._last_write = max(self._last_write, upper)
+    def tables_advanced(self, message: TablesAdvanced) -> None:
+        """Note when rows were written last."""
+        if message.wrote:
+            self._last_write = max(self._last_write, message.upper)
 
     def _is_history_due(self) -> bool:
         upper = self._state.frontiers.tables_upper
