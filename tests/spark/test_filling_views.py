@@ -6,7 +6,9 @@ them did not end.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, Final
 
@@ -98,3 +100,40 @@ async def test_a_query_that_is_canceled_or_left_frees_the_engine(spark_house: Sp
             assert await rows(db, SMALL) == WANTED, end
             for one in asking:
                 one.pgconn.finish()
+
+
+MANY: Final = "(SELECT id, id % 1 AS k FROM range(100000))"
+ONE_TASK: Final = (
+    "SELECT /*+ BROADCAST(b, c, d) */ max(hash(b.id, c.id, d.id)) FROM range(0, 1, 1, 1) a "
+    + " ".join(f"JOIN {MANY} {name} ON {name}.k = a.id" for name in "bcd")
+)
+
+
+def test_an_operation_of_a_spark_client_that_is_interrupted_frees_the_engine(
+    spark_house: SparkHouse,
+) -> None:
+    sessions = [spark_house.session() for _ in range(2)]
+    running = [threading.Event() for _ in sessions]
+
+    def ask(number: int) -> None:
+        with pytest.raises(Exception, match=r"OPERATION_CANCELED|cancel"):
+            sessions[number].sql(ONE_TASK).collect()
+
+    for session, begun in zip(sessions, running, strict=True):
+
+        def told(begun: threading.Event = begun, **progress: Any) -> None:
+            if progress["inflight_tasks"]:
+                begun.set()
+
+        session.registerProgressHandler(told)
+    with ThreadPoolExecutor(2) as pool:
+        asked = [pool.submit(ask, number) for number in range(2)]
+        for session, begun in zip(sessions, running, strict=True):
+            assert begun.wait(PATIENCE_S)
+            session.interruptAll()
+        for each in asked:
+            each.result(PATIENCE_S)
+    quick = sessions[0].sql("SELECT count(hash(id)) AS n FROM range(0, 10, 1, 4)")
+    assert [row.n for row in quick.collect()] == [10]
+    for session in sessions:
+        session.stop()

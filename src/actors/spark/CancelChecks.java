@@ -27,6 +27,7 @@ import org.apache.spark.sql.types.ObjectType;
 import scala.Option;
 import scala.collection.immutable.Seq;
 import scala.collection.mutable.ArrayBuffer;
+import scala.runtime.AbstractFunction1;
 
 /**
  * Lets a task that is canceled end at one of its next rows. Spark looks whether a task was canceled
@@ -40,11 +41,10 @@ public class CancelChecks extends Rule {
   /** Rows between two looks: a power of two. A look costs more than a simple join makes a row. */
   private static final long ROWS = 64L;
 
-  /** Has the plans of a session get the filters, as the last rule of its optimizer. */
-  public void install(Object session) {
-    ArrayBuffer rules = new ArrayBuffer();
-    rules.append(this);
-    ((SparkSession) session).experimental().extraOptimizations_$eq(rules.toSeq());
+  /** Has the plans of all sessions that are opened from a root's get the filters, those of Spark
+   *  Connect's clients too. */
+  public void install(Object root) {
+    ((SparkSession) root).extensions().injectPostHocResolutionRule(new CheckedSessions(this));
   }
 
   public TreeNode apply(TreeNode plan) {
@@ -125,5 +125,42 @@ public class CancelChecks extends Rule {
 
   private static Expression literal(Object value) {
     return Literal$.MODULE$.apply(value);
+  }
+}
+
+/** Makes the rule of a new session that adds the checks to its optimizer. */
+class CheckedSessions extends AbstractFunction1 {
+  private final Rule checks;
+
+  CheckedSessions(Rule checks) {
+    this.checks = checks;
+  }
+
+  public Object apply(Object session) {
+    return new CheckedSession((SparkSession) session, checks);
+  }
+}
+
+/** Adds the checks as the last rule of the optimizer, when a session analyses its first plan:
+ *  extensions have no rules so late. Where joins are put in order, no filter may be between them. */
+class CheckedSession extends Rule {
+  private final SparkSession session;
+  private final Seq rules;
+
+  CheckedSession(SparkSession session, Rule checks) {
+    this.session = session;
+    ArrayBuffer made = new ArrayBuffer();
+    made.append(checks);
+    rules = made.toSeq();
+  }
+
+  public TreeNode apply(TreeNode plan) {
+    session.experimental().extraOptimizations_$eq(rules);
+    return plan;
+  }
+
+  /** The method by which Spark calls a rule. */
+  public Object apply(Object plan) {
+    return apply((TreeNode) plan);
   }
 }
