@@ -402,6 +402,7 @@ class Controller(Actor[ControllerMessage]):
             case SessionClosed(session_path):
                 self._session_closed(session_path)
             case TablesAdvanced(upper):
+                self._ticks.tables_advanced(message)
                 if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
             case LinkTurn(link):

@@ -288,6 +288,8 @@ class PgConnection:
         )
         opened.on_end = self._end
         opened.on_cancel = self._statement.cancel
+        # Nobody is left to take the rows: what runs in Spark for them ends.
+        self.wire.on_leave(self._statement.cancel)
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
         self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
