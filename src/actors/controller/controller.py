@@ -116,11 +116,10 @@ from actors.controller.state import (
 )
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.copies_from import CopiesFrom
-from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.groups import TableTarget, check_definitions
 from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
 from actors.errors import (
-    DefinitionChanged,
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -129,7 +128,6 @@ from actors.errors import (
 )
 from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient
-from actors.plan.column_defaults import defaults_digest
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
 from actors.protocol.api import (
@@ -162,7 +160,6 @@ from actors.protocol.api import (
     SetTracing,
     SignalSession,
     SubscribeObject,
-    TableChange,
     TracingReport,
     WaitFor,
     WriteTables,
@@ -674,7 +671,9 @@ class Controller(Actor[ControllerMessage]):
         return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
     def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
-        changes = tuple((self._written(change), change) for change in request.changes)
+        named = ((self._state.catalog.find(each.table), each) for each in request.changes)
+        changes = tuple((self._target(entry), change) for entry, change in named)
+        check_definitions(changes)
         try:
             enqueue = EnqueueWrite(session, request.request, PlannedWrite(changes))
             # The controller never waits to send: a full writer is reported to the client as
@@ -682,20 +681,6 @@ class Controller(Actor[ControllerMessage]):
             self._state.writer.send_nowait(enqueue)
         except WouldBlock:
             raise ResourceBusy("too many writes wait already: try again later") from None
-
-    def _written(self, change: TableChange) -> TableTarget:
-        """Return the table that a change is of. Raises `DefinitionChanged` for a writer that has
-        made its rows for other columns, or filled them with other defaults, than there are."""
-        target = self._target(self._state.catalog.find(change.table))
-        if change.columns is not None and change.columns != target.schema.digest:
-            raise DefinitionChanged(
-                f"the columns of table {target.name} have changed meanwhile: write again"
-            )
-        if change.defaults is not None and change.defaults != defaults_digest(target.defaults):
-            raise DefinitionChanged(
-                f"the defaults of table {target.name} have changed meanwhile: write again"
-            )
-        return target
 
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:

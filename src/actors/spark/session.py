@@ -296,7 +296,7 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
     context.setLogLevel("ERROR")
     session: Any = SparkSession(context)
     java_object(context._gateway, "CancelChecks").install(session._jsparkSession)
-    return session  # type: ignore[no-any-return]
+    return session
 
 
 class ThreadSessions:
