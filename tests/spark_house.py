@@ -71,6 +71,7 @@ def open_spark_house(folder: Path, **changes: Any) -> Iterator[SparkHouse]:
         "connect_inline_bytes_max": 64 * 1024,
         "spark_master": "local[2]",
         "engine_jobs_in_flight_max": 2,
+        "engine_spare_tasks_max": 0,  # a task that does not end must be noticed
         # Large contents are files, which Spark scans.
         "inline_part_bytes_max": 1024,
     }

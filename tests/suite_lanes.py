@@ -63,6 +63,7 @@ GROUPS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests/pg_server/test_session_zones.py",
         "tests/pg_server/test_types_beside_postgres.py",
         "tests/pg_server/test_unbounded_numerics.py",
+        "tests/spark/test_filling_views.py",
         "tests/spark/test_limits_on_spark.py",
         "tests/spark/test_sql_door_on_spark.py",
     ),

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import anyio
 import anyio.abc
+import anyio.lowlevel
 import pytest
 from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
@@ -22,7 +24,9 @@ from actors.commands.console import parse_settings
 from actors.commands.status import doing
 from actors.connectors.sources.kinds import KINDS
 from actors.errors import AddressInUse, BadSettings, UnknownObject
+from actors.service import Service
 from actors.settings import Settings
+from actors.testing.engine import in_memory_engine
 
 runner = CliRunner()
 
@@ -322,3 +326,23 @@ async def test_serve_runs_until_it_is_stopped(tmp_path: Path) -> None:
         process.send_signal(signal.SIGINT)
         with anyio.fail_after(200):
             assert await process.wait() == 0
+
+
+async def test_collections_leave_out_what_a_service_has_at_its_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    service = Service(settings, engine=in_memory_engine())
+    monkeypatch.setattr("actors.service.service_of", lambda _: service)
+    gc.unfreeze()
+    try:
+        async with anyio.create_task_group() as group:
+            group.start_soon(cli._serve, settings)
+            shown = ""
+            while "ready\n" not in shown:
+                await anyio.lowlevel.checkpoint()
+                shown += capsys.readouterr().out
+            assert gc.get_freeze_count() > 10_000
+            group.cancel_scope.cancel()
+    finally:
+        gc.unfreeze()

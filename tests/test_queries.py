@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ from actors.plan.jobs import FileDone
 from actors.plan.schema import DIFF
 from actors.service import Service
 from actors.settings import Settings
+from actors.testing import engine
 from actors.testing.drawn_settings import draw_for_test
 from actors.testing.engine import EngineControls
 from deadlines import Deadlines  # type: ignore[import-not-found]
@@ -115,6 +118,28 @@ async def test_a_plain_read_needs_no_engine_and_everything_else_does(tmp_path: P
             batch async for batch in world.client.query("SELECT k + 1 AS m FROM t WHERE k < 0")
         ]
         assert [(batch.num_rows, batch.schema.names) for batch in empty] == [(0, ["m"])]
+
+
+async def test_the_in_memory_engine_works_off_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, set[int]] = {}
+    for name in ("run_select", "run_step", "analyzed"):
+        noted = partial(_noted, seen.setdefault(name, set()), getattr(engine, name))
+        monkeypatch.setattr(engine, name, noted)
+    async with running(tmp_path) as world:
+        await fill(world.client)
+        await world.client.create_materialized_view(
+            "v", "SELECT s, count(*) AS n FROM t GROUP BY s"
+        )
+        assert len(await world.rows("SELECT s FROM v JOIN c USING (s)")) == 2
+    assert all(seen.values())
+    assert threading.get_ident() not in set().union(*seen.values())
+
+
+def _noted(threads: set[int], function: Callable[..., Any], *given: Any) -> Any:
+    threads.add(threading.get_ident())
+    return function(*given)
 
 
 async def test_the_time_is_the_one_asked_for(tmp_path: Path) -> None:

@@ -249,8 +249,16 @@ class WriterFenced(StorageError):
 
 
 def is_retriable(error: Exception) -> bool:
-    """Return whether a read that failed so may do better when it is repeated."""
+    """Return whether a read that failed so may do better when it is repeated: by a client that was
+    cut off (`ConnectionBroken`) on a new connection, and else as it was. Of a write it says
+    nothing: see `determinate`.
+
+    >>> is_retriable(ConnectionBroken("gone")), is_retriable(ActorDead("stopped"))
+    (True, False)
+    """
     # Repeating a read is safe even when the failure is indeterminate: a read changes nothing.
+    if type(error) is ConnectionBroken:
+        return True
     final = CorruptData | LeaseLost | UnsoundFilter | WriterFenced
     return isinstance(error, StorageError) and not isinstance(error, final)
 

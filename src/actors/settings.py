@@ -62,8 +62,16 @@ def backoff_ms(failures: int, delay_ms_min: int, delay_ms_max: int) -> int:
     return min(delay_ms_max, delay_ms_min << min(failures - 1, 30))
 
 
-MAY_BE_ZERO: Final = frozenset({"group_commit_ms", "engine_disk_bytes_max", "engine_niceness"})
+MAY_BE_ZERO: Final = frozenset(
+    {"group_commit_ms", "engine_disk_bytes_max", "engine_niceness", "engine_spare_tasks_max"}
+)
 """Settings whose 0 means: not at all."""
+_ASCENDING: Final = (
+    ("inline_part_bytes_max", "inline_bytes_per_shard_max"),
+    ("inline_bytes_per_shard_max", "state_bytes_max"),
+    ("retry_delay_ms_min", "retry_delay_ms_max"),
+    ("engine_killer_retry_ms_min", "engine_killer_retry_ms_max"),
+)
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -162,9 +170,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gathers, so that many writers share a group without any."""
     hold_downgrade_ms: int = 1_000
     clock_tick_ms: int = 1_000
-    """Interval at which idle tables are sealed up to now while a view over them follows the
-    clock."""
+    """Interval at which idle tables are sealed while a view over them follows the clock."""
     maintenance_ms: int = 250
+    reclaim_ms: int = 60_000
+    """Interval at which space is given back: of shards that do not grow, and of their history."""
 
     # storage
     part_bytes_target: int = 64 * 1024 * 1024
@@ -175,8 +184,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     part_list_parts_min: int = 16
     """A batch of so many parts is described by a blob of its own, not in its shard's document."""
     part_statistics_bytes_max: int = 1024
-    """Size of one part's statistics in the state: the least and the greatest value of its
-    columns."""
+    """Size of a part's statistics in the state: the least and the greatest value of columns."""
     filter_parts: bool = True
     """True if a view's input leaves out parts that hold no row for it."""
     filter_audit_one_in: int = 100
@@ -250,6 +258,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Hidden aggregate state up to this many groups goes into a step whole (one stratum less)."""
     hydrations_max: int = 4
     """Dataflows that read their first contents at a time; further ones wait suspended."""
+    hydration_slot_ms: int = 10_000
+    """Time after which one that still reads them lets one more begin; as many go on so at most."""
     retry_delay_ms_min: int = 50
     retry_delay_ms_max: int = 10_000
     result_bytes_max: int = 48 * 1024 * 1024
@@ -351,6 +361,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     all that begin so. In text: separated by commas."""
     engine_start_timeout_ms: int = 120_000
     engine_jobs_in_flight_max: int = 16
+    engine_spare_tasks_max: int = 8
+    """Tasks that a `local` Spark runs beyond its cores, for jobs that wait behind endless ones."""
     engine_queue_max: int = 1024
     """Jobs that wait for a place in the engine; more are refused with `ResourceBusy`."""
     engine_disk_bytes_max: int = 0
@@ -711,13 +723,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_kernel_limits()
         self._check_spark_conf()
         relations = [
-            (
-                self.inline_part_bytes_max <= self.inline_bytes_per_shard_max,
-                "inline_part_bytes_max must not exceed inline_bytes_per_shard_max",
-            ),
-            (
-                self.inline_bytes_per_shard_max <= self.state_bytes_max,
-                "inline_bytes_per_shard_max must not exceed state_bytes_max",
+            *(
+                (getattr(self, less) <= getattr(self, more), f"{less} must not exceed {more}")
+                for less, more in _ASCENDING
             ),
             (
                 self.result_bytes_max + FRAME_OVERHEAD_BYTES <= self.frame_bytes_max,
@@ -736,14 +744,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             ),
             *self._standby_relations(),
             *self._role_relations(),
-            (
-                self.retry_delay_ms_min <= self.retry_delay_ms_max,
-                "retry_delay_ms_min must not exceed retry_delay_ms_max",
-            ),
-            (
-                self.engine_killer_retry_ms_min <= self.engine_killer_retry_ms_max,
-                "engine_killer_retry_ms_min must not exceed engine_killer_retry_ms_max",
-            ),
             *self._wal_relations(),
             (self.replicas <= REPLICAS_MAX, f"replicas must not exceed {REPLICAS_MAX}"),
             (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from actors.access.access_rules import UNPROVEN, AccessRules
@@ -79,6 +81,24 @@ def test_a_dropped_token_ends_the_sessions_that_it_opened() -> None:
     world.apply(world.registry.drop_tokens("app").add_token("app", token_digest("two")))
     ((_, text),) = world.ended
     assert "the token of role app" in text
+
+
+def test_a_session_that_was_ended_hears_of_no_rules_until_its_door_has_closed_it() -> None:
+    """Its door may say that it was ended, which must not stop whoever changes the rules."""
+    world = Opened()
+    ended, other = world.open("app", TOKEN, door="connect"), world.open("other")
+    told: list[object] = []
+
+    def hear(session: OpenSession) -> None:
+        ReadRights(session).check()
+        told.append(session)
+
+    for each in (ended, other):
+        each.on_rules = partial(hear, each)
+    world.apply(world.registry.drop_tokens("app"))
+    world.apply(world.registry.grant(("group",), (READ,), ("u2",)))
+    assert told == [other] * 2
+    assert world.who_ended() == ["app"]
 
 
 def test_a_part_of_the_service_does_not_lose_what_it_never_had() -> None:

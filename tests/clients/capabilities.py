@@ -74,8 +74,7 @@ class DoorTable(NamedTuple):
 DOORS: Final = (
     DoorTable(
         "PostgreSQL's protocol",
-        "The service of these tests runs on Spark and on the in-memory engine, and each shows the"
-        " same.",
+        "These tests run on Spark and on the in-memory engine, and both show the same.",
         POSTGRES,
         (
             "psql",

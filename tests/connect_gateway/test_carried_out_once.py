@@ -33,7 +33,7 @@ class CountedStatements:
         self.count = 0
         self._errors = list(errors)
 
-    async def __call__(self, text: str, who: Any) -> StatementAnswer:
+    async def __call__(self, text: str, who: Any, _: Any) -> StatementAnswer:
         self.count += 1
         if self._errors:
             raise self._errors.pop(0)

@@ -26,6 +26,8 @@ from actors.connect_gateway.listening import bind_gateway
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import AddressInUse, BadSettings, QueryRejected
 from actors.settings import Settings
+from actors.testing.loop_turns import bounded_turns
+from actors.threshold_probes import STATEMENT_ON_LOOP
 
 
 def executed(world: GatewayWorld) -> list[Any]:
@@ -188,7 +190,7 @@ async def test_errors_of_both_sides(tmp_path: Path) -> None:
 async def test_statements_are_the_services(tmp_path: Path) -> None:
     seen = []
 
-    async def execute(text: str, who: Any) -> StatementAnswer | None:
+    async def execute(text: str, who: Any, _: Any) -> StatementAnswer | None:
         seen.append(text)
         if text.startswith("SHOW"):
             batch = pa.RecordBatch.from_pydict({"name": ["one", "two"]})
@@ -238,7 +240,7 @@ async def test_frames_are_inserted(tmp_path: Path) -> None:
 async def test_interrupt_reaches_both_sides(tmp_path: Path) -> None:
     begun = anyio.Event()
 
-    async def execute(text: str, who: Any) -> StatementAnswer | None:
+    async def execute(text: str, who: Any, _: Any) -> StatementAnswer | None:
         begun.set()
         await anyio.sleep_forever()
         return None
@@ -317,10 +319,29 @@ async def test_a_clone_has_the_views(tmp_path: Path) -> None:
         assert rows.num_rows == 6
 
 
+async def test_the_statement_of_a_source_is_shown(tmp_path: Path) -> None:
+    async with filled_world(tmp_path) as (world, spark):
+        await world.client.create_source("numbers", {"kind": "counter", "seed": 7})
+        shown = await world.run(lambda: spark.sql("SHOW CREATE SOURCE numbers").collect())
+        await world.client.drop_source("numbers")
+        await world.run(lambda: spark.sql(shown[0][0]).collect())
+        (found,) = await world.client.sources()
+        assert (found.name, found.kind, found.options) == ("numbers", "counter", b'{"seed":7}')
+
+
+async def test_no_turn_of_the_loop_is_long_for_a_long_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "INSERT INTO orders VALUES " + ", ".join(f"({n}, 'x', 1)" for n in range(100, 20_100))
+    async with filled_world(tmp_path) as (world, spark):
+        monkeypatch.setattr(STATEMENT_ON_LOOP, "limit", STATEMENT_ON_LOOP.default)
+        with bounded_turns():
+            await world.run(lambda: spark.sql(text).collect())
+        assert (await world.client.peek("orders")).num_rows == 20_006
+
+
 async def test_settings_that_change_the_meaning_of_texts(tmp_path: Path) -> None:
     async with filled_world(tmp_path) as (world, spark):
-        await world.run(lambda: spark.conf.set("spark.scheduler.pool", "mine"))
-        assert world.spark.settings["spark.scheduler.pool"] == "clients"
         await world.run(lambda: spark.conf.set("spark.sql.caseSensitive", "true"))
         await world.run(lambda: spark.table("orders").toArrow())
         assert len(executed(world)) == 1

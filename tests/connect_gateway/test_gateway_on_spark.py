@@ -339,3 +339,92 @@ def test_statements_of_the_service_are_carried_out_by_it(house: SparkHouse) -> N
         assert not spark.catalog.tableExists("all_pieces")
     finally:
         spark.stop()
+
+
+# -- settings of a session -------------------------------------------------------------------------
+
+MEANT = (
+    ("try_add(n, 2147483647) + n", "bigint"),
+    ("CAST(name AS int)", "int"),
+    ("n + 2147483647", "int"),
+    ("element_at(array(7), n)", "int"),
+    ("size(map_from_entries(array(struct(n, 1), struct(n, 2))))", "int"),
+    ("CAST(concat('2024-0', n, '-31') AS date)", "date"),
+    ("CAST(n / 0 AS double)", "double"),
+    ("CAST(1234567.891 * n AS decimal(8,2))", "decimal(8,2)"),
+)
+"""Expressions that fail in ANSI mode, or have other values, and their types."""
+
+
+def outcome(spark: Any, text: str) -> Any:
+    """Rows, or the SQLSTATE of the error."""
+    try:
+        return sorted((tuple(row) for row in spark.sql(text).collect()), key=repr)
+    except PySparkException as error:
+        return error.getSqlState()
+
+
+@pytest.mark.parametrize("ansi", ["true", "false"])
+def test_statements_obey_the_ansi_mode_as_queries_do(
+    house: SparkHouse, spark: Any, ansi: str
+) -> None:
+    spark.conf.set("spark.sql.ansi.enabled", ansi)
+    spark.conf.set("spark.sql.mapKeyDedupPolicy", "LAST_WIN")
+    numbers = "(SELECT 3 AS n, 'x' AS name)"
+    for number, (text, kind) in enumerate(MEANT):
+        expected = outcome(spark, f"SELECT 1 AS k, {text} AS v FROM {numbers}")
+        name = f"meant_{ansi}_{number}"
+        spark.sql(f"CREATE TABLE {name} (k INT, v {kind}, PRIMARY KEY (k))")
+        spark.sql(f"CREATE TABLE read_{name} AS SELECT 3 AS n, 'x' AS name")
+        for made in (
+            f"INSERT INTO {name} SELECT 1, {text} FROM read_{name}",
+            f"MERGE INTO {name} t USING (SELECT 1 AS k, * FROM read_{name}) s ON t.k = s.k "
+            f"WHEN NOT MATCHED THEN INSERT (k, v) VALUES (s.k, {text})",
+        ):
+            spark.sql(f"DELETE FROM {name}")
+            done = outcome(spark, made)
+            found = outcome(spark, f"SELECT k, v FROM {name}")
+            assert (found if isinstance(done, list) else done) == expected, made
+        assert outcome(spark, f"SELECT * FROM read_{name} WHERE ({text}) IS NULL") == _deleted(
+            spark, name, text
+        )
+
+
+def _deleted(spark: Any, name: str, text: str) -> Any:
+    """The rows that a DELETE by an expression takes, or its error."""
+    before = outcome(spark, f"SELECT * FROM read_{name}")
+    done = outcome(spark, f"DELETE FROM read_{name} WHERE ({text}) IS NULL")
+    after = outcome(spark, f"SELECT * FROM read_{name}")
+    return [row for row in before if row not in after] if isinstance(done, list) else done
+
+
+@pytest.mark.parametrize("kind", ["int", "tinyint", "decimal(4,2)", "date"])
+def test_what_is_assigned_fits_its_column_without_ansi_too(
+    house: SparkHouse, spark: Any, kind: str
+) -> None:
+    spark.conf.set("spark.sql.ansi.enabled", "false")
+    name = f"fits_{kind[:4]}"
+    spark.sql(f"CREATE TABLE {name} (k INT, v {kind}, PRIMARY KEY (k))")
+    spark.sql(f"INSERT INTO {name} VALUES (1, NULL)")
+    value = "concat('no ', 'date')" if kind == "date" else "pow(10D, 12)"
+    source = f"(SELECT 2 AS k, {value} AS v)"
+    for text in (
+        f"INSERT INTO {name} SELECT k, v FROM {source}",
+        f"INSERT INTO {name} VALUES (3, {value})",
+        f"UPDATE {name} SET v = {value}",
+        f"MERGE INTO {name} t USING {source} s ON t.k = s.k WHEN NOT MATCHED THEN INSERT *",
+    ):
+        with pytest.raises(PySparkException, match=r"does not fit|out of range|not assigned"):
+            spark.sql(text)
+    assert outcome(spark, f"SELECT * FROM {name}") == [(1, None)]
+    fits = "date_add(DATE '2024-01-01', 1)" if kind == "date" else "CAST('6' AS int) + 1"
+    spark.sql(f"INSERT INTO {name} VALUES (2, {fits}), (3, DEFAULT)")
+    seven = outcome(spark, f"SELECT CAST({fits} AS {kind})")[0][0]
+    assert outcome(spark, f"SELECT * FROM {name}") == [(1, None), (2, seven), (3, None)]
+    spark.sql(f"CREATE TABLE nested_{name} (v ARRAY<INT>)")
+    for text in (
+        f"UPDATE {name} SET v = (SELECT v FROM {source})",
+        f"INSERT INTO nested_{name} VALUES (array(rand()))",
+    ):
+        with pytest.raises(PySparkException, match="cannot be checked while the session"):
+            spark.sql(text)

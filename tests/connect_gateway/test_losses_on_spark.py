@@ -73,7 +73,10 @@ def test_the_tasks_of_clients_run_in_their_pool(spark: Any) -> None:
 
     assert pools() == {"clients"}
     # A user's own choice could starve the steps of views.
-    spark.conf.set("spark.scheduler.pool", "steps")
+    with pytest.raises(PySparkException, match=r"spark\.scheduler\.pool is 'clients' in every"):
+        spark.conf.set("spark.scheduler.pool", "steps")
+    with pytest.raises(PySparkException, match=r"spark\.scheduler\.pool is 'clients' in every"):
+        spark.sql("SET spark.scheduler.pool = steps")
     assert pools() == {"clients"}
 
 

@@ -186,7 +186,7 @@ async def test_what_a_client_left_for_good_is_ended_here(
     monkeypatch.setattr("actors.connect_gateway.listening.SWEEP_MS", 20)
     begun, ended = anyio.Event(), anyio.Event()
 
-    async def execute(text: str, who: Any) -> None:
+    async def execute(text: str, who: Any, _: Any) -> None:
         try:
             begun.set()
             await anyio.sleep_forever()

@@ -136,7 +136,11 @@ def test_temporary_views() -> None:
 
 
 def test_settings() -> None:
-    assert setting_of("SET spark.sql.legacy.x=1") == "spark.sql.legacy.x"
-    assert setting_of("set `spark.sql.ansi.enabled` = true") == "spark.sql.ansi.enabled"
-    assert setting_of("RESET") == ""
+    assert setting_of("SET spark.sql.legacy.x=1") == ("spark.sql.legacy.x", True, False)
+    ansi = "spark.sql.ansi.enabled"
+    assert setting_of("set `spark.sql.ansi.enabled` = true") == (ansi, True, False)
+    assert setting_of("SET spark.sql.ansi.enabled") == (ansi, False, False)
+    assert setting_of("SET TIME ZONE 'UTC'") == ("spark.sql.session.timeZone", True, False)
+    assert setting_of("RESET") == ("", False, True)
+    assert setting_of("reset spark.sql.ansi.enabled") == (ansi, False, True)
     assert setting_of("SELECT 1") is None

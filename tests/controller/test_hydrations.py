@@ -111,6 +111,27 @@ def test_one_that_is_stuck_gives_its_place_up(state: str) -> None:
     assert hydrations.responded(StatusResponse("u1", state)) == []
 
 
+def test_one_that_takes_long_gives_way_to_those_that_wait_and_goes_on() -> None:
+    hydrations = HydrationTracker(2)
+    ids = [f"u{n}" for n in range(7)]
+    sent(hydrations, [*map(view, ids), *map(ScheduleDataflow, ids)])
+    assert hydrations.slots_due() == [], "it has its slot for a whole interval"
+    assert scheduled(hydrations.slots_due()) == ["u2", "u3"]
+    assert hydrations.slots_due() == []
+    assert hydrations.slots_due() == [], "as many go on without a slot as there are slots"
+    assert hydrations.responded(hydrated("u0")) == []
+    assert scheduled(hydrations.slots_due()) == ["u4"]
+    dropped = AllowCompaction("u1", EMPTY)
+    assert hydrations.command(dropped) == [dropped]
+    assert hydrations.responded(StatusResponse("u2", "stalled")) == []
+    assert scheduled(hydrations.slots_due()) == ["u5"]
+    assert hydrations.responded(hydrated("u4")) == [ScheduleDataflow("u6")]
+    assert (hydrations.hydrating, hydrations.waiting) == (2, 0)
+    for _ in range(3):
+        assert hydrations.slots_due() == []
+    assert hydrations.hydrating == 2, "where nobody waits it keeps its slot"
+
+
 def test_what_the_replica_kept_makes_room_at_once() -> None:
     hydrations = HydrationTracker(1)
     ids = [f"u{n}" for n in range(100)]
@@ -126,7 +147,7 @@ def test_what_the_replica_kept_makes_room_at_once() -> None:
     st.integers(1, 4),
     st.lists(
         st.tuples(
-            st.sampled_from(["create", "create on", "hydrate", "hydrate", "stall", "drop"]),
+            st.sampled_from(["create", "create on", "hydrate", "hydrate", "stall", "drop", "time"]),
             st.integers(0, 20),
         ),
         max_size=60,
@@ -143,7 +164,8 @@ def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> N
         for id in scheduled(commands):
             assert id not in running | done, "a Schedule passes once"
             running.add(id)
-        assert len(running - stuck) <= limit
+        assert hydrations.hydrating <= limit
+        assert len(running - stuck) <= 2 * limit
 
     for number, (what, which) in enumerate(actions):
         id = living[which % len(living)] if living else ""
@@ -166,6 +188,8 @@ def test_all_hydrate_in_the_end(limit: int, actions: list[tuple[str, int]]) -> N
         elif what == "stall" and id in running:
             stuck.add(id)
             take(hydrations.responded(StatusResponse(id, "stalled")))
+        elif what == "time":
+            take(hydrations.slots_due())
         elif what == "drop" and id:
             living.remove(id)
             for place in (running, stuck, done):

@@ -19,6 +19,7 @@ class CountingPersist(PersistClient):
 
     def begin(self) -> None:
         self.maintained: list[str] = []
+        self.reclaimed: list[str] = []
         self.collections = 0
         self.running = 0
         self.changed = anyio.Event()
@@ -36,6 +37,14 @@ class CountingPersist(PersistClient):
         self._notify()
         if shard == "bad":
             raise StoreFull("no space left", determinate=True)
+
+    def known_shards(self) -> list[str]:
+        return ["idle", "a"]
+
+    async def reclaim(self, shard: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        self.reclaimed.append(shard)
+        self._notify()
 
     async def collect_orphans(self) -> int:
         self.collections += 1
@@ -56,4 +65,18 @@ async def test_grown_shards_are_maintained_one_by_one() -> None:
             while len(persist.maintained) < 3 or persist.collections < 2:
                 await persist.changed.wait()
         assert persist.maintained == ["a", "bad", "b"]
+        await persist.close()
+
+
+async def test_space_is_looked_after_while_other_shards_grow_without_end() -> None:
+    settings = Settings(maintenance_ms=1, reclaim_ms=1)
+    with anyio.fail_after(200):
+        persist = await CountingPersist.in_memory(settings, SystemClock())
+        assert isinstance(persist, CountingPersist)
+        persist.begin()
+        async with ActorSystem() as system:
+            task = system.spawn(lambda: MaintenanceTask(persist, settings), "maintenance")
+            while not {"idle", "a"} <= set(persist.reclaimed) or len(persist.maintained) < 50:
+                await task.send(ShardsAppended(("b", "c", "d")))
+                await anyio.lowlevel.checkpoint()
         await persist.close()

@@ -14,10 +14,11 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
-from actors.controller.messages import TickTables
+from actors.controller.messages import TablesAdvanced, TickTables
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks
 from actors.plan.delta import DeltaPlan, HiddenState
 from actors.plan.schema import TableColumn, TableSchema
+from actors.settings import Settings
 
 PAIRS = TableSchema((TableColumn("k", "bigint"),))
 PLAN = DeltaPlan(("t",), (PAIRS,), PAIRS, "", "incremental", "")
@@ -32,10 +33,15 @@ class FakeState:
         self.asked: list[type[Any]] = []
         self.timers: list[tuple[int, Any]] = []
         self.done: list[TablesTicked] = []
-        self.settings = SimpleNamespace(clock_tick_ms=250)
+        self.settings = Settings(
+            clock_tick_ms=250, retain_history_ms=400_000, reclaim_ms=10_000, index_history_ms=1_000
+        )
         self.writer = SimpleNamespace(ask=self.asked.append)
         self.frontiers = SimpleNamespace(tables_upper=5_000, sealed_below=lambda _: 6_000)
-        self.ctx = SimpleNamespace(now_ms=lambda: NOW, after=self._after, effect=self._effect)
+        self.now_ms = NOW
+        self.ctx = SimpleNamespace(
+            now_ms=lambda: self.now_ms, after=self._after, effect=self._effect
+        )
         objects = [CatalogObject(id="u1", name="t", kind=TABLE, schema=PAIRS, shard="t")]
         if plan is not None:
             view = CatalogObject(
@@ -74,7 +80,7 @@ def test_a_view_that_follows_the_clock_has_the_tables_sealed() -> None:
 
 
 @pytest.mark.parametrize("plan", [None, PLAN])
-def test_where_none_does_an_idle_table_costs_nothing(plan: DeltaPlan | None) -> None:
+def test_where_none_does_an_idle_table_costs_nothing_at_first(plan: DeltaPlan | None) -> None:
     state, made = ticks(plan)
     made.clock_due()
     assert state.asked == []
@@ -82,3 +88,44 @@ def test_where_none_does_an_idle_table_costs_nothing(plan: DeltaPlan | None) -> 
     state.catalog = FakeState(CLOCKED).catalog
     made.clock_due()
     assert state.asked == [TickTables], "a view was made meanwhile"
+
+
+def test_idle_tables_are_sealed_until_their_last_write_is_no_longer_history() -> None:
+    state, made = ticks(None)
+    sealed: list[int] = []
+
+    def pass_seconds(count: int) -> None:
+        for _ in range(count):
+            state.now_ms += 1_000
+            made.clock_due()
+            while state.done:
+                state.frontiers.tables_upper = state.now_ms
+                made.tables_advanced(TablesAdvanced(state.now_ms, wrote=False))
+                made.tick_ended(state.done.pop())
+                sealed.append(state.now_ms)
+
+    pass_seconds(600)
+    assert len(sealed) == 21, "a twentieth of the history at a time, and once more"
+    assert sealed[-1] - 400_000 > 5_000
+    sealed.clear()
+    pass_seconds(600)
+    assert sealed == []
+    state.frontiers.tables_upper = written = state.now_ms
+    made.tables_advanced(TablesAdvanced(written))
+    pass_seconds(300)
+    made.tables_advanced(TablesAdvanced(written))  # an older news
+    pass_seconds(300)
+    assert len(sealed) == 21
+    # Of objects with other histories the longest counts.
+    longer = msgspec.structs.replace(state.catalog.by_id("u1"), retain_history_ms=800_000)
+    state.catalog = state.catalog.put(longer)
+    pass_seconds(600)
+    assert sealed[-1] - 800_000 > written
+
+
+def test_where_there_are_no_tables_nothing_is_sealed() -> None:
+    state, made = ticks(None)
+    state.catalog = CatalogSnapshot((), 3)
+    state.now_ms += 10_000_000
+    made.clock_due()
+    assert state.asked == []

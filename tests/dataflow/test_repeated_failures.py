@@ -6,6 +6,7 @@ import logging
 
 import pytest
 
+from actors.dataflow import repeated_failures
 from actors.dataflow.policy import StepDeclined
 from actors.dataflow.repeated_failures import RepeatedFailures
 from actors.errors import (
@@ -17,15 +18,18 @@ from actors.errors import (
     QueryRejected,
     StorageError,
 )
+from actors.telemetry import STEPS_IN_ERROR
 
 
 @pytest.mark.parametrize(
     "error", [EngineError("no memory"), QueryRejected("no column"), KeyError("a fault of ours")]
 )
 def test_the_third_failure_in_the_same_way_is_the_views(
-    error: Exception, caplog: pytest.LogCaptureFixture
+    error: Exception, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    failures = RepeatedFailures("v", 3)
+    measured: list[tuple[object, ...]] = []
+    monkeypatch.setattr(repeated_failures, "measure", lambda *given: measured.append(given))
+    failures = RepeatedFailures("v", "u1", 3)
     for _ in range(2):
         with pytest.raises(type(error)), failures.judged():
             raise error
@@ -34,13 +38,14 @@ def test_the_third_failure_in_the_same_way_is_the_views(
             with pytest.raises(DefiniteError, match=str(error.args[0])), failures.judged():
                 raise error
     assert len(caplog.records) == 1, "told once"
+    assert measured == [(STEPS_IN_ERROR, 1, "u1")]
     with failures.judged():
         pass
     assert failures.note(error) is None, "a step that succeeds begins anew"
 
 
 def test_numbers_make_no_other_failure_and_words_do() -> None:
-    failures = RepeatedFailures("v", 3)
+    failures = RepeatedFailures("v", "u1", 3)
     for number in range(2):
         assert failures.note(EngineError(f"stage {number}.0 of task 0x{number}f")) is None
         assert failures.note(EngineError(f"{'other ' * number}words")) is None
@@ -60,7 +65,7 @@ def test_numbers_make_no_other_failure_and_words_do() -> None:
     ],
 )
 def test_a_loss_and_what_is_judged_already_are_not_counted(error: Exception) -> None:
-    failures = RepeatedFailures("v", 3)
+    failures = RepeatedFailures("v", "u1", 3)
     for _ in range(9):
         with pytest.raises(type(error)) as raised, failures.judged():
             raise error

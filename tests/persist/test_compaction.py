@@ -26,6 +26,7 @@ from actors.persist.compaction import (
     consolidate_by_hash,
     row_hashes,
     sort_by_key,
+    worth_reclaiming,
 )
 from actors.persist.shard import BatchPart, NewShard, ShardBatch, ShardState, created
 from actors.persist.statistics import ColumnStatistics
@@ -79,6 +80,40 @@ def test_a_document_over_its_budget_goes_to_a_blob() -> None:
     assert chosen is not None
     assert len(chosen[0]) == 5
     assert chosen[1]
+
+
+def aged(parts: list[tuple[int, int, int, bool]], since: int, *, key: str = "s/") -> ShardState:
+    """A shard of one batch for each (bytes, first time, last time, whether it retracts)."""
+    made = [
+        BatchPart(f"{key}{i}" if key else "", 1, size, 0, None, False, low, high, 1, retracts)
+        for i, (size, low, high, retracts) in enumerate(parts)
+    ]
+    batches = tuple(ShardBatch(i, i + 1, (part,)) for i, part in enumerate(made))
+    return replace(shard_of([]), batches=batches, upper=max(len(made), since + 1), since=since)
+
+
+@pytest.mark.parametrize(
+    ("parts", "since", "wanted"),
+    [
+        ([(90, 0, 10, False), (10, 11, 20, True)], 21, True),
+        ([(90, 0, 10, False), (10, 11, 20, True)], 20, False),  # somebody may read it at 19
+        ([(91, 0, 10, False), (9, 11, 20, True)], 21, False),
+        ([(90, 0, 10, False), (10, 11, 20, False)], 21, False),
+        ([(10, 0, 20, True)], 21, True),
+        ([(10, 20, 20, True)], 21, False),  # merged before: retractions without rows stay
+        ([], 5, False),
+    ],
+)
+def test_all_is_merged_where_much_was_retracted_long_ago(
+    parts: list[tuple[int, int, int, bool]], since: int, wanted: bool
+) -> None:
+    state = aged(parts, since)
+    if parts:
+        last = replace(state.batches[-1], upper=state.upper)
+        state = replace(state, batches=(*state.batches[:-1], last))
+    assert worth_reclaiming(state) is wanted
+    inline = aged(parts, since, key="")
+    assert not worth_reclaiming(inline), "no blob is freed"
 
 
 def table(rows: list[tuple[int | None, str | None, int, int]]) -> pa.Table:

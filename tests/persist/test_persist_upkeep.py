@@ -286,6 +286,26 @@ async def test_a_lease_runs_out_by_no_clock_that_may_be_wrong(ahead_ms: int) -> 
         await reader.snapshot(5)
 
 
+async def test_an_expired_lease_holds_nothing_back_in_a_shard_that_nobody_writes_to() -> None:
+    """A reader was killed, and no write comes by that would drop its lease."""
+    stores = Stores()
+    alone = stores.client()
+    stores.exclusive = False
+    beside = stores.client()
+    await alone.create_shards([NewShard("s", SCHEMA, holds={"h": 0})])
+    await add(alone, "s", 1, (1, 0, 1))
+    await beside.open_reader("s", "r")
+    lease_ms = stores.settings.reader_lease_ms
+    await alone.reclaim("s")
+    for _ in range(4):  # as often as a lease is renewed
+        await alone.set_hold("s", "h", 1)
+        assert (await alone.state("s")).since == 0
+        stores.clock.later_ms += lease_ms // 4
+        await alone.reclaim("s")
+    assert (await alone.state("s")).since == 1
+    assert (await alone.state("s")).leases == {}
+
+
 async def test_one_that_is_alone_keeps_the_leases_of_those_that_read_beside_it() -> None:
     stores = Stores()
     alone = stores.client()
@@ -320,6 +340,23 @@ async def test_a_lease_of_a_dead_process_does_not_outlive_it_where_we_are_alone(
     await client.set_hold("s", "h", 3)
     state = await client.state("s")
     assert (state.since, state.leases) == (3, {})
+
+
+async def test_a_closed_reader_holds_nothing_back_in_a_shard_that_nobody_writes_to() -> None:
+    stores, client = await one_shard()
+    await client.set_hold("s", "h", 0)
+    reader = await client.open_reader("s", "r")
+    await add(client, "s", 1, (1, 0, 1))
+    await client.set_hold("s", "h", 1)
+    await reader.close()
+    assert (await client.state("s")).since == 0, "its lease goes with the next write"
+    await client.reclaim("s")
+    state = await client.state("s")
+    assert (state.since, state.leases) == (1, {})
+    sets = stores.consensus.sets
+    await client.open_reader("s", "another")
+    await client.reclaim("s")
+    assert stores.consensus.sets == sets, "nothing is held back"
 
 
 async def test_opening_and_closing_readers_costs_no_write_where_we_are_alone() -> None:

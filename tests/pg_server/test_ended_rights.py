@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import asyncpg  # type: ignore[import-untyped]
 import psycopg
 import pytest
@@ -376,6 +378,48 @@ async def test_a_statement_is_canceled_and_its_session_goes_on(tmp_path: Path) -
             await anyio.sleep(0.01)
         world.controls.release("Select")
         assert await rows(app, "SELECT count(*) FROM t") == [(MANY,)]
+
+
+async def send_and_leave(world: EndingWorld, *texts: str) -> int:
+    """Send statements as they are, wait until the first one is in the engine, and go; return the
+    session's number."""
+    gone = await as_role(world.service, "boss", "b")
+    number = await number_of(gone)
+    before = world.controls.counts["Select"]
+    world.controls.hold("Select")
+    for text in texts:
+        data = text.encode() + b"\0"
+        await anyio.to_thread.run_sync(
+            os.write, gone.pgconn.socket, b"Q" + (len(data) + 4).to_bytes(4, "big") + data
+        )
+    await world.controls.wait_begun("Select", before + 1)
+    gone.pgconn.finish()
+    return number
+
+
+async def test_what_runs_for_a_client_that_is_gone_ends(tmp_path: Path) -> None:
+    async with ending_world(tmp_path) as world:
+        number = await send_and_leave(world, "SELECT count(*) FROM t")
+        listed = f"SELECT number FROM penstock.sessions WHERE number = {number}"
+        while await rows(world.boss, listed):  # it would last as long as the engine's job
+            await anyio.sleep(0.01)
+        world.controls.release("Select")
+        assert await rows(world.boss, "SELECT count(*) FROM t") == [(MANY,)]
+
+
+async def test_all_is_carried_out_that_a_client_has_sent_before_it_went(tmp_path: Path) -> None:
+    async with ending_world(tmp_path) as world:
+        number = await send_and_leave(
+            world,
+            "INSERT INTO u SELECT 1000000 + count(*), 'a' FROM t",
+            "INSERT INTO u VALUES (2000000, 'b')",
+        )
+        world.controls.release("Select")
+        listed = f"SELECT number FROM penstock.sessions WHERE number = {number}"
+        while await rows(world.boss, listed):
+            await anyio.sleep(0.01)
+        found = await rows(world.boss, "SELECT s FROM u WHERE id >= 1000000")
+        assert sorted(found) == [("a",), ("b",)]
 
 
 async def test_sessions_of_other_doors_are_ended_as_well(tmp_path: Path) -> None:

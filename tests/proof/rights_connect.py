@@ -132,11 +132,11 @@ class ConnectRound(RightsRound):
         await self._connect_request(name)
 
     def _forget_sessions(self) -> None:
-        """Forget the sessions of roles that have lost a right that they were used under: the
-        service ends them, and others may have their names."""
+        """Forget the sessions of roles that have lost their tokens, or a right that they were used
+        under: the service ends them, and others may have their names."""
         for key, name in list(self._opened.items()):
             role = self.model.roles.get(name)
-            lost = role is None or not role.may(CONNECT)
+            lost = role is None or not role.may(CONNECT) or name not in self._tokens
             if lost or (key in self._coded and not self.model.allows(name, [(CODE, None)])):
                 del self._opened[key]
                 self._coded.discard(key)
@@ -168,7 +168,14 @@ class ConnectRound(RightsRound):
         known = role is not None and name in self._tokens and role.may(CONNECT)
         runs_code = role is not None and role.may(CODE)
         self._judge(name, drawn, code, text, known=known, runs_code=runs_code)
-        came = b"".join(each.SerializeToString() for each in self._spark.requests[sent:])
+        # The service releases the sessions of a role that was just dropped.
+        asked = type(drawn.message)
+        seen_by_spark = [
+            each
+            for each in self._spark.requests[sent:]
+            if type(each) is asked or not isinstance(each, base_pb2.ReleaseSessionRequest)
+        ]
+        came = b"".join(each.SerializeToString() for each in seen_by_spark)
         if not known and came:
             self._broken(f"a request of {name} came to Spark without a valid token")
         if not runs_code and MARK.encode() in came:
@@ -193,6 +200,9 @@ class ConnectRound(RightsRound):
             self._coded |= {at} if runs_code else set()
         if not code and drawn.method == "ReleaseSession":
             self._opened.pop(at, None)
+            # It is closed for good: its owner opens another one.
+            ids = {role: id_ for role, id_ in self._session_ids.items() if id_ != at[1]}
+            self._session_ids = ids
         if not known or code:
             plain = drawn.plain and known and own and self.model.allows(name, drawn.needs or ())
             if plain and "in-memory engine" not in text:

@@ -45,7 +45,7 @@ def test_configurations_there_and_back() -> None:
     [
         ("kafka", {}, "there are delta, parquet"),
         ("delta", {}, "folder"),
-        ("delta", {"folder": "x", "mode": "upsert"}, "upsert"),
+        ("delta", {"folder": "x", "mode": "upsert"}, "upsert.*: mode is changes or current"),
         ("delta", {"folder": "x", "creation": "mine"}, "no option 'creation'"),
         ("delta", {"folder": "x", "retain_hours": 0}, "at least 1"),
         ("parquet", {"folder": "x", "mode": "changes"}, "no option 'mode'"),

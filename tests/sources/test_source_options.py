@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any, Literal, get_args, get_origin
+
 import msgspec
 import pytest
 
+from actors.connectors.sinks import kinds as sink_kinds
 from actors.connectors.sources import kinds
 from actors.connectors.sources.kinds import KINDS, check_names
 from actors.errors import InvalidUsage
@@ -34,3 +37,26 @@ def test_a_connection_without_tls_is_not_made_by_a_typing_error() -> None:
     given = msgspec.json.encode({"type": "postgres", "host": "h", "ssl_mode": "verify-full"})
     with pytest.raises(InvalidUsage, match=r"no option 'ssl_mode'.*; did you mean 'sslmode'"):
         check_names(given, "postgres")
+
+
+FEW = [
+    (made, field)
+    for made in (*kinds._MAKERS, *sink_kinds.KINDS.values())
+    for field in msgspec.structs.fields(made)
+    if get_origin(field.type) is Literal
+]
+"""The options that have a few values, with their kinds of sources and sinks."""
+
+
+@pytest.mark.parametrize(("made", "field"), FEW)
+def test_an_option_of_a_few_values_lists_them(made: Any, field: Any) -> None:
+    others = [each for each in msgspec.structs.fields(made) if each.required and each != field]
+    needed: dict[str, Any] = {each.name: "x" if each.type is str else {} for each in others}
+    kind, given = str(made.__struct_config__.tag), needed | {field.name: "other"}
+    with pytest.raises(InvalidUsage, match="other") as failed:
+        if made in kinds._MAKERS:
+            kinds.decode(msgspec.json.encode({"type": kind, **given}))
+        else:
+            sink_kinds.config_of(kind, given, "c")
+    listed = " or ".join(get_args(field.type))
+    assert str(failed.value).endswith(f": {field.name} is {listed}"), failed.value

@@ -25,6 +25,7 @@ def child(tmp_path_factory: pytest.TempPathFactory, java: JavaHome) -> Iterator[
     settings = Settings(
         spark_master="local[2]",
         engine_jobs_in_flight_max=2,
+        engine_spare_tasks_max=0,  # a task that does not end must be noticed
         engine_inline_bytes_max=64 * 1024,
         engine_collected_bytes_max=4 * 1024 * 1024,  # a million numbers are a large answer
     )

@@ -46,7 +46,10 @@ from actors.plan.jobs import (
 from actors.plan.relational import NamedExpression
 from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
 from actors.settings import Settings
+from actors.spark.child import WAITING_LOOKS, SpareTasks
 from actors.spark.java import JavaHome, find_java
+from actors.spark.jobs import TaskCounts
+from actors.testing.check_views import for_short_lives
 from processes import wait_dead  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
@@ -450,34 +453,70 @@ def test_cancel_while_running_and_before_the_start(child: ChildProcess) -> None:
     assert isinstance(analyze(child, "SELECT 1"), QueryAnalyzed)
 
 
-def test_a_canceled_job_frees_its_cores_within_a_row_of_its_input(child: ChildProcess) -> None:
-    """One row of it makes 10 ** 15 others. Spark alone would look for a cancel after all of them,
-    and both cores would be taken for weeks."""
-    many = "(SELECT id, id % 1 AS k FROM range(100000))"
-    joined = " ".join(f"JOIN {many} {name} ON {name}.k = a.id" for name in "bcd")
-    most = "SELECT CAST(max(hash(b.id, c.id, d.id)) AS bigint) AS x"
-    sums = f"{most} FROM range(0, 1, 1, 1) a {joined}"
-    grown = (
-        "SELECT CAST(max(hash(x, y, z)) AS bigint) AS x FROM range(0, 1, 1, 1) "
-        "LATERAL VIEW explode(sequence(1, 100000)) AS x LATERAL VIEW explode(sequence(1, 100000)) "
-        "AS y LATERAL VIEW explode(sequence(1, 100000)) AS z"
-    )
-    for endless in (sums, grown):
-        hints = endless.replace("SELECT", "SELECT /*+ BROADCAST(b, c, d) */", 1)
-        jobs = [difference(hints, [(1, "a", 1, 1)], LONG) for _ in range(2)]
-        for job in jobs:
-            child.send(job)
-        told: set[str] = set()
-        while len(told) < 2:  # both run
-            progress = child.receive_any()
-            assert isinstance(progress, JobProgress)
-            told |= {progress.job_id} if progress.tasks else set()
-        for job in jobs:
-            child.send(CancelChildJob(job.job_id))
-        answers = [child.receive() for _ in jobs]
-        assert {answer.code for answer in answers} == {"OperationCanceled"}
-        quick = "SELECT sum(hash(id)) AS x FROM range(0, 10, 1, 4)"
-        assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+MANY = "(SELECT id, id % 1 AS k FROM range(100000))"
+ENDLESS = {
+    "join": "SELECT /*+ BROADCAST(b, c, d) */ CAST(max(hash(b.id, c.id, d.id)) AS bigint) AS x "
+    "FROM range(0, 1, 1, 1) a "
+    + " ".join(f"JOIN {MANY} {name} ON {name}.k = a.id" for name in "bcd"),
+    "generators": "SELECT CAST(max(hash(x, y, z)) AS bigint) AS x FROM range(0, 1, 1, 1) "
+    + " ".join(f"LATERAL VIEW explode(sequence(1, 100000)) AS {name}" for name in "xyz"),
+    "window": "SELECT CAST(max(n) AS bigint) AS x FROM (SELECT sum(hash(id)) OVER (ORDER BY id "
+    "ROWS BETWEEN 1 FOLLOWING AND 1000000 FOLLOWING) AS n FROM range(1000000))",
+}
+"""Queries of which few rows of the input make 10 ** 12 steps, and more."""
+
+
+@pytest.mark.sampled(every=3)
+@pytest.mark.parametrize("text", ENDLESS.values(), ids=ENDLESS)
+def test_a_canceled_job_frees_its_cores_within_a_few_rows(child: ChildProcess, text: str) -> None:
+    """Spark alone would look for a cancel after all of them, and both cores would be taken for
+    weeks."""
+    jobs = [difference(text, [(1, "a", 1, 1)], LONG) for _ in range(2)]
+    for job in jobs:
+        child.send(job)
+    told: set[str] = set()
+    while len(told) < 2:  # both run
+        progress = child.receive_any()
+        assert isinstance(progress, JobProgress)
+        told |= {progress.job_id} if progress.tasks else set()
+    for job in jobs:
+        child.send(CancelChildJob(job.job_id))
+    answers = [child.receive() for _ in jobs]
+    assert {answer.code for answer in answers} == {"OperationCanceled"}
+    quick = "SELECT sum(hash(id)) AS x FROM range(0, 10, 1, 4)"
+    assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+
+
+@pytest.mark.second
+def test_a_job_does_not_wait_for_the_endless_tasks_of_others(
+    tmp_path: Path, java: JavaHome
+) -> None:
+    settings = Settings(spark_master="local[2]", engine_spare_tasks_max=3)
+    child = ChildProcess(tmp_path, for_short_lives(settings), java)
+    two = FOREVER.replace("SELECT", "SELECT /*+ BROADCAST(b) */")
+    two = two.replace("range(10000000) a", "range(0, 10000000, 1, 2) a")
+    two = two.replace("range(10000000) b", "range(1000000) b")
+    endless = [difference(two, [(1, "a", 1, 1)], LONG) for _ in range(2)]
+    quick = "SELECT sum(hash(id)) AS x FROM range(0, 10, 1, 4)"
+    for job in endless:
+        child.send(job)
+        for _ in range(3):
+            assert isinstance(child.ask(difference(quick, [(1, "a", 1, 1)], LONG)), RowsDone)
+    child.close()
+
+
+def test_a_core_is_added_for_a_job_that_waits_for_those_of_others() -> None:
+    held, waits, done = (TaskCounts(0, 4, None, running) for running in (2, 0, 0))
+    done = TaskCounts(4, 4, None, 0)
+    spare = SpareTasks(2)
+    looks = [{"a": held, "b": waits}] * WAITING_LOOKS
+    assert [spare.is_short(counts) for counts in looks] == [False] * (WAITING_LOOKS - 1) + [True]
+    for counts in ({"a": held}, {"a": held, "b": done}, {"a": waits, "b": waits}, {}):
+        assert not any(spare.is_short(counts) for _ in range(2 * WAITING_LOOKS)), counts
+    for counts in [*looks[1:], {"a": held, "b": held}, *looks[1:]]:
+        assert not spare.is_short(counts), "it had a core meanwhile"
+    assert sum(spare.is_short({"a": held, "b": waits}) for _ in range(40)) == 1
+    assert not any(SpareTasks(0).is_short(counts) for counts in looks)
 
 
 def test_a_long_job_tells_how_far_it_is(child: ChildProcess) -> None:

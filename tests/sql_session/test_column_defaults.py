@@ -36,9 +36,11 @@ VALUES: dict[str, list[tuple[str, Any]]] = {
 
 
 @asynccontextmanager
-async def opened(folder: Path) -> AsyncIterator[tuple[Client, SqlSession, SqlSession]]:
+async def opened(
+    folder: Path, **changes: Any
+) -> AsyncIterator[tuple[Client, SqlSession, SqlSession]]:
     """A client, and a session of each dialect with a client of its own."""
-    settings = Settings(state_dir=str(folder), listen="127.0.0.1:0")
+    settings = Settings(state_dir=str(folder), listen="127.0.0.1:0", **changes)
     async with (
         Service(settings, engine=in_memory_engine()) as service,
         await Client.in_process(service) as client,

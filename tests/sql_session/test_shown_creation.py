@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,12 @@ import pytest
 from test_column_defaults import opened, run  # type: ignore[import-not-found]
 
 from actors.client.client import Client
+from actors.errors import AccessDenied
+from actors.service import Service
+from actors.settings import Settings
+from actors.sql.tokens import SqlDialect
+from actors.sql_session import SqlSession
+from actors.testing.engine import in_memory_engine
 
 COMMENTS = ["", "of a day", "it's \\ a", "ä\n"]
 CONF = {
@@ -64,3 +72,89 @@ async def test_what_is_shown_makes_the_same_object(tmp_path: Path, seed: int) ->
             assert await kept(client, name) == before, shown
             (again,) = await run(spark, f"SHOW CREATE {kind} {name}")
             assert again["createtab_stmt"] == shown
+
+
+SOURCES = {
+    "counter": {"rate": ["7.5"], "seed": ["11"], "max_cardinality": ["3", "40"]},
+    "churn": {"rate": ["3"], "keys": ["12"], "updates": ["1.5"]},
+    "nexmark": {"rate": ["0.5"], "seed": ["4"], "hot_bidders": ["'7'"]},
+}
+"""Kinds of sources that need nothing outside, and options of them."""
+
+
+async def source_of(client: Client, name: str) -> Any:
+    (found,) = [each for each in await client.sources() if each.name == name]
+    tables = sorted((each.name, each.outside) for each in found.tables)
+    return found.kind, found.options, tables
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_is_shown_makes_the_same_source(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    async with opened(tmp_path) as (client, *sessions):
+        for kind, options in SOURCES.items():
+            name = rng.choice(["s", "select", "a b", 'q"x', "t`y"]) + kind
+            given = {key: rng.choice(values) for key, values in options.items()}
+            chosen = [f"{key} {value}" for key, value in given.items() if rng.random() < 0.7]
+            text = f"CREATE SOURCE `{name.replace('`', '``')}` USING {kind}"
+            if chosen:
+                text += f" OPTIONS ({', '.join(chosen)})"
+            if kind == "nexmark":
+                text += " FOR TABLES (bid AS `my bids`, person)"
+            await run(sessions[0], text)
+            before = await source_of(client, name)
+            assert set(json.loads(before[1])) <= {each.split()[0] for each in chosen}
+            for session in sessions:
+                quoted = postgres_name(name) if session is sessions[1] else spark_name(name)
+                (row,) = await run(session, f"SHOW CREATE SOURCE {quoted}")
+                await client.drop_source(name)
+                await run(session, row["createtab_stmt"])
+                assert await source_of(client, name) == before, row
+            await client.drop_source(name)
+
+
+async def test_what_is_shown_makes_the_same_sink(tmp_path: Path) -> None:
+    async with opened(tmp_path / "state", sink_dir=str(tmp_path / "sinks")) as (client, *sessions):
+        await client.create_table("t x", {"a": "int"})
+        folder = str(tmp_path / "sinks" / "it's \\ here")
+        await client.create_sink("out", "t x", "parquet", {"folder": folder})
+        for session in sessions:
+            (row,) = await run(session, "SHOW CREATE SINK out")
+            await client.drop_sink("out")
+            # What another sink has written is not written over.
+            shutil.rmtree(folder, ignore_errors=True)
+            await run(session, row["createtab_stmt"])
+            (found,) = await client.sinks()
+            assert (found.on, json.loads(found.options)) == ("t x", {"folder": folder})
+
+
+def spark_name(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def postgres_name(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+async def test_options_of_a_source_are_its_owners_to_see(tmp_path: Path) -> None:
+    settings = Settings(state_dir=str(tmp_path), listen="127.0.0.1:0")
+    async with (
+        Service(settings, engine=in_memory_engine()) as service,
+        await Client.in_process(service) as client,
+    ):
+        await client.create_source("s", {"kind": "counter", "seed": 7})
+        # The first one that may log in is an administrator.
+        await client.create_role("first", login=True)
+        await client.create_role("other", login=True)
+        await client.change_rights(["other"], ["connect"], scope="service")
+        link = await service.connect_in_process("other")
+        async with await Client._welcome(link, settings) as other:
+            (found,) = await other.sources()
+            assert (found.name, found.options) == ("s", b"")
+            session = SqlSession(other, settings, SqlDialect.SPARK, "other")
+            with pytest.raises(AccessDenied, match="are shown to its owner alone"):
+                await run(session, "SHOW CREATE SOURCE s")
+            await session.close()
+        (mine,) = await client.sources()
+        assert json.loads(mine.options) == {"seed": 7}

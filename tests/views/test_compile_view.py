@@ -88,6 +88,7 @@ async def test_is_incremental(sql: str) -> None:
     assert (plan.mode, plan.reason) == ("incremental", "")
     assert plan.strata
     assert plan.fingerprint
+    assert "[keyed" not in plan.tree
 
 
 KEYED = [
@@ -99,6 +100,7 @@ KEYED = [
 async def test_is_keyed_where_groups_are_computed_afresh(sql: str) -> None:
     plan = await compiled(sql)
     assert plan.mode == "keyed"
+    assert "[keyed" in plan.tree
     assert plan.reason
     assert plan.strata
 
@@ -348,8 +350,12 @@ async def test_explain_tells_mode_reason_strata_and_lookups() -> None:
 
 async def test_explain_tells_of_every_kind_of_node() -> None:
     text = explain(await compiled("select carrier, max(delay) as m from flights group by carrier"))
-    assert "Recompute by (" in text
+    (few,) = [line for line in text.splitlines() if "Recompute by (" in line]
+    assert few.endswith("[incremental: of few rows that are kept]")
     assert "max(" in text
+    keyed = explain(await compiled("select carrier, avg(ratio) m from flights group by carrier"))
+    (group,) = [line for line in keyed.splitlines() if "Recompute by (" in line]
+    assert "incremental" not in group
     several = explain(
         await compiled(
             "select distinct n from (select carrier, count(*) as n from flights group by carrier) q"

@@ -270,6 +270,9 @@ class OpenSessions:
         # All of them at once: no row leaves under the old rules once one session is told.
         before, self.rules = self.rules, rules
         for each in list(self._open.values()):
+            # One that was ended is there until its door has closed it.
+            if each.ended is not None:
+                continue
             lost = each.loss(rules)
             # One that had no such right before, as a part of the service, does not lose it.
             if lost and lost != each.loss(before):

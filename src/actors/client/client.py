@@ -415,10 +415,10 @@ class Client(ClientSources, ClientRoles):
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text
 
-    async def describe_query(self, sql: str, *, time_zone: str = "") -> TableSchema:
-        """Return the columns of a query, which is not run. Raises `QueryRejected`,
-        `UnknownObject`."""
-        request = DescribeQuery(self._exchange.number(), sql, time_zone)
+    async def describe_query(self, sql: str, *, spark_conf: Mapping[str, str] = {}) -> TableSchema:
+        """Return the columns of a query, which is not run, under these settings of Spark. Raises
+        `QueryRejected`, `UnknownObject`, and `InvalidUsage` for a setting that is not permitted."""
+        request = DescribeQuery(self._exchange.number(), sql, dict(spark_conf))
         return (await self._exchange.ask(request, QueryDescribed)).schema
 
     # -- writing -------------------------------------------------------------------------------
@@ -569,7 +569,7 @@ class Client(ClientSources, ClientRoles):
         as_of: Time | None = None,
         deadline_ms: int | None = None,
         latest: bool = False,
-        time_zone: str = "",
+        spark_conf: Mapping[str, str] = {},
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
@@ -580,14 +580,14 @@ class Client(ClientSources, ClientRoles):
         from an index or a shard; everything else is run by Spark, over the contents at the same
         time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
         there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
-        loop to end it sooner. `time_zone` is the session's, as Spark names it (default: the
-        service's). `rights` notes the objects whose rows are read. Raises `QueryRejected`,
+        loop to end it sooner. `spark_conf` are settings of Spark that the query is run under, as
+        those of a view. `rights` notes the objects whose rows are read. Raises `QueryRejected`,
         `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
         `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
         """
         async with contextlib.aclosing(
             self._queried(
-                sql, as_of, deadline_ms, latest=latest, time_zone=time_zone, rights=rights
+                sql, as_of, deadline_ms, latest=latest, spark_conf=spark_conf, rights=rights
             )
         ) as pieces:
             async for piece in pieces:
@@ -604,13 +604,13 @@ class Client(ClientSources, ClientRoles):
         *,
         engine: bool = False,
         latest: bool = False,
-        time_zone: str = "",
+        spark_conf: Mapping[str, str] = {},
         rights: ReadRights | None = None,
     ) -> AsyncGenerator[pa.Table, None]:
         """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
         number = self._exchange.number()
         with root(CLIENT_REQUEST, number, "query") as opened:
-            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, time_zone)
+            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, dict(spark_conf))
             slot = await self._exchange.open(request, make_request_context(opened))
             instead = await self._exchange.read_instead(number, slot)
         if instead is None:

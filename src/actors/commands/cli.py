@@ -6,6 +6,7 @@ interrupted.
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import logging
 import os
@@ -42,6 +43,7 @@ from actors.commands.console import (
 )
 from actors.commands.copy_from import copy_from
 from actors.commands.copy_to import copy_to, subscribe
+from actors.commands.examples import add_examples
 from actors.commands.inspect import (
     actors,
     explain,
@@ -254,6 +256,10 @@ async def _serve(settings: Settings, metrics: MetricCollector | None = None) -> 
                 metrics.watch(service.actors)
                 print(f"measures on {page}/metrics", flush=True)
                 group.start_soon(watch_loop, partial(measure, LOOP_DELAY_SECONDS))
+            # What is there by now stays. Without this each full collection would look at all of it,
+            # which stops every thread, and so the loop, for a tenth of a second and more.
+            gc.collect()
+            gc.freeze()
             print("ready", flush=True)
             group.start_soon(_release_memory)
             await service.wait_stopped()
@@ -462,6 +468,9 @@ def java(
 def version() -> None:
     """Shows the version."""
     _show_version(True)
+
+
+add_examples(app)
 
 
 def cause_of(error: BaseException) -> BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import aclosing
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -34,6 +35,8 @@ from actors.connect_gateway.plan_options import (
     check_reads,
 )
 from actors.connect_gateway.plan_rewriting import (
+    EXPRESSION_TEXT,
+    TEXT_FIELDS,
     PlanNames,
     ProtoMessage,
     bind_names,
@@ -41,6 +44,7 @@ from actors.connect_gateway.plan_rewriting import (
     plan_of,
     relation_of_command,
     statement_of,
+    walk_messages,
     written_text_of,
 )
 from actors.connect_gateway.plan_routes import (
@@ -59,6 +63,11 @@ from actors.connect_gateway.row_messages import (
     spark_struct_of,
     table_answers,
 )
+from actors.connect_gateway.session_settings import (
+    COMPUTED_CHANGES,
+    WATCHED,
+    check_fixed_text,
+)
 from actors.connect_gateway.shown_lists import answer_shown
 from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.sql_names import (
@@ -68,8 +77,11 @@ from actors.connect_gateway.sql_names import (
     created_name_of,
     dropped_view_of,
     is_query,
+    keep_names,
+    names_of,
     needs_no_rows,
     parse_identifier,
+    read_names,
     setting_of,
     temporary_view_of,
 )
@@ -83,6 +95,7 @@ from actors.protocol.relations import fold, is_relation
 from actors.settings import Settings
 from actors.sql.tokens import SqlDialect
 from actors.sql_session.audit import StatementAudit
+from actors.sql_session.long_texts import work_on
 
 VIEW_KEY: Final = "penstock.#"
 """Prefix of the keys of a session's views: no object's name begins so."""
@@ -137,6 +150,7 @@ class PlanRouter:
     ) -> OwnRoute | ForwardRoute:
         """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
         service. Raises errors of the service, and Spark's."""
+        await _split_texts(request)
         session, text = operation.session, statement_of(request.plan)
         command = request.plan.command
         if text is None and not declined:
@@ -151,8 +165,13 @@ class PlanRouter:
                 return filled or OwnRoute(lambda: self._run_statement(text, session), True)
             self._refuse_lost(session, text, await self._directory.names())
             setting = setting_of(text)
-            if setting is not None:
-                session.note_setting(setting)
+            # A role without the right to run code is refused below, whatever it sets.
+            if setting is not None and caller().runs_code:
+                check_fixed_text(setting.name, resets=setting.resets, assigns=setting.assigns)
+                await self._calls.note_settings(session, [setting.name])
+            # EXECUTE IMMEDIATE and scripts: what they set is seen by the values afterwards.
+            if names_of(text).head in COMPUTED_CHANGES:
+                await self._calls.note_settings(session, WATCHED)
             dropped = dropped_view_of(text)
             # Not as a text: one that may not run code gives Spark no commands.
             is_sparks = dropped is not None and fold(dropped) in session.own_views
@@ -375,11 +394,8 @@ class PlanRouter:
         """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
         # Within the operation: a statement may wait long, and its client come back for the answer.
         assert self._execute is not None
-        if session.changed_settings:
-            conf = await self._calls.settings_of(session, session.changed_settings)
-            found = await self._execute(text, session.caller, conf)
-        else:
-            found = await self._execute(text, session.caller)
+        conf = await self._calls.changed_settings(session)
+        found = await self._execute(text, session.caller, conf)
         if found is None:
             raise StatementDeclined("the text is Spark's")
         rows = pa.Table.from_batches(list(found[1]), schema=found[0])
@@ -604,6 +620,7 @@ class PlanRouter:
     ) -> ProtoMessage | None:
         """Return the columns of an `AnalyzePlanRequest` that asks for those of a plain read; None
         for every other one."""
+        await _split_texts(request)
         if request.WhichOneof("analyze") != "schema":
             return None
         plan = request.schema.plan
@@ -639,3 +656,17 @@ async def _of_table(rows: pa.Table) -> AnswerStream:
 async def _of_command(relation: ProtoMessage) -> AnswerStream:
     yield command_answer(relation)
     yield complete_answer()
+
+
+async def _split_texts(request: ProtoMessage) -> None:
+    """Split the texts of a request into words once, for all that is asked of them: in a thread if
+    they are long."""
+    kept = keep_names()
+    for message in walk_messages(request):
+        name = message.DESCRIPTOR.full_name
+        # Of expressions few have a word for which they are looked at.
+        if name not in TEXT_FIELDS or name == EXPRESSION_TEXT:
+            continue
+        text = str(getattr(message, TEXT_FIELDS[name]))
+        if text not in kept:
+            kept[text] = await work_on(len(text), partial(read_names, text))

@@ -25,6 +25,7 @@ from actors.protocol.relations import fold
 from actors.settings import Settings
 from actors.sql.grammar import parse_statement
 from actors.sql.statements import InsertStatement
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.row_values import schema_of
 
 
@@ -59,7 +60,7 @@ class FrameWrites:
         if not hidden:
             return None
         try:
-            statement = parse_statement(text)
+            statement = await work_on(len(text), lambda: parse_statement(text))
         except SqlSyntaxError:
             return None  # whoever carries it out says so
         if not isinstance(statement, InsertStatement) or statement.query is None:

@@ -12,7 +12,7 @@ import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing, nullcontext
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import grpc
@@ -55,7 +55,7 @@ from actors.connect_gateway.plan_routes import ForwardRoute, OwnRoute
 from actors.connect_gateway.session_endings import SessionEndings
 from actors.connect_gateway.session_ledger import SessionLedger
 from actors.connect_gateway.session_settings import (
-    POOL_SETTING,
+    check_fixed,
     check_settings,
     seen_settings,
     settings_without_code,
@@ -78,6 +78,7 @@ from actors.transport.security import TransportSecurity
 
 log = logging.getLogger("penstock.connect")
 
+T = TypeVar("T")
 SERVICE_NAME: Final = "spark.connect.SparkConnectService"
 USER_CHARACTERS_MAX: Final = 1024
 _DETAILS: Final = "grpc-status-details-bin"
@@ -321,7 +322,7 @@ class GatewayCalls:
         for operation in list(session.operations.values()):
             await self._sessions.end(operation)
 
-    async def _known(self, session: GatewaySession, work: Awaitable[bytes]) -> bytes:
+    async def _known(self, session: GatewaySession, work: Awaitable[T]) -> T:
         """Return the answer of a call in a session; if Spark has not the session any more, it is
         forgotten here, too. Raises the call's error."""
         try:
@@ -639,14 +640,12 @@ class GatewayCalls:
         if request.operation.HasField("set"):
             pairs = request.operation.set.pairs
             for pair in pairs:
-                session.note_setting(pair.key)
-            kept = [pair for pair in pairs if pair.key != POOL_SETTING]
-            if len(kept) < len(pairs):
-                # In another pool a client's work could starve the steps of views.
-                del pairs[:]
-                pairs.extend(kept)
+                check_fixed(pair.key, pair.value)
         for name in request.operation.unset.keys:
-            session.note_setting(name)
+            check_fixed(name)
+        changed = [*(pair.key for pair in request.operation.set.pairs)]
+        changed += request.operation.unset.keys
+        await self._known(session, self._calls.note_settings(session, changed))
         # As it was read here: not the bytes, which Spark might read in another way.
         sent = request.SerializeToString()
         told = await self._known(session, self._pass_on("Config", sent, context))
@@ -724,7 +723,7 @@ class GatewayCalls:
         made.ran_code = session.ran_code
         # Spark has copied its own views and settings, and so are those that are kept here.
         made.views, made.own_views = dict(session.views), set(session.own_views)
-        made.changed_settings = set(session.changed_settings)
+        made.first_settings = dict(session.first_settings)
         made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
         made.used_ms = self._clock.monotonic_ms()
         return told

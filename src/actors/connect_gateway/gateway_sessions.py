@@ -14,12 +14,12 @@ from typing import Any, Final, NamedTuple
 import anyio
 
 from actors.access.open_sessions import OpenSession, ReadRights
-from actors.catalyst.permitted_settings import is_of_meaning
 from actors.connect_gateway.callers import NOBODY, CallerIdentity
 from actors.connect_gateway.error_status import SparkCondition, operation_abandoned
 from actors.connect_gateway.own_operations import OwnOperation
 from actors.connect_gateway.pipeline_graph import DataflowGraph
 from actors.connect_gateway.plan_rewriting import ProtoMessage
+from actors.connect_gateway.session_settings import statement_effect
 from actors.errors import AccessDenied, InvalidUsage, PenstockError, ResourceBusy
 from actors.kernel import ActorClock
 from actors.protocol.relations import fold
@@ -154,8 +154,9 @@ class GatewaySession:
         """Pipelines that the client defines, by id, the oldest first."""
         self.changed_meaning = False
         """True if a setting of the session may give texts another meaning than by default."""
-        self.changed_settings: set[str] = set()
-        """Settings that change what a text means, and that the client has changed."""
+        self.first_settings: dict[str, str | None] = {}
+        """Settings that mean something to statements of the service and that the client has
+        changed, with the values that they had before."""
         self.reads_files = False
         """True if the session's settings are those under which Spark may read parts of shards."""
         self.reads_streams = False
@@ -194,12 +195,11 @@ class GatewaySession:
         if error is not None:
             raise error
 
-    def note_setting(self, name: str) -> None:
-        """Note that a setting is changed."""
-        if is_of_meaning(name):
-            self.changed_settings.add(name)
-        if not name or name.lower().startswith(CHANGES_MEANING):
+    def note_setting(self, name: str) -> bool:
+        """Note that a setting is changed. Return whether its value before that is to be kept."""
+        if name.lower().startswith(CHANGES_MEANING):
             self.changed_meaning = True
+        return statement_effect(name) != "none" and name not in self.first_settings
 
     def note_own_view(self, name: str) -> None:
         """Note that Spark keeps a temporary view of this name, in place of one that is kept

@@ -217,7 +217,7 @@ class ConnectGateway(Actor[GatewayMessage]):
         rows = ObjectRows(settings, clock, client, parts.persist, parts.executor, parts.scratch)
         directory = ObjectDirectory(parts.controller, client)
         execute = parts.execute_statement
-        pipelines = PipelineCommands(settings, clock, directory, client, execute)
+        pipelines = PipelineCommands(settings, clock, directory, client, calls, execute)
         guard = PlanGuard(parts.executor)
         router = PlanRouter(settings, directory, client, rows, calls, guard, execute, pipelines)
         self._calls = GatewayCalls(

@@ -10,11 +10,12 @@ import re
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
+from actors.catalyst.permitted_settings import is_of_meaning
 from actors.client.client import Client
 from actors.connect_gateway.callers import CallerIdentity
+from actors.connect_gateway.session_settings import statement_effect
 from actors.connect_gateway.statement_execution import StatementAnswer
 from actors.errors import InvalidUsage, SqlSyntaxError, UnknownObject
 from actors.protocol.api import TIME_ZONE
@@ -24,6 +25,7 @@ from actors.sql.grammar import parse_statement
 from actors.sql.tokens import SqlDialect
 from actors.sql_session import SqlSession
 from actors.sql_session.audit import StatementAudit
+from actors.sql_session.long_texts import work_on
 from actors.views.query_analysis import find_mentioned_tables
 
 _OWN: Final = (
@@ -54,6 +56,13 @@ _BEGINS: Final = re.compile(
 )
 """Begin of a text that Spark would not carry out, so that its errors are told here."""
 _ANSI: Final = "spark.sql.ansi.enabled"
+_COMPUTING: Final = (
+    sql.InsertStatement,
+    sql.UpdateStatement,
+    sql.DeleteStatement,
+    sql.MergeStatement,
+    sql.CreateTableAsStatement,
+)
 
 
 class OwnStatements:
@@ -65,11 +74,11 @@ class OwnStatements:
         self._settings = settings
 
     async def __call__(
-        self, text: str, who: CallerIdentity, conf: Mapping[str, str] = {}
+        self, text: str, who: CallerIdentity, conf: Mapping[str, str]
     ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
-            statement = parse_statement(text, SqlDialect.SPARK)
+            statement = await work_on(len(text), lambda: parse_statement(text, SqlDialect.SPARK))
         except SqlSyntaxError:
             # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):
@@ -83,7 +92,9 @@ class OwnStatements:
                     session.context.set_variable("TimeZone", conf[TIME_ZONE])
                 if not await _is_own(session, statement):
                     return None
-                statement = _with_settings(statement, conf)
+                _check_settings(statement, conf)
+                others = {name: value for name, value in conf.items() if name != TIME_ZONE}
+                session.context.spark_settings = others
                 known = {each.name: each for each in await session.context.catalog.known()}
                 with audit.statement(statement, text, known):
                     result = await session.execute(statement)
@@ -94,21 +105,29 @@ class OwnStatements:
                 await session.close()
 
 
-def _with_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> sql.SqlStatement:
-    """Return a statement that keeps the settings of a session. Raises `InvalidUsage` for a view
-    that can keep none."""
+def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> None:
+    """Raise `InvalidUsage` for a statement that would not obey a setting of its session."""
     match statement:
-        case sql.CreateMaterializedViewStatement():
-            properties = {**conf, **statement.properties}
-            return msgspec.structs.replace(statement, properties=properties)
+        # A setting that no view may have could still change what its query means in this session.
+        case sql.CreateMaterializedViewStatement() | sql.ExplainStatement():
+            refused = {name for name in conf if not is_of_meaning(name)}
+            what = "a view keeps no setting of this kind"
         # The ANSI mode is the reader's. dbt turns it off in every session of its own, and could
         # make no plain view at all.
-        case sql.CreateViewStatement() if others := sorted(conf.keys() - {_ANSI}):
-            raise InvalidUsage(
-                f"a plain view keeps no settings, and the session has set {others[0]}: reset it, "
-                "or create a materialized view"
-            )
-    return statement
+        case sql.CreateViewStatement():
+            refused = conf.keys() - {_ANSI}
+            what = "a plain view keeps no settings (create a materialized view)"
+        # Its view needs no right to create, so that no setting may make it another view.
+        case sql.SubscribeStatement():
+            refused = conf.keys() - {TIME_ZONE}
+            what = "SUBSCRIBE obeys no settings but the time zone"
+        case _ if isinstance(statement, _COMPUTING):
+            refused = {name for name in conf if statement_effect(name) != "obeyed"}
+            what = "a statement of Penstock does not obey it"
+        case _:
+            return
+    if refused:
+        raise InvalidUsage(f"{what}, and the session has set {min(refused)}: reset it")
 
 
 async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
@@ -121,9 +140,9 @@ async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
         case sql.ShowObjectsStatement():
             return statement.kind in _OWN_KINDS
         # Spark carries out none of them, and with IF EXISTS the object may be absent.
-        case sql.DropObjectsStatement() | sql.AlterObjectStatement() if (
-            statement.kind in _OWN_OBJECTS
-        ):
+        case (
+            sql.DropObjectsStatement() | sql.AlterObjectStatement() | sql.ShowCreateStatement()
+        ) if statement.kind in _OWN_OBJECTS:
             return True
         case sql.DropObjectsStatement():
             return all([await _is_known(session, name) for name in statement.names])

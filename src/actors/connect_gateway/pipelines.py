@@ -15,7 +15,6 @@ from typing import Final
 from google.protobuf import timestamp_pb2
 from pyspark.sql.connect.proto import base_pb2
 
-from actors.connect_gateway.callers import CallerIdentity
 from actors.connect_gateway.error_status import unsupported
 from actors.connect_gateway.gateway_sessions import GatewaySession
 from actors.connect_gateway.object_catalog import ObjectDirectory, SharedClient
@@ -27,6 +26,7 @@ from actors.connect_gateway.pipeline_graph import (
 )
 from actors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.connect_gateway.row_messages import complete_answer
+from actors.connect_gateway.spark_calls import SparkCalls
 from actors.connect_gateway.statement_execution import ExecuteStatement
 from actors.controller.catalog.catalog import CatalogObject
 from actors.errors import (
@@ -67,12 +67,14 @@ class PipelineCommands:
         clock: ActorClock,
         directory: ObjectDirectory,
         client: SharedClient,
+        calls: SparkCalls,
         execute: ExecuteStatement | None,
     ) -> None:
         self._settings = settings
         self._clock = clock
         self._directory = directory
         self._client = client
+        self._calls = calls
         self._execute = execute
 
     def answers(self, session: GatewaySession, command: ProtoMessage) -> Callable[[], AnswerStream]:
@@ -103,13 +105,13 @@ class PipelineCommands:
             case "start_run":
                 graph = _graph_of(session, command.start_run)
                 start = command.start_run
-                return lambda: self._run(session.caller, graph, start)
+                return lambda: self._run(session, graph, start)
         raise unsupported(f"The command {kind} of pipelines is not carried out by Penstock.")
 
     # -- a run ---------------------------------------------------------------------------------
 
     async def _run(
-        self, who: CallerIdentity, graph: DataflowGraph, start: ProtoMessage
+        self, session: GatewaySession, graph: DataflowGraph, start: ProtoMessage
     ) -> AnswerStream:
         """Answer a `StartRun` with its events. Raises the first dataset's error."""
         yield _result_answer(None)
@@ -124,7 +126,7 @@ class PipelineCommands:
             yield self._event(f"Flow '{each.shown}' is QUEUED.")
         for each in order:
             try:
-                await self._check(who, graph, order, each)
+                await self._check(session, graph, order, each)
             except PenstockError as error:
                 yield self._event(f"Failed to resolve flow: '{each.shown}'.")
                 yield self._event("Run is FAILED.")
@@ -137,7 +139,7 @@ class PipelineCommands:
                 )
             yield self._event("Run is RUNNING.")
             failed: PenstockError | None = None
-            async for told in self._define_all(who, graph, order, flows):
+            async for told in self._define_all(session, graph, order, flows):
                 if isinstance(told, PenstockError):
                     failed = failed or told
                 else:
@@ -150,7 +152,7 @@ class PipelineCommands:
 
     async def _define_all(
         self,
-        who: CallerIdentity,
+        session: GatewaySession,
         graph: DataflowGraph,
         order: list[PipelineDataset],
         flows: list[PipelineDataset],
@@ -164,7 +166,7 @@ class PipelineCommands:
                 continue
             yield f"Flow '{each.shown}' is RUNNING."
             try:
-                how = await self._define(who, graph, order, each)
+                how = await self._define(session, graph, order, each)
             except PenstockError as error:
                 lost.add(fold(each.name))
                 yield f"Flow '{each.shown}' has FAILED."
@@ -175,7 +177,7 @@ class PipelineCommands:
 
     async def _check(
         self,
-        who: CallerIdentity,
+        session: GatewaySession,
         graph: DataflowGraph,
         order: list[PipelineDataset],
         dataset: PipelineDataset,
@@ -186,13 +188,13 @@ class PipelineCommands:
         if dataset.kind == "materialized view" and alone:
             # Over other datasets of the pipeline the plan is another one than it will be.
             created = statement_of_dataset(dataset, query)
-            await self._carry_out(f"EXPLAIN INCREMENTAL {created}", who)
+            await self._carry_out(f"EXPLAIN INCREMENTAL {created}", session)
         else:
-            await self._carry_out(f"EXPLAIN INCREMENTAL {query}", who)
+            await self._carry_out(f"EXPLAIN INCREMENTAL {query}", session)
 
     async def _define(
         self,
-        who: CallerIdentity,
+        session: GatewaySession,
         graph: DataflowGraph,
         order: list[PipelineDataset],
         dataset: PipelineDataset,
@@ -201,7 +203,7 @@ class PipelineCommands:
         it."""
         before = await self._entry(dataset)
         query = graph.query_with(dataset, order)
-        await self._carry_out(statement_of_dataset(dataset, query), who)
+        await self._carry_out(statement_of_dataset(dataset, query), session)
         after = await self._entry(dataset)
         if dataset.kind == "materialized view":
             # Its own errors are the run's: a division by zero, say.
@@ -216,8 +218,9 @@ class PipelineCommands:
         names = (await self._directory.names()).with_plain()
         return names.entry(dataset.name)
 
-    async def _carry_out(self, text: str, who: CallerIdentity) -> None:
-        if self._execute is None or await self._execute(text, who) is None:
+    async def _carry_out(self, text: str, session: GatewaySession) -> None:
+        conf = await self._calls.changed_settings(session)
+        if self._execute is None or await self._execute(text, session.caller, conf) is None:
             raise InvalidUsage("its query reads no object of Penstock")
 
     def _event(self, message: str) -> ProtoMessage:

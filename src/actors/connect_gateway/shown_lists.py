@@ -18,6 +18,7 @@ from actors.connect_gateway.object_catalog import (
     ObjectNames,
     matches_pattern,
 )
+from actors.connect_gateway.sql_names import names_of
 from actors.controller.catalog.catalog import VIEW
 from actors.errors import SqlSyntaxError
 from actors.protocol.relations import RELATIONS, is_relation
@@ -30,6 +31,9 @@ _LISTED: Final = frozenset({"tables", "views"})
 def answer_shown(text: str, names: ObjectNames) -> SparkCatalogAnswer | None:
     """Return what a text that lists tables or views is told of the service's objects; None for
     every other text, and for a list of a database that has none of them."""
+    # By far the most texts are queries, and some of them long.
+    if names_of(text).head != "SHOW":
+        return None
     try:
         statement = parse_statement(text)
     except SqlSyntaxError:

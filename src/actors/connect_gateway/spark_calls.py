@@ -15,23 +15,10 @@ from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from actors.connect_gateway.change_streams import registration
 from actors.connect_gateway.gateway_sessions import GatewaySession, SessionKey
 from actors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
-from actors.connect_gateway.session_settings import POOL_SETTING
+from actors.connect_gateway.session_settings import FILE_SETTINGS, FIRST_SETTINGS
 from actors.connect_gateway.spark_upstream import SparkUpstream
 from actors.errors import PenstockError
 
-POOL: Final = "clients"
-"""Fair pool of all clients' work: each view's step has one beside it, so that none waits for it."""
-FIRST_SETTINGS: Final = {
-    POOL_SETTING: POOL,
-    # Spark would replace `${…}` in a text before it parses it, by variables of the service too.
-    "spark.sql.variable.substitute": "false",
-}
-"""Settings of each session from its begin."""
-FILE_SETTINGS: Final = {
-    # A footer's bounds know neither NaN nor that -0.0 is 0.0: a filter on them loses rows of ours.
-    "spark.sql.parquet.filterPushdown": "false",
-}
-"""Settings of a session in which Spark reads parts of shards."""
 CLIENT_TYPE: Final = "penstock"
 
 
@@ -58,9 +45,28 @@ class SparkCalls:
         pairs = base_pb2.ConfigResponse.FromString(answer).pairs
         return {pair.key: pair.value for pair in pairs if pair.HasField("value")}
 
+    async def note_settings(self, session: GatewaySession, names: Iterable[str]) -> None:
+        """Note settings that a client is about to change, with the values that they have before
+        the first change."""
+        new = [name for name in names if session.note_setting(name)]
+        if new:
+            present = await self.settings_of(session, new)
+            for name in new:
+                session.first_settings.setdefault(name, present.get(name))
+
+    async def changed_settings(self, session: GatewaySession) -> dict[str, str]:
+        """Return the settings that mean something to statements of the service and that have
+        another value in a session than at its begin."""
+        first = session.first_settings
+        if not first:
+            return {}
+        # Spark is asked, as a text or a setting of another name may have changed it, too.
+        present = await self.settings_of(session, first)
+        return {name: value for name, value in present.items() if value != first[name]}
+
     async def prepare_files(self, session: GatewaySession) -> None:
         """Set what a session needs before it reads parts of shards."""
-        # Once for a session: a user who sets it back reads parts of shards at their own peril.
+        # Once for a session: no client sets it back.
         if not session.reads_files:
             await self._configure(session.key, FILE_SETTINGS)
             session.reads_files = True

@@ -8,7 +8,8 @@ column called like a table) and never too little, except for names that a text c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
 from actors.errors import SqlSyntaxError
@@ -75,8 +76,63 @@ def split_words(sql: str) -> list[SqlToken]:
         start = token.start + len("/*+")
         # A hint names tables, as in BROADCAST(t).
         inner = split_words(token.text[len("/*+") : -len("*/")])
-        found += [each._replace(start=each.start + start) for each in inner]
+        found += [SqlToken(each.kind, each.text, each.start + start) for each in inner]
     return found
+
+
+class TextNames(NamedTuple):
+    """Words of a text that are asked for again and again while its request is looked at."""
+
+    head: str
+    """The first word behind brackets, in upper case; "" if there is none."""
+    first: tuple[SqlToken, ...]
+    """Its first words, `FIRST_WORDS` at most."""
+    changes: bool
+    """True if one of its words begins a change."""
+    chains: tuple[NameChain, ...]
+    strings: tuple[SqlToken, ...]
+    """Strings that may be names, or statements."""
+
+
+FIRST_WORDS: Final = 256
+_KEPT: ContextVar[dict[str, TextNames] | None] = ContextVar("texts of a request", default=None)
+
+
+def keep_names() -> dict[str, TextNames]:
+    """Return the names of texts that are kept from now on, in this task and those that it starts:
+    each text is split into words once."""
+    kept = _KEPT.get()
+    if kept is None:
+        _KEPT.set(kept := {})
+    return kept
+
+
+def names_of(sql: str) -> TextNames:
+    """Return what is kept of a text, or what it says."""
+    kept = _KEPT.get()
+    if kept is None:
+        return read_names(sql)
+    if sql not in kept:
+        kept[sql] = read_names(sql)
+    return kept[sql]
+
+
+def read_names(sql: str) -> TextNames:
+    """Split a text into words; return what is asked of them.
+
+    >>> read_names("(SELECT a.b FROM t)").head
+    'SELECT'
+    """
+    words = split_words(sql)
+    named = {word.text.upper() for word in words if word.kind == "word"}
+    return TextNames(
+        # Brackets may stand around a query, never around a command.
+        next((word.text.upper() for word in words if word.text != "("), ""),
+        tuple(words[:FIRST_WORDS]),
+        not named.isdisjoint(_CHANGE_WORDS),
+        tuple(find_chains(words)),
+        () if named.isdisjoint(_TEXT_NAMES) else tuple(w for w in words if w.kind == "text"),
+    )
 
 
 def _identifier(word: SqlToken) -> str | None:
@@ -140,18 +196,16 @@ def find_text_reads(sql: str, resolve: ResolveName) -> list[TextRead]:
     >>> find_text_reads("SELECT t.a FROM default.t", known.get)
     [TextRead(key='t', parts=('default', 't'), in_string=False)]
     """
-    words = split_words(sql)
+    names = names_of(sql)
     found: dict[TextRead, None] = {}
-    for chain in find_chains(words):
+    for chain in names.chains:
         # A chain that goes on behind the name is a column of a table that is named elsewhere.
         key = resolve(chain.parts)
         if key is not None:
             found[TextRead(key, chain.parts)] = None
-    if any(word.text.upper() in _TEXT_NAMES for word in words):
-        for word in words:
-            if word.kind == "text":
-                for read in find_string_reads(string_value(word), resolve):
-                    found[read] = None
+    for word in names.strings:
+        for read in find_string_reads(string_value(word), resolve):
+            found[read] = None
     return list(found)
 
 
@@ -175,7 +229,7 @@ def rename_chains(sql: str, renames: Mapping[NameParts, str]) -> str:
     'SELECT t1.a FROM t1 -- t'
     """
     edits: list[tuple[int, int, str]] = []
-    for chain in find_chains(split_words(sql)):
+    for chain in names_of(sql).chains:
         # By default it is a string, which is not to be changed.
         if any(sql[start] == '"' for start, _ in chain.spans):
             continue
@@ -198,44 +252,49 @@ def is_query(sql: str) -> bool:
     >>> is_query("(SELECT 1)"), is_query("WITH a AS (SELECT 1) INSERT INTO t SELECT 1")
     (True, False)
     """
-    words = split_words(sql)
-    # Brackets may stand around a query, never around a command.
-    head = next((word.text.upper() for word in words if word.text != "("), "")
-    if head in _QUERY_HEADS:
-        return True
-    if head not in _MAYBE_HEADS:
-        return False
-    return not any(word.kind == "word" and word.text.upper() in _CHANGE_WORDS for word in words)
+    names = names_of(sql)
+    return names.head in _QUERY_HEADS or (names.head in _MAYBE_HEADS and not names.changes)
 
 
 def needs_no_rows(sql: str) -> bool:
     """Return whether Spark answers a text by its analysis alone, without any table's rows."""
-    words = split_words(sql)
-    head = words[0].text.upper() if words else ""
+    first = names_of(sql).first
+    head = first[0].text.upper() if first else ""
     return head in _SHOWN_HEADS or is_query(sql)
 
 
-def setting_of(sql: str) -> str | None:
-    """Return the setting that a SET statement changes; None for other texts.
+class SettingText(NamedTuple):
+    """A SET or RESET statement: the setting that it names ("": all), and what it does with it."""
+
+    name: str
+    assigns: bool
+    resets: bool
+
+
+def setting_of(sql: str) -> SettingText | None:
+    """Return the setting that a SET or RESET statement names; None for other texts.
 
     >>> setting_of("SET spark.sql.ansi.enabled = false")
-    'spark.sql.ansi.enabled'
+    SettingText(name='spark.sql.ansi.enabled', assigns=True, resets=False)
     """
-    words = split_words(sql)
+    words = names_of(sql).first
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
     found = ".".join(chains[0].parts) if chains else ""
+    resets = words[0].text.upper() == "RESET"
     # SET TIME ZONE has a word of its own.
-    return "spark.sql.session.timeZone" if found.upper() == "TIME" else found
+    if found.upper() == "TIME":
+        return SettingText("spark.sql.session.timeZone", True, resets)
+    return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
 class _WordReader:
-    """Reads a text word by word."""
+    """Reads a text word by word: its first words alone."""
 
     def __init__(self, sql: str) -> None:
         self.sql = sql
-        self.words = split_words(sql)
+        self.words: Sequence[SqlToken] = names_of(sql).first
         self.at = 0
 
     def takes(self, *wanted: str) -> bool:
@@ -287,6 +346,7 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
         return None
     bare = reader.takes("AS")
     if not bare:
+        reader.words = split_words(sql)
         # Over a list of columns, a comment, properties: which of them it is does not matter.
         while reader.at < len(reader.words) and not reader.takes("AS"):
             reader.at += 1

@@ -23,11 +23,11 @@ class ExecuteStatement(Protocol):
     INSERT INTO one of its tables, …)."""
 
     def __call__(
-        self, text: str, who: CallerIdentity, conf: Mapping[str, str] = {}
+        self, text: str, who: CallerIdentity, conf: Mapping[str, str]
     ) -> Awaitable[StatementAnswer | None]:
         """Carry the text out for a caller, and return the statement's answer; None, without having
-        done anything, for a text that is Spark's. `conf`: settings by which texts mean something
-        else in the caller's session, which a view keeps. Raises errors of `actors.errors`, with
+        done anything, for a text that is Spark's. `conf`: settings that the caller's session
+        has changed and that may change rows. Raises errors of `actors.errors`, with
         Spark's condition in the text if there is one."""
         ...
 

@@ -82,6 +82,18 @@ class ConnectorFactory:
         """Return the name of the external resource that must be cleaned up (a slot); "" if none."""
         return source_kinds.decode(configuration.encoded).external_resource(id)
 
+    def options(self, configuration: ConnectorConfiguration, *, of_sink: bool) -> bytes:
+        """Return the options of a source or a sink that are not as by default, as JSON."""
+        # Both have these two names.
+        kinds = sink_kinds if of_sink else source_kinds
+        config, ours = kinds.decode(configuration.encoded), kinds.OURS
+        given = {
+            field.name: getattr(config, field.name)
+            for field in msgspec.structs.fields(config)
+            if field.name not in ours and getattr(config, field.name) != field.default
+        }
+        return msgspec.json.encode(given)
+
     def oneshot(self, oneshot: RunOneshotIngestion) -> OneshotReading:
         """Return a copy from files that is not prepared yet. Raises `InvalidUsage`."""
         check_configuration(oneshot.request.encoded)

@@ -116,11 +116,10 @@ from actors.controller.state import (
 )
 from actors.controller.tables.commit import PlannedWrite
 from actors.controller.tables.copies_from import CopiesFrom
-from actors.controller.tables.groups import TableTarget
+from actors.controller.tables.groups import TableTarget, check_definitions
 from actors.controller.tables.table_arrangements import TableArrangements
 from actors.controller.tables.table_writer import ClockDue, TablesTicked, TableTicks, TableWriter
 from actors.errors import (
-    DefinitionChanged,
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -129,7 +128,6 @@ from actors.errors import (
 )
 from actors.kernel import Actor, ActorAddress
 from actors.persist import PersistClient
-from actors.plan.column_defaults import defaults_digest
 from actors.plan.jobs import ExecutorMessage
 from actors.progress import ObjectId
 from actors.protocol.api import (
@@ -162,7 +160,6 @@ from actors.protocol.api import (
     SetTracing,
     SignalSession,
     SubscribeObject,
-    TableChange,
     TracingReport,
     WaitFor,
     WriteTables,
@@ -288,7 +285,7 @@ class Controller(Actor[ControllerMessage]):
         self._roles = RoleStore(state, boot.roles, boot.roles_seqno)
         self._roles.on_rules = self._rules_changed
         copies = self._copies_from = CopiesFrom(state, self._target, link)
-        self._sources = ConnectorObjects(state, link, copies, boot.leftovers)
+        self._sources = ConnectorObjects(state, link, copies, self._connectors, boot.leftovers)
         self._statements = StatementQueue(state, self._sources, self._roles.created)
         self._reads = PendingReads(state, keyed)
         self._subscribes = RunningSubscribes(state)
@@ -402,6 +399,7 @@ class Controller(Actor[ControllerMessage]):
             case SessionClosed(session_path):
                 self._session_closed(session_path)
             case TablesAdvanced(upper):
+                self._ticks.tables_advanced(message)
                 if self._state.frontiers.advance_tables(upper):
                     self._reads.advanced(None)
             case LinkTurn(link):
@@ -537,13 +535,13 @@ class Controller(Actor[ControllerMessage]):
 
     def _is_permitted(self, session: ActorAddress[Any], request: Request, role: str | None) -> bool:
         """Return whether a request may be handled now. Raises `InvalidUsage` for settings of a view
-        that are not permitted, and as `check_request` does."""
+        or a query that are not permitted, and as `check_request` does."""
         check_request(self._state.access, self._state.catalog, role, request)
-        if not isinstance(request, CreateView | ExplainQuery):
+        if not isinstance(request, CreateView | ExplainQuery | RunQuery | DescribeQuery):
             return True
         # Of administrators, too: what a setting opens, a view would open at each start.
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
-        if self._state.access.is_free(role):
+        if isinstance(request, RunQuery | DescribeQuery) or self._state.access.is_free(role):
             return True
         # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)
@@ -673,7 +671,9 @@ class Controller(Actor[ControllerMessage]):
         return TracingReport(number, tracing is not None, 0.0 if tracing is None else tracing.ratio)
 
     def _write(self, session: ActorAddress[Any], request: WriteTables) -> None:
-        changes = tuple((self._written(change), change) for change in request.changes)
+        named = ((self._state.catalog.find(each.table), each) for each in request.changes)
+        changes = tuple((self._target(entry), change) for entry, change in named)
+        check_definitions(changes)
         try:
             enqueue = EnqueueWrite(session, request.request, PlannedWrite(changes))
             # The controller never waits to send: a full writer is reported to the client as
@@ -681,20 +681,6 @@ class Controller(Actor[ControllerMessage]):
             self._state.writer.send_nowait(enqueue)
         except WouldBlock:
             raise ResourceBusy("too many writes wait already: try again later") from None
-
-    def _written(self, change: TableChange) -> TableTarget:
-        """Return the table that a change is of. Raises `DefinitionChanged` for a writer that has
-        made its rows for other columns, or filled them with other defaults, than there are."""
-        target = self._target(self._state.catalog.find(change.table))
-        if change.columns is not None and change.columns != target.schema.digest:
-            raise DefinitionChanged(
-                f"the columns of table {target.name} have changed meanwhile: write again"
-            )
-        if change.defaults is not None and change.defaults != defaults_digest(target.defaults):
-            raise DefinitionChanged(
-                f"the defaults of table {target.name} have changed meanwhile: write again"
-            )
-        return target
 
     def _target(self, entry: CatalogObject) -> TableTarget:
         if entry.kind != TABLE or entry.shard is None:

@@ -1,4 +1,5 @@
-"""Maintenance: compacts shards that grew, at intervals, and removes orphaned blobs.
+"""Maintenance: compacts shards that grew, at intervals, gives back the space of those that no
+longer grow, and removes orphaned blobs.
 
 A shard whose maintenance fails is retried when it grows again; failures are only logged.
 """
@@ -15,6 +16,7 @@ from actors.controller.messages import MaintenanceMessage, ShardsAppended, Shard
 from actors.errors import ResourceClosed, UnknownObject
 from actors.kernel import Actor, RunningEffect
 from actors.persist import PersistClient
+from actors.persist.reader import RENEWALS
 from actors.progress import ShardId
 from actors.settings import Settings
 
@@ -55,6 +57,10 @@ class _Due(msgspec.Struct, frozen=True, gc=False):
     """The timer of the next round has fired."""
 
 
+class _ReclaimDue(msgspec.Struct, frozen=True, gc=False):
+    """One more `reclaim_ms` has passed."""
+
+
 class _OrphansDue(msgspec.Struct, frozen=True, gc=False):
     """The grace of orphans has passed."""
 
@@ -69,7 +75,9 @@ class _Collected(msgspec.Struct, frozen=True, gc=False):
     error: Exception | None = None
 
 
-_Message: TypeAlias = MaintenanceMessage | _Due | _OrphansDue | _Maintained | _Collected
+_Message: TypeAlias = (
+    MaintenanceMessage | _Due | _ReclaimDue | _OrphansDue | _Maintained | _Collected
+)
 
 
 class MaintenanceTask(Actor[_Message]):
@@ -80,6 +88,10 @@ class MaintenanceTask(Actor[_Message]):
         self._settings = settings
         self._grown: dict[ShardId, None] = {}
         """Shards in the order in which they first grew."""
+        self._kept: dict[ShardId, None] = {}
+        """Shards whose space is looked after, whether they grew or not."""
+        self._grown_last = False
+        """True if the last one looked after was a grown one: others have their turn then."""
         self._running: str | None = None
         # The first collection of a process only lists; a later one removes what an earlier process
         # left.
@@ -90,6 +102,12 @@ class MaintenanceTask(Actor[_Message]):
 
     async def on_start(self) -> None:
         self.ctx.after(self._settings.maintenance_ms, _Due())
+        self.ctx.after(self._reclaim_ms, _ReclaimDue())
+
+    @property
+    def _reclaim_ms(self) -> int:
+        # Within a lease's time, so that a dead process's lease is seen long before it expires.
+        return max(1, min(self._settings.reclaim_ms, self._settings.reader_lease_ms // RENEWALS))
 
     async def receive(self, message: _Message) -> None:
         match message:
@@ -98,7 +116,11 @@ class MaintenanceTask(Actor[_Message]):
             case ShardsDropped(shards):
                 for shard in shards:
                     self._grown.pop(shard, None)
+                    self._kept.pop(shard, None)
                 self._orphans_due = True
+            case _ReclaimDue():
+                self.ctx.after(self._reclaim_ms, _ReclaimDue())
+                self._kept |= dict.fromkeys(self._persist.known_shards())
             case _Due():
                 self.ctx.after(self._settings.maintenance_ms, _Due())
                 self._next()
@@ -132,15 +154,24 @@ class MaintenanceTask(Actor[_Message]):
                 done=_Collected,
                 failed=lambda error: _Collected(0, error),
             )
-        elif self._grown:
+        elif self._grown and not (self._kept and self._grown_last):
+            self._grown_last = True
             shard = next(iter(self._grown))
             del self._grown[shard]
-            self._running = f"maintaining {shard}"
-            self.ctx.effect(
-                lambda: self._persist.maintain(shard),
-                done=lambda _: _Maintained(shard),
-                failed=lambda error: _Maintained(shard, error),
-            )
+            self._keep_small(shard, self._persist.maintain)
+        elif self._kept:
+            self._grown_last = False
+            shard = next(iter(self._kept))
+            del self._kept[shard]
+            self._keep_small(shard, self._persist.reclaim)
+
+    def _keep_small(self, shard: ShardId, run: Callable[[ShardId], Awaitable[None]]) -> None:
+        self._running = f"maintaining {shard}"
+        self.ctx.effect(
+            lambda: run(shard),
+            done=lambda _: _Maintained(shard),
+            failed=lambda error: _Maintained(shard, error),
+        )
 
     def _finished(self, what: str, error: Exception | None) -> None:
         self._running = None

@@ -194,6 +194,8 @@ class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
     """Table writer → controller: every table is sealed below `upper`."""
 
     upper: Frontier
+    wrote: bool = True
+    """True if rows were written, and not just the time moved on."""
 
 
 # -- maintenance -----------------------------------------------------------------------------------

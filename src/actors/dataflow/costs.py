@@ -8,7 +8,7 @@ from actors.dataflow.view import StepOutcome
 from actors.progress import ObjectId
 from actors.protocol.compute import StatusResponse
 from actors.spans import forget_measures, measure
-from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS
+from actors.telemetry import STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS, STEPS_IN_ERROR
 
 
 def measured(status: StatusResponse, outcome: StepOutcome) -> StatusResponse:
@@ -35,4 +35,4 @@ def record_step(status: StatusResponse) -> None:
 
 def forget_steps(dataflow: ObjectId) -> None:
     """Remove the metrics of a dropped dataflow."""
-    forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS)
+    forget_measures(dataflow, STEPS, STEP_ROWS_IN, STEP_ROWS_OUT, STEP_SECONDS, STEPS_IN_ERROR)

@@ -1,5 +1,4 @@
-"""Tells a failure that comes again and again in the same way from one that may go away. Pure.
-
+"""Tells a failure that comes again and again in the same way from one that may go away.
 A view's step is tried again after a failure. What was lost (the engine, a store, a connection)
 comes back at some time, however many attempts that takes. Any other failure that comes
 `step_attempts_max` times in the same way is the view's: its contents at that time are the error.
@@ -29,6 +28,8 @@ from actors.errors import (
     StorageError,
     WouldBlock,
 )
+from actors.spans import measure
+from actors.telemetry import STEPS_IN_ERROR
 
 log = logging.getLogger("penstock.dataflow")
 
@@ -57,9 +58,10 @@ _KINDS_MAX: Final = 16
 class RepeatedFailures:
     """Counts the failures of one view's steps by their kinds, until a step succeeds."""
 
-    def __init__(self, name: str, attempts_max: int) -> None:
-        """Create it. `name`: of the dataflow, for the log."""
+    def __init__(self, name: str, id_: str, attempts_max: int) -> None:
+        """Create it. `name` of the dataflow, for the log, and its id, for the measures."""
         self._name = name
+        self._id = id_
         self._attempts_max = attempts_max
         self._counts: dict[str, int] = {}
 
@@ -90,6 +92,7 @@ class RepeatedFailures:
         if count < self._attempts_max:
             return None
         if count == self._attempts_max:
+            measure(STEPS_IN_ERROR, 1, self._id)
             log.error("%s: in error after %d equal failures: %s", self._name, count, text)
         # An error of Python has a class that says something; ours have texts that do.
         return str(error) if isinstance(error, PenstockError) else text

@@ -586,6 +586,15 @@ class PersistClient:
         Raises `UnknownObject`, `StoreFull`, `CorruptData`, `StorageError`."""
         await self.upkeep.maintain(shard)
 
+    async def reclaim(self, shard: ShardId) -> None:
+        """Give back what time has freed in a shard that nobody appends to; see
+        `ShardUpkeep.reclaim`. Raises as `maintain` does."""
+        await self.upkeep.reclaim(shard)
+
+    def known_shards(self) -> list[ShardId]:
+        """Return the shards that this process has used."""
+        return self._machine.known_shards()
+
     async def collect_orphans(self) -> int:
         """Delete blobs that were unnamed for the whole grace, and return their number.
 

@@ -161,6 +161,29 @@ def worth_merging(state: ShardState) -> bool:
     return len(filled) > 1 or any(part.time_min < to for part in filled[0].parts)
 
 
+RECLAIM_SHARE: Final = 10
+"""Divisor of a shard's bytes: a merge of all batches must concern one such part."""
+
+
+def worth_reclaiming(state: ShardState) -> bool:
+    """Return whether a merge of all batches would free a good part of the blobs: rows that were
+    retracted at times that nobody can read any more.
+
+    Sizes that fall geometrically keep as many of them as there are rows, for as long as nothing is
+    appended.
+    """
+    parts = [part for batch in state.batches for part in batch.parts]
+    if not any(part.key for part in parts):
+        return False
+    # Rows of one time are summed up: a merge would find the same again.
+    if len({time for part in parts for time in (part.time_min, part.time_max)}) == 1:
+        return False
+    to = compact_to(state, state.batches[-1].upper)
+    # A part with later times would have to be merged again when the since has passed them.
+    gone = sum(part.bytes for part in parts if part.retracts and part.time_max <= to)
+    return gone * RECLAIM_SHARE >= sum(part.bytes for part in parts)
+
+
 class UpdateMerger:
     """Merges updates, spilling beyond a budget. Blocking; calls are serialised."""
 

@@ -21,7 +21,13 @@ import anyio
 from actors.errors import LeaseLost, StorageError, UnknownObject
 from actors.kernel import ActorClock
 from actors.persist.change import ChangeOutcome, ShardDocuments
-from actors.persist.compaction import UpdateMerger, choose_batches, input_rows, worth_merging
+from actors.persist.compaction import (
+    UpdateMerger,
+    choose_batches,
+    input_rows,
+    worth_merging,
+    worth_reclaiming,
+)
 from actors.persist.machine import ShardMachine
 from actors.persist.part_store import PartStore
 from actors.persist.reader import LeaseBook
@@ -35,7 +41,7 @@ from actors.persist.shard import (
     compacted,
     deletable,
 )
-from actors.progress import ShardId
+from actors.progress import TIME_MIN, ShardId, Time
 from actors.settings import Settings
 from actors.threshold_probes import STATE_RELIEF
 
@@ -81,6 +87,8 @@ class ShardUpkeep:
         self._compacting = anyio.Lock()
         self._collecting = anyio.Lock()
         self._numbers = count(1)
+        self._last_times: dict[ShardId, Time] = {}
+        """The last time of each shard's updates when `reclaim` looked at it."""
 
     async def maintain(self, shard: ShardId) -> None:
         """Compact while it is due, write leases that need it, and collect. Raises `UnknownObject`,
@@ -91,6 +99,31 @@ class ShardUpkeep:
                     break
         if self._book.due(await self._machine.state(shard)):
             await self.heartbeat(shard)  # first: it drops leases of dead processes
+        await self._collect(shard)
+
+    async def reclaim(self, shard: ShardId) -> None:
+        """Give back what time has freed: leases of dead processes, blobs that no reader can use any
+        more, and rows that were retracted, if none was appended since the last call. Raises as
+        `maintain` does."""
+        # From the store: a lease of another process counts from our first sight of it.
+        state = await self.state_now(shard)
+        then = self._book.renew(state)
+        # Leases of readers that were closed go with the next write, of which there may be none.
+        if (
+            self._book.due(state)
+            or then.since > state.since
+            or state.leases.keys() - then.leases.keys()
+        ):
+            await self.heartbeat(shard)
+        async with self._compacting:
+            state = await self._machine.state(shard)
+            parts = [part for batch in state.batches for part in batch.parts]
+            last = max((part.time_max for part in parts), default=TIME_MIN)
+            # A large merge would hold up those of shards that grow, and be due again soon.
+            is_quiet = self._last_times.get(shard) == last
+            self._last_times[shard] = last
+            if is_quiet and worth_reclaiming(state):
+                await self._compact(state, state.batches, to_blob=False)
         await self._collect(shard)
 
     async def _compact_once(self, shard: ShardId) -> bool:
@@ -341,6 +374,7 @@ class ShardUpkeep:
         """Delete the blobs of dropped shards, except those in use by readers."""
         for state in states:
             self._book.forget(state.id)
+            self._last_times.pop(state.id, None)
             self._parts.forget(state.id)
             keys = state.blob_keys()
             await self._parts.delete(sorted(keys - self._book.used(keys)))

@@ -18,7 +18,7 @@ import pyarrow as pa
 from actors.access.open_sessions import OpenSession, OpenSessions, may_signal
 from actors.access.role_registry import ADMIN
 from actors.errors import UnknownObject
-from actors.pg_catalog.catalog_queries import _HINT, _QUERY, AnswerColumn, CatalogQueries
+from actors.pg_catalog.catalog_queries import _QUERY, AnswerColumn, CatalogQueries
 from actors.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -42,6 +42,7 @@ from actors.protocol.api import ObjectStatus
 from actors.protocol.role_messages import RolesReport
 from actors.sql_session.audit import dialect_of, shown_statement
 from actors.sql_session.context import DATABASE, SessionContext
+from actors.sql_session.long_texts import work_on
 from actors.sql_session.results import StatementResult, result_of
 
 _KINDS: Final[Mapping[str, ObjectKind]] = {
@@ -110,14 +111,15 @@ class CatalogDoor:
         self._opened = opened
         self._sessions = sessions
 
-    def answers(self, text: str) -> bool:
+    async def answers(self, text: str) -> bool:
         """Return whether a statement is answered here."""
         # The first word tells most: searching all of a long INSERT takes milliseconds.
         if _OURS.match(text) is not None or _QUERY.match(text) is None:
             return False
-        if _HINT.search(text) is None:
+        if not CatalogQueries.may_be_catalog_query(text):
             return False  # the database of rows is made for those that may need it
-        return self._shared.queries.is_catalog_query(text)
+        queries = self._shared.queries
+        return await work_on(len(text), lambda: queries.is_catalog_query(text))
 
     def parameter_oids(self, text: str, given: Sequence[int]) -> tuple[int, ...]:
         """Return the types of a statement's parameters. Raises `CatalogQueryError`."""

@@ -22,6 +22,7 @@ from collections.abc import (
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
 from actors.access.access_rules import UNPROVEN, RoleLogin
 from actors.access.open_sessions import OpenSession, OpenSessions, ReadObjects
@@ -287,6 +288,8 @@ class PgConnection:
         )
         opened.on_end = self._end
         opened.on_cancel = self._statement.cancel
+        # Nobody is left to take the rows: what runs in Spark for them ends.
+        self.wire.on_leave(self._statement.cancel)
         await self.wire.send(pg.AUTHENTICATION_OK)
         self._session = session = await self._make_session(role or user, opened)
         self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
@@ -421,7 +424,7 @@ class PgConnection:
         """Carry out one statement of a simple query; `begins`: several follow as one
         transaction."""
         self._begin_timeout()
-        if begins and self.catalog.answers(text):
+        if begins and await self.catalog.answers(text):
             self._begin_implicit(None)
         if await self._answer_catalog(text, ()):
             return
@@ -445,6 +448,9 @@ class PgConnection:
     async def _execute(
         self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
     ) -> StatementResult:
+        # Of a script, or a pipeline, no statement may wait for anything: all others have a turn
+        # between two of them.
+        await anyio.lowlevel.checkpoint()
         if self._implicit and isinstance(statement, TRANSACTION_STATEMENTS):
             # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
             self._implicit = False
@@ -483,7 +489,7 @@ class PgConnection:
             return None
         # The session knows nothing of the catalog, whose rows are this connection's.
         text = source.query.text
-        if not self.catalog.answers(text):
+        if not await self.catalog.answers(text):
             return None
         result = await self.catalog.answer(text, [each.value for each in parameters])
         await self.session.cursors.declare(statement.name, result, hold=statement.hold)
@@ -588,7 +594,7 @@ class PgConnection:
 
     async def _prepared(self, text: str, given: tuple[int, ...]) -> KeptStatement:
         """Return a statement with the types of its parameters, of which the client gave some."""
-        if self.catalog.answers(text):
+        if await self.catalog.answers(text):
             return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
         return await prepare_statement(self.session, text, given)
 
@@ -778,7 +784,7 @@ class PgConnection:
 
     async def _answer_catalog(self, text: str, values: Sequence[object]) -> bool:
         """Answer a simple query of the catalog; return whether it is one."""
-        if not self.catalog.answers(text):
+        if not await self.catalog.answers(text):
             return False
         if self.session.failed:
             raise TransactionAborted("the transaction has failed: ROLLBACK it")

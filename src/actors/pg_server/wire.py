@@ -10,15 +10,23 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import islice
 from typing import Final
 
 import anyio
 
-from actors.errors import ConnectionBroken
+from actors.errors import ConnectionBroken, PenstockError
 from actors.pgwire.decoder import FrontendDecoder
-from actors.pgwire.messages import ENCRYPTION_ACCEPTED, ENCRYPTION_DECLINED, FrontendMessage
+from actors.pgwire.messages import (
+    ENCRYPTION_ACCEPTED,
+    ENCRYPTION_DECLINED,
+    FlushOutput,
+    FrontendMessage,
+    SyncPipeline,
+    TerminateSession,
+)
 from actors.settings import Settings
 from actors.transport.address import NetworkAddress
 from actors.transport.sockets import GrowingReader
@@ -27,6 +35,12 @@ READ_BYTES: Final = 64 * 1024
 """Bytes read at a time from a client that has proved itself."""
 SEND_BYTES: Final = 64 * 1024
 """Answers wait until so many bytes are together, or the client waits for them."""
+
+
+_LAST: Final = (SyncPipeline, FlushOutput, TerminateSession)
+"""Messages that ask for nothing."""
+_SYNC, _TERMINATE = b"S\0\0\0\4", b"X\0\0\0\4"
+_UNREAD: Final = (b"", _SYNC, _TERMINATE, _SYNC + _TERMINATE)
 
 
 class PgWire:
@@ -91,6 +105,22 @@ class PgWire:
         # The decoder keeps what it was not asked for, so it is asked for all that it has.
         self._messages.extend(self.decoder.feed(b""))
         return list(islice(self._messages, count))
+
+    def on_leave(self, left: Callable[[], None]) -> None:
+        """Have `left` called when the client has ended the connection and asks for nothing more
+        than what runs."""
+
+        def ended() -> None:
+            # What a client sent ahead of its end is carried out, as PostgreSQL does.
+            try:
+                messages = self.ahead(len(self._messages) + len(_LAST) + 1)
+            except PenstockError:
+                return
+            unread = bytes(self._ahead) + self._reader.waiting
+            if unread in _UNREAD and all(isinstance(each, _LAST) for each in messages):
+                left()
+
+        self._reader.on_end = ended
 
     def skip(self, count: int) -> None:
         """Drop so many messages that `ahead` has shown."""

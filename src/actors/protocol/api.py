@@ -188,6 +188,11 @@ class SourceStatus(msgspec.Struct, frozen=True, gc=False):
     """Object that a sink writes."""
     failed: ObjectHealth | None = None
     """Health at the last stall since the service started."""
+    options: bytes = b""
+    """Options that it was made with and that are not as by default, as JSON: secrets are named, and
+    not in them. Empty: the session does not own it."""
+    retain_history_ms: int | None = None
+    """Time for which its history is kept; None: the service's default."""
 
 
 class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -436,8 +441,9 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
-    time_zone: str = ""
-    """Zone of the session, as Spark names it; "": that of the service."""
+    conf: dict[str, str] = {}
+    """Settings of Spark that the session has: its time zone, and others that change what a text
+    means. Without them those of the service hold."""
 
 
 class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
@@ -445,8 +451,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
     request: int
     sql: str
-    time_zone: str = ""
-    """Zone of the session, as Spark names it; "": that of the service."""
+    conf: dict[str, str] = {}
+    """Settings of Spark that the session has, as of `RunQuery`."""
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):

@@ -53,7 +53,7 @@ from actors.protocol.frames import HEADER, FrameCodec
 from actors.settings import Settings
 from actors.spark.disk_watch import WATCH_SECONDS, disk_refusal, running_bytes
 from actors.spark.failures import SparkGone
-from actors.spark.jobs import JobTicket, SparkEngine
+from actors.spark.jobs import JobTicket, SparkEngine, TaskCounts
 from actors.spark.plans import PreparedPlan
 from actors.spark.remote_address import is_remote, redact_secrets
 from actors.spark.session import CONNECT_TOKEN, NO_DEFAULTS, open_session, spark_conf
@@ -172,6 +172,8 @@ def _stage_span(stage: Any, start: int, end: int) -> JobSpan | None:
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
+WAITING_LOOKS: Final = 3
+"""Looks, `PROGRESS_SECONDS` apart, after which a job that waits for a core is given one."""
 WATCHER_SECONDS: Final = 2.0
 LEFTOVER_JOBS_MAX: Final = 64
 """Jobs after which what they have left is collected, however small they were."""
@@ -249,6 +251,33 @@ class JobDispatcher:
                 return self._waiting.popleft()
             self._resting.append(box)
         return box.get()
+
+
+class SpareTasks:
+    """Tells when a job waits for long tasks of others, and needs a core of its own: pure.
+
+    A task is not interrupted for another one. So the tasks of one view that fills for an hour, as
+    many as there are cores, would keep all other views from their first contents.
+    """
+
+    def __init__(self, tasks_max: int) -> None:
+        self._left = tasks_max
+        self._waited: dict[str, int] = {}
+        """Looks in a row at which no task of a job was running, though it has some to do."""
+
+    def is_short(self, counts: Mapping[str, TaskCounts]) -> bool:
+        """Take the tasks of all jobs, at one more look; return whether to run one task more."""
+        idle = [
+            group for group, each in counts.items() if not each.running and each.done < each.total
+        ]
+        if len(idle) == len(counts):
+            idle = []  # nobody holds the cores
+        self._waited = {group: self._waited.get(group, 0) + 1 for group in idle}
+        if self._left == 0 or max(self._waited.values(), default=0) < WAITING_LOOKS:
+            return False
+        self._left -= 1
+        self._waited.clear()
+        return True
 
 
 class EngineChild:
@@ -379,14 +408,19 @@ class EngineChild:
     def _tell(self) -> None:
         """Send the progress of jobs that take long, whenever it has changed."""
         sent: dict[str, tuple[int, int, int | None]] = {}
+        cores = SpareTasks(self._engine.settings.engine_spare_tasks_max)
         try:
             while True:
                 threading.Event().wait(PROGRESS_SECONDS)
                 with self._lock:
                     groups = {ticket.group: job_id for job_id, ticket in self._tickets.items()}
                 # Only groups that the last round saw, too: their jobs have taken a while.
+                counts: dict[str, TaskCounts] = {}
                 for group, job_id in groups.items():
-                    found = self._engine.progress(group) if group in sent else None
+                    counted = self._engine.progress(group) if group in sent else None
+                    if counted is not None:
+                        counts[group] = counted
+                    found = None if counted is None else counted[:3]
                     if found is not None and found != sent[group]:
                         # Under the lock that `_work` takes to end a job: no progress follows the
                         # job's answer.
@@ -396,6 +430,8 @@ class EngineChild:
                                 self._wire.send(JobProgress(job_id, *found))
                     sent[group] = found or sent.get(group, (0, 0, None))
                 sent = {group: far for group, far in sent.items() if group in groups}
+                if cores.is_short(counts):
+                    self._engine.add_task()
         except OSError:
             exit_process(EXIT_PARENT_GONE, "the parent is gone", self._engine)
         except Exception as error:  # noqa: BLE001 - no job depends on it

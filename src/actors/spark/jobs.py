@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 from urllib.parse import unquote
 
 import msgspec
@@ -297,6 +297,20 @@ def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: f
     return RowsDone(job.job_id, sum(file.rows for file in files), spark_ms=elapsed, files=files)
 
 
+NO_TASK: Final = -1
+"""Number of a task that there is not."""
+
+
+class TaskCounts(NamedTuple):
+    """Tasks of the Spark jobs of one job."""
+
+    done: int
+    total: int
+    executors: int | None
+    """None where the driver executes."""
+    running: int
+
+
 class JobTicket:
     """A job inside the child. `group` names its Spark jobs, for the canceler."""
 
@@ -456,24 +470,36 @@ class SparkEngine:
         if self._connect_token and self.settings.query_engine == OWN:
             self.session.sparkContext.cancelAllJobs()
 
-    def progress(self, group: str) -> tuple[int, int, int | None] | None:
-        """Return (tasks done, tasks, executors) of a group's Spark jobs; None when it has none; no
-        executors are counted where the driver executes."""
+    def progress(self, group: str) -> TaskCounts | None:
+        """Return the tasks of a group's Spark jobs; None when it has none."""
         context = self.session.sparkContext
         tracker = context.statusTracker()
-        done = total = 0
+        done = total = running = 0
         for number in tracker.getJobIdsForGroup(group):
             job = tracker.getJobInfo(number)
             for stage in () if job is None else job.stageIds:
                 found = tracker.getStageInfo(stage)
                 if found is not None:
                     done, total = done + found.numCompletedTasks, total + found.numTasks
+                    running += found.numActiveTasks
         if not total:
             return None
         scala = context._jsc.sc()
         # The driver is one of these.
         executors = None if scala.isLocal() else scala.getExecutorMemoryStatus().size() - 1
-        return done, total, executors
+        return TaskCounts(done, total, executors, running)
+
+    def add_task(self) -> bool:
+        """Let a local Spark run one more task at a time; return False where it is not local."""
+        scala = self.session.sparkContext._jsc.sc()
+        if not scala.isLocal():
+            return False
+        # The scheduler counts a free core for each task that has ended, and knows none of this
+        # number. It gives the core to the pool with the fewest running tasks: the job that waits.
+        jvm: Any = self._jvm()
+        ended = jvm.org.apache.spark.TaskState.FINISHED()
+        scala.schedulerBackend().statusUpdate(NO_TASK, ended, jvm.java.nio.ByteBuffer.allocate(0))
+        return True
 
     def wait_gone(self) -> str:
         """Wait until Spark is gone; return a text that says how."""

@@ -95,6 +95,10 @@ class RemoteEngine(SparkEngine):
     def progress(self, group: str) -> None:
         """Return None: the progress of remote jobs is not known."""
 
+    def add_task(self) -> bool:
+        """Return False: a server's cores are its own."""
+        return False
+
     def interrupt(self, group: str) -> None:
         """Interrupt what a job runs, if it runs anything just now."""
         self._reader.cancel(group)

@@ -294,7 +294,9 @@ def open_session(conf: dict[str, str], scratch: Path) -> SparkSession:
         spark.set(key, value)
     context = SparkContext(conf=spark)
     context.setLogLevel("ERROR")
-    return SparkSession(context)
+    session: Any = SparkSession(context)
+    java_object(context._gateway, "CancelChecks").install(session._jsparkSession)
+    return session
 
 
 class ThreadSessions:
@@ -358,10 +360,6 @@ class ThreadSessions:
             self._sessions.popitem()[1].close()
 
     def _bridge(self, session: SparkSession) -> SessionBridge:
-        classic: Any = session
-        # A rule is a session's own: a new session has none of the root's.
-        checks = java_object(classic.sparkContext._gateway, "CancelChecks")
-        checks.install(classic._jsparkSession)
         return ClassicBridge(session, self._scratch)
 
     def _new_session(self) -> SparkSession:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
+
+import msgspec
 
 from actors.errors import SqlSyntaxError
 
@@ -31,7 +33,8 @@ class SqlDialect(enum.Enum):
     POSTGRES = "postgres"
 
 
-class SqlToken(NamedTuple):
+# Without gc: a long statement has a million, and a collection would stop all threads for them.
+class SqlToken(msgspec.Struct, frozen=True, gc=False):
     """One token: `text` as written, at the offset `start`.
 
     `kind` is ``word``, ``name`` (a quoted identifier), ``text`` (a string), ``number``,

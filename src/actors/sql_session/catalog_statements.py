@@ -37,17 +37,15 @@ from actors.sql.statements import (
     SetPolicyAction,
     SetPropertiesAction,
     ShowColumnsStatement,
-    ShowCreateStatement,
     ShowObjectsStatement,
     TextSpan,
     UnsetPropertiesAction,
 )
 from actors.sql_session.context import PLAIN_VIEW, QUERIED_KINDS, SessionContext, object_name
 from actors.sql_session.default_values import defined_default
-from actors.sql_session.placed_text import quoted
 from actors.sql_session.reading import explain_query, queried_rows
 from actors.sql_session.results import StatementResult, result_of
-from actors.sql_session.row_values import SqlParameter, schema_of, spark_text
+from actors.sql_session.row_values import SqlParameter, schema_of
 from actors.sql_session.writing import named_columns, put_rows
 
 Parameters = Sequence[SqlParameter]
@@ -201,6 +199,17 @@ async def _created(
     if context.transaction is not None:
         notices.append(f"{tag} takes effect at once, also if the transaction is rolled back")
     return StatementResult(tag, notices=tuple(notices))
+
+
+def option_text(value: Any) -> str:
+    """Return the text of an option from which `typed_options` reads this value.
+
+    >>> option_text(100), option_text("/data"), option_text("100")
+    ('100', '/data', '"100"')
+    """
+    if isinstance(value, str) and typed_options({"": value})[""] == value:
+        return value
+    return json.dumps(value)
 
 
 def typed_options(options: dict[str, str]) -> dict[str, Any]:
@@ -495,61 +504,6 @@ async def show_columns(context: SessionContext, statement: ShowColumnsStatement)
     found = await context.catalog.find_present(statement.object)
     names = () if found.schema is None else found.schema.names
     return text_result(["col_name"], [(name,) for name in names])
-
-
-async def show_create(context: SessionContext, statement: ShowCreateStatement) -> StatementResult:
-    """Return the statement that creates an object like this."""
-    found = await context.catalog.find_present(statement.name)
-    return text_result(["createtab_stmt"], [(await creation_text(context, found),)])
-
-
-async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
-    """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
-    no statement creates alone."""
-    name = quoted(found.name)
-    if found.kind == PLAIN_VIEW:
-        return f"CREATE VIEW {name} AS\n{found.sql}"
-    if found.kind == "view":
-        plan = await context.client.peek(
-            "penstock.operators", where=[("name", "=", found.name)], columns=["policy"], limit=1
-        )
-        policy = str(plan["policy"][0].as_py() or "auto") if plan.num_rows else "auto"
-        text = f"CREATE MATERIALIZED VIEW {name}"
-        if policy != "auto":
-            text += f" REFRESH POLICY {policy.upper()}"
-        return f"{text}{_shown_properties(found)} AS\n{found.sql}"
-    if found.kind == "table" and found.schema is not None:
-        defaults = found.column_defaults
-        lines = [
-            f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
-            + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
-            + _shown_comment(found.column_comments.get(each.name))
-            for each in found.schema.columns
-        ]
-        if found.schema.key:
-            lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, found.schema.key))})")
-        columns = ",\n".join(lines)
-        return f"CREATE TABLE {name} (\n{columns}){_shown_properties(found)}"
-    if found.kind == "index":
-        rows = await context.client.peek("penstock.objects", where=[("name", "=", found.name)])
-        row = rows.to_pylist()[0]
-        return f"CREATE INDEX {name} ON {quoted(row['depends'])} ({row['key']})"
-    raise InvalidUsage(f"{found.name} is a {found.kind}: it is created with its source")
-
-
-def _shown_comment(comment: str | None) -> str:
-    return f" COMMENT {spark_text(comment)}" if comment else ""
-
-
-def _shown_properties(found: ObjectStatus) -> str:
-    """Return the clauses that say what an object has beside its columns or its query."""
-    properties = dict(sorted(found.spark_conf.items()))
-    if found.retain_history_ms is not None:
-        properties["retain_history_ms"] = str(found.retain_history_ms)
-    if found.target_lag_ms:
-        properties["target_lag_ms"] = str(found.target_lag_ms)
-    pairs = ", ".join(f"{spark_text(key)} = {spark_text(each)}" for key, each in properties.items())
-    return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
 
 
 async def describe(

@@ -184,6 +184,8 @@ class SessionContext:
         self.variables = variables
         self.catalog = SessionCatalog(client)
         self.transaction: OpenTransaction | None = None
+        self.spark_settings: Mapping[str, str] = {}
+        """Settings of Spark that the session has beside its time zone."""
         self._written_in: tuple[str, bool] | None = None
         self.find_places: PlaceFinder | None = None
         """Finds what places of a statement mean by their types; None: they mean what Spark says."""
@@ -322,9 +324,20 @@ class SessionContext:
         return "" if is_utc(zone) and TIME_ZONE not in self.settings.spark_conf else zone
 
     def spark_conf(self) -> dict[str, str]:
-        """Return the settings of Spark that a view of the session keeps."""
+        """Return the settings of Spark that the session's queries are run under, and that a view
+        of it keeps."""
         zone = self.spark_zone
-        return {TIME_ZONE: zone} if zone else {}
+        return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
+
+    @contextmanager
+    def as_service(self) -> Iterator[None]:
+        """Run queries under the service's own settings meanwhile, in the session's zone: what a
+        column has by default is the same to every session."""
+        before, self.spark_settings = self.spark_settings, {}
+        try:
+            yield
+        finally:
+            self.spark_settings = before
 
     @contextmanager
     def written_in(self, zone: str, *, for_others: bool = False) -> Iterator[None]:
@@ -426,7 +439,7 @@ class SessionContext:
             as_of=as_of,
             deadline_ms=self.deadline_ms,
             latest=as_of is None,
-            time_zone=self.spark_zone,
+            spark_conf=self.spark_conf(),
             rights=rights,
         )
         async with self.placed_errors(query), aclosing(batches) as found:
@@ -453,7 +466,7 @@ class SessionContext:
     async def describe(self, query: PlacedText) -> TableSchema:
         """Return the columns of a query in Spark's dialect, which is not run."""
         async with self.placed_errors(query):
-            return await self.client.describe_query(query.text, time_zone=self.spark_zone)
+            return await self.client.describe_query(query.text, spark_conf=self.spark_conf())
 
     # -- errors ------------------------------------------------------------------------------------
 

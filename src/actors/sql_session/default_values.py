@@ -42,6 +42,7 @@ from actors.sql_session.row_values import (
     spark_literal,
 )
 from actors.sql_session.store_assignment import (
+    assigned_cast,
     check_assignable,
     exact_cast,
     number_text,
@@ -119,7 +120,8 @@ async def statement_defaults(
         rest = [each for each in rest if each.name in asked]
     if rest:
         casts = (f"CAST(({defaults[each.name].text}) AS {each.type})" for each in rest)
-        rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
+        with context.as_service():
+            rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
     return StatementDefaults(values, defaults_digest(defaults))
@@ -261,7 +263,9 @@ async def _computed_value(
         query.before(") IS NULL)"),
     )
     try:
-        rows = await context.collect(asked.around(span))
+        # It is kept for statements of all sessions.
+        with context.as_service():
+            rows = await context.collect(asked.around(span))
     except QueryRejected as error:
         if not any(condition in str(error) for condition in _NOT_CONSTANT):
             raise
@@ -337,10 +341,12 @@ def cast_or_default(
     parameters: Sequence[SqlParameter],
     defaults: StatementDefaults,
     *,
+    cast: bool = True,
     as_text: bool = False,
 ) -> PlacedText:
-    """Return an expression of the statement, cast to a column's type, or the column's default.
-    `as_text`: a number that must be exact is given as its digits (`number_text`)."""
+    """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
+    the column's default. `as_text`: a number that must be exact is given as its digits
+    (`number_text`)."""
     exact = context.dialect is SqlDialect.POSTGRES
 
     def known(literal: str) -> PlacedText:
@@ -361,8 +367,10 @@ def cast_or_default(
         except NotLocal:
             pass
     text = context.spark(span, parameters)
-    cast = (number_text if as_text else exact_cast)(f"({text.text})", column.type) if exact else ""
-    if cast:
-        return text.within(cast).around(span)
+    digits = (number_text if as_text else exact_cast)(f"({text.text})", column.type)
+    if exact and digits:
+        return text.within(digits).around(span)
     # Spark tells of a value that does not fit at the cast, which the user did not write.
-    return placed("CAST(", text.before(f" AS {column.type})")).around(span)
+    if not cast:
+        return text.around(span)
+    return assigned_cast(text, column, context.spark_conf()).around(span)

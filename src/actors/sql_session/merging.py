@@ -35,6 +35,7 @@ from actors.sql_session.results import StatementResult
 from actors.sql_session.returning import ReturningList
 from actors.sql_session.row_changes import NEW, ComputedChange, change_rows, read_rows
 from actors.sql_session.row_values import SqlParameter
+from actors.sql_session.store_assignment import assigned_cast
 from actors.sql_session.transaction import PendingChange
 
 Parameters = Sequence[SqlParameter]
@@ -216,17 +217,15 @@ def _new_value(
     """Return what a clause gives a column, of its type; None if it makes no row."""
     old = f"{target}.{quoted(column.name)}"
 
-    def cast(text: str) -> PlacedText:
-        return placed(f"CAST({text} AS {column.type})")
-
     match clause.action:
         case "update all" | "insert all":
-            return cast(f"{source}.{quoted(column.name)}")
+            value = placed(f"{source}.{quoted(column.name)}")
+            return assigned_cast(value, column, context.spark_conf())
         case "update":
             given = {fold(each.column[-1]): each.value for each in clause.assignments}
             span = given.get(fold(column.name))
             if span is None:
-                return cast(old)
+                return placed(f"CAST({old} AS {column.type})")
             return cast_or_default(context, span, column, parameters, defaults)
         case "insert":
             names = [fold(name) for name in clause.columns or schema.names]

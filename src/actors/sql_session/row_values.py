@@ -36,7 +36,7 @@ from actors.sql.type_names import read_written_type
 from actors.sql_session.written_times import WrittenTimes, local_in, moment_in
 
 
-class SqlParameter(msgspec.Struct, frozen=True):
+class SqlParameter(msgspec.Struct, frozen=True, gc=False):
     """A parameter of a statement: its value, and Spark's text of it.
 
     `untyped`: the client gave a text without a type, which takes the type of its place.

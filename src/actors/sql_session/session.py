@@ -51,6 +51,7 @@ from actors.sql_session.session_settings import (
     setting_named,
 )
 from actors.sql_session.session_variables import SessionVariables
+from actors.sql_session.shown_creation import show_create
 from actors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.sql_session.transaction import OpenTransaction
 
@@ -519,7 +520,7 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.DropObjectsStatement: _without_parameters(catalog.drop_objects),
     sql.ShowObjectsStatement: _without_parameters(catalog.show_objects),
     sql.ShowColumnsStatement: _without_parameters(catalog.show_columns),
-    sql.ShowCreateStatement: _without_parameters(catalog.show_create),
+    sql.ShowCreateStatement: _without_parameters(show_create),
     sql.DescribeStatement: _with_parameters(catalog.describe),
     sql.ExplainStatement: _with_parameters(catalog.explain),
     sql.BeginStatement: SqlSession.begin,

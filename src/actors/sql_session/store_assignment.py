@@ -8,17 +8,19 @@ store assignment (`Cast.canANSIStoreAssign`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.errors import TypeMismatch, ValueOutOfRange
+from actors.errors import InvalidUsage, TypeMismatch, ValueOutOfRange
 from actors.pgwire.sqlstate import INEXACT, UNFIT
 from actors.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
-from actors.sql_session.placed_text import PlacedText, placed
+from actors.sql.tokens import lex_sql, quote_text
+from actors.sql_session.placed_text import PlacedText, joined, placed
 
+ANSI: Final = "spark.sql.ansi.enabled"
 _SCALE: Final = arrow_type(UNBOUNDED_NUMERIC).scale
 _NUMBERS: Final = ("integer", "decimal", "float")
 _MOMENTS: Final = frozenset({"date", "timestamp"})
@@ -89,25 +91,86 @@ def _shown(kind: str, given: pa.DataType) -> str:
     return "an interval" if kind == "interval" else str(given)
 
 
-def cast_query(
-    query: PlacedText, columns: Sequence[TableColumn], *, exact: bool = False
-) -> PlacedText:
-    """Return the query with each column cast to the type of the one that it is for. `exact`: see
-    `exact_cast`.
+def fails_by_cast(conf: Mapping[str, str]) -> bool:
+    """Return whether CAST fails for what does not fit, under these settings of Spark."""
+    return conf.get(ANSI, "true").lower() == "true"
 
-    >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")]).text)
+
+def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str]) -> PlacedText:
+    """Return a value cast to the type of its column, which fails for one that does not fit.
+
+    Args:
+        value: An expression.
+        column: The column that it is for.
+        conf: Settings of Spark under which the query is run.
+
+    Raises:
+        InvalidUsage: CAST does not fail under these settings, and what this column or value is
+            cannot be checked in its place.
+
+    >>> assigned_cast(placed("a + 1"), TableColumn("a", "int"), {}).text
+    'CAST(a + 1 AS int)'
+    """
+    type_ = column.type
+    # Every value has a text.
+    if fails_by_cast(conf) or type_ == "string":
+        return placed("CAST(", _closed(value, f" AS {type_})"))
+    # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
+    # does: `spark.sql.storeAssignmentPolicy` is another setting.
+    what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
+    if any(token.text.upper() == "SELECT" for token in lex_sql(value.text)):
+        what = "with a subquery"  # Spark has none within `transform`
+    if what:
+        raise InvalidUsage(
+            f"column {column.name}: a value {what} cannot be checked while the session has set "
+            f"{ANSI} to false: reset it"
+        )
+    cast = f"try_cast(assigned AS {type_})"
+    text = quote_text(f" that does not fit column {column.name} of type {type_}")
+    error = f"raise_error(concat('a value of type ', typeof(assigned), {text}))"
+    # The value is computed once: it may be another one the next time.
+    checked = (
+        f"), assigned -> CASE WHEN assigned IS NULL OR {cast} IS NOT NULL THEN {cast} "
+        f"ELSE {error} END), 1)"
+    )
+    return placed("element_at(transform(array(", _closed(value, checked))
+
+
+def _closed(value: PlacedText, text: str) -> PlacedText:
+    """Return an expression with a text behind it, where Spark tells of one that ends too early."""
+    return placed(value, text) if value.span is None else value.before(text)
+
+
+def cast_query(
+    query: PlacedText,
+    columns: Sequence[TableColumn],
+    conf: Mapping[str, str],
+    *,
+    exact: bool = False,
+) -> PlacedText:
+    """Return the query with each column cast to the type of the one that it is for, as by
+    `assigned_cast`; `exact`: as by `exact_cast`, where it has a cast.
+
+    >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
     SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
     select 1.5e0
     ) AS q (c0)
     """
     names = [f"c{number}" for number in range(len(columns))]
-    casts = ", ".join(
-        ((exact and exact_cast(name, column.type)) or f"CAST({name} AS {column.type})")
-        + f" AS {name}"
-        for name, column in zip(names, columns, strict=True)
+
+    def cast(name: str, column: TableColumn) -> PlacedText:
+        digits = exact_cast(name, column.type) if exact else ""
+        return placed(digits) if digits else assigned_cast(placed(name), column, conf)
+
+    casts = joined(
+        ", ",
+        (
+            placed(cast(name, column), f" AS {name}")
+            for name, column in zip(names, columns, strict=True)
+        ),
     )
     # On lines of their own: the query may end with a comment.
-    return placed(f"SELECT {casts} FROM (\n", query, f"\n) AS q ({', '.join(names)})")
+    return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
 
 
 def exact_cast(text: str, kind: str) -> str:

@@ -57,6 +57,7 @@ from actors.sql_session.row_values import (
 from actors.sql_session.store_assignment import (
     cast_query,
     check_assignable,
+    fails_by_cast,
     fitted_numbers,
     needs_cast,
     number_of_text,
@@ -263,7 +264,8 @@ async def _values(
         text = await work_on(
             size, lambda: _cast_values(context, columns, rows, parameters, defaults)
         )
-        return await context.collect(text)
+        found = await context.collect(text)
+        return found.rename_columns([column.name for column in columns])
 
 
 def _local_values(
@@ -292,10 +294,13 @@ def _cast_values(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return a query of the rows, each value cast to its column's type."""
-    exact = context.dialect is SqlDialect.POSTGRES
+    exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
+    fails = fails_by_cast(conf)
 
     def value(span: TextSpan, column: TableColumn) -> PlacedText:
-        return cast_or_default(context, span, column, parameters, defaults, as_text=exact)
+        return cast_or_default(
+            context, span, column, parameters, defaults, cast=fails, as_text=exact
+        )
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
     names = [quoted(column.name) for column in columns]
@@ -307,7 +312,9 @@ def _cast_values(
         for name, column in zip(names, columns, strict=True)
     )
     head = placed(f"SELECT {wanted} FROM VALUES ", joined(", ", lines))
-    return placed(head, f" AS given({', '.join(names)})")
+    text = placed(head, f" AS given({', '.join(names)})")
+    # VALUES takes no expression that may fail by itself.
+    return text if fails else cast_query(text, columns, conf)
 
 
 async def _assigned_rows(
@@ -325,7 +332,7 @@ async def _assigned_rows(
     exact = context.dialect is SqlDialect.POSTGRES
     if needs_cast(rows.schema, columns):
         # Only the rows tell the types: a query that is fit already is run once.
-        cast = cast_query(text, columns, exact=exact)
+        cast = cast_query(text, columns, context.spark_conf(), exact=exact)
         rows = _renamed(table, await context.collect(cast, as_of), columns)
     return fitted_numbers(table, rows, columns, exact=exact)
 

@@ -304,9 +304,6 @@ class HealthBoard:
             assert all(self._source_of[export] == source for export in exports)
 
 
-POSITION_SHOWN_MAX: Final = 256
-"""Number of characters shown of a position."""
-
 Described: TypeAlias = IngestionDescription | SinkDescription | RunOneshotIngestion
 """Description of a task's object."""
 Reached: TypeAlias = tuple[Frontier, Frontier]
@@ -349,7 +346,7 @@ def of_source(progress: IngestProgressed, now_ms: int) -> ObjectStatistics:
         snapshot_rows_known=lag.snapshot_rows_known,
         snapshot_rows_staged=counts.snapshot_rows or lag.snapshot_rows_staged or None,
         position_known=lag.known or None,
-        position_committed=progress.position[:POSITION_SHOWN_MAX] or None,
+        position_committed=progress.position or None,
         lag_ms=behind,
         lag_bytes=lag.bytes_behind,
         operators=progress.operators,

@@ -38,6 +38,7 @@ from actors.telemetry import (
     STEP_ROWS_OUT,
     STEP_SECONDS,
     STEPS,
+    STEPS_IN_ERROR,
     SYSTEM,
     WAL_BACKUP_LAG,
     WAL_BYTES,
@@ -85,6 +86,9 @@ MEASURES: Final = {
     STEP_ROWS_OUT: MetricDefinition("counter", "Changes that steps made"),
     LOOP_DELAY_SECONDS: MetricDefinition(
         "histogram", "Turns of the event loop that came late, by how much", "seconds"
+    ),
+    STEPS_IN_ERROR: MetricDefinition(
+        "counter", "Failures that came so often in the same way that they are the view's error"
     ),
     STEP_SECONDS: MetricDefinition("histogram", "From cut to commit", "seconds"),
     APPEND_SECONDS: MetricDefinition("histogram", "Compare-and-appends", "seconds"),

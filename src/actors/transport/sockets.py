@@ -190,9 +190,27 @@ async def _writer(
 
 
 class GrowingReader(asyncio.StreamReader):
-    """A reader that takes more ahead once its peer has proved itself."""
+    """A reader that takes more ahead once its peer has proved itself, and tells of the peer's end
+    though nobody reads."""
 
     _limit: int
+    _buffer: bytearray
+    on_end: Callable[[], None] = staticmethod(lambda: None)
+
+    @property
+    def waiting(self) -> bytes:
+        """Return what has come and was not read."""
+        return bytes(self._buffer)
+
+    def feed_eof(self) -> None:
+        """Note the end of what the peer sends."""
+        super().feed_eof()
+        self.on_end()
+
+    def set_exception(self, exc: Exception) -> None:
+        """Note that the connection is lost."""
+        super().set_exception(exc)
+        self.on_end()
 
     def widen(self, limit_bytes: int) -> None:
         """Let more than twice so many bytes wait before the socket is not read."""

@@ -100,7 +100,7 @@ async def compile_view(
             eager=derived.eager,
             eager_open=derived.eager_open,
             conf=conf,
-            tree=explain_tree(view, derived.mode),
+            tree=explain_tree(view),
         )
         if check is not None:
             await _checked(plan, check)

@@ -89,7 +89,7 @@ from actors.views.rule_linear import (
 from actors.views.rule_outer import OuterOperator, SemiOperator
 from actors.views.rule_recompute import RecomputeOperator
 from actors.views.rule_temporal import TemporalOperator
-from actors.views.rule_top import limit, ranked_first
+from actors.views.rule_top import TopOperator, first_ranks, limit
 from actors.views.rule_window import (
     WindowOperator,
     near_changes,
@@ -374,9 +374,10 @@ def _ranked(context: DerivationContext, plan: FilterNode, windows: WindowFunctio
     ranks = ranks_wanted(plan.predicate, windows.calls)
     if not ranks:
         return FilterOperator(context, plan, _window(context, windows))
-    below = _operator(context, windows.input)
-    first = ranked_first(context, _keys_once(windows), plan.predicate, below, ranks)
-    return first or FilterOperator(context, plan, _window(context, windows, ranks))
+    if kept := first_ranks(plan.predicate, windows):
+        below = _operator(context, windows.input)
+        return TopOperator(context, _keys_once(windows), plan.predicate, below, kept)
+    return FilterOperator(context, plan, _window(context, windows, ranks))
 
 
 def _window(context: DerivationContext, plan: WindowFunctions, ranks: int = 0) -> ViewOperator:

@@ -61,8 +61,11 @@ from actors.plan.relational_text import call_text, window_text
 from actors.plan.relational_walk import inputs_of
 from actors.views.measures import not_additive
 from actors.views.rule_extreme import is_extreme
+from actors.views.rule_top import first_ranks
 
 _AFRESH: Final = " [keyed: touched partitions are computed afresh]"
+_RANKED: Final = " [keyed: all rows are ranked when one changes]"
+_RESERVE: Final = " [incremental, with a reserve]"
 
 
 def explain(plan: DeltaPlan) -> str:
@@ -97,14 +100,14 @@ def explain(plan: DeltaPlan) -> str:
         ranges = {each.lookup: each.text() for each in stratum.ranges}
         for lookup in stratum.lookups:
             lines.append(f"  lookup {_lookup(lookup, plan, ranges.get(lookup.number, ''))}")
-        lines += [f"  {line}" for line in _delta_lines(stratum.node)]
+        lines += [f"  {line}" for line in _delta_lines(stratum.node, plan.mode)]
     return "\n".join(lines)
 
 
-def explain_tree(plan: ViewPlan, mode: str) -> str:
-    """Return the relational tree of a view of this mode, one node a line with its own mode, inputs
-    indented below it."""
-    return "\n".join(_lines(plan.root, plan, mode))
+def explain_tree(plan: ViewPlan) -> str:
+    """Return the relational tree of a view, one node a line with its own mode, inputs indented
+    below it."""
+    return "\n".join(_lines(plan.root, plan))
 
 
 def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
@@ -118,11 +121,13 @@ def _lookup(lookup: StateLookup, plan: DeltaPlan, within: str) -> str:
     return f"{target} by ({', '.join(lookup.key)}) from {origins}"
 
 
-def _delta_lines(node: Node) -> Iterator[str]:
+def _delta_lines(node: Node, mode: str) -> Iterator[str]:
     title, children = _describe(node)
-    yield title
+    # In an incremental view it reads no group or partition: these would make the view keyed.
+    few = mode == "incremental" and isinstance(node, RecomputeGroups | RecomputeRows)
+    yield f"{title} [incremental: of few rows that are kept]" if few else title
     for child in children:
-        yield from (f"  {line}" for line in _delta_lines(child))
+        yield from (f"  {line}" for line in _delta_lines(child, mode))
 
 
 def _describe(node: Node) -> tuple[str, tuple[Node, ...]]:
@@ -192,15 +197,16 @@ def _pairs(node: PairRows | MatchState) -> str:
     return f"{' and '.join(tests) or 'all pairs'}{residual}"
 
 
-def _lines(plan: Plan, view: ViewPlan, mode: str) -> Iterator[str]:
+def _lines(plan: Plan, view: ViewPlan, above: Plan | None = None) -> Iterator[str]:
     own = _mode(plan) if isinstance(plan, AggregationNode) else ""
     if isinstance(plan, WindowFunctions):
-        # In an incremental view all of them are ranks, whose first rows are kept.
-        kept = mode == "incremental"
-        own = " [incremental, with a reserve]" if kept else _AFRESH
+        first = isinstance(above, FilterNode) and first_ranks(above.predicate, plan)
+        own = _RESERVE if first else _AFRESH
+    if isinstance(plan, LimitNode):
+        own = _RANKED if plan.count is None else _RESERVE
     yield _title(plan, view.inputs) + own
     for each in inputs_of(plan):
-        yield from (f"  {line}" for line in _lines(each, view, mode))
+        yield from (f"  {line}" for line in _lines(each, view, plan))
 
 
 def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
@@ -241,7 +247,8 @@ def _title(plan: Plan, inputs: tuple[str, ...]) -> str:
             return f"WindowFunctions {calls}"
         case LimitNode():
             order = f" by {', '.join(plan.order)}" if plan.order else ""
-            return f"Limit {plan.count} behind {plan.offset}{order} [incremental, with a reserve]"
+            count = "all" if plan.count is None else plan.count
+            return f"Limit {count} behind {plan.offset}{order}"
         case OpaqueNode():
             return f"Opaque ({plan.reason})"
 
@@ -261,7 +268,7 @@ def _mode(plan: AggregationNode) -> str:
     if afresh:
         return f" [keyed: {'; '.join(dict.fromkeys(afresh))}]"
     if any(is_extreme(plan, call) for call in plan.calls):
-        return " [incremental, with a reserve]"
+        return _RESERVE
     return " [incremental, over distinct values]" if any(why) else " [incremental]"
 
 

@@ -35,6 +35,7 @@ from actors.plan.relational import (
     NamedExpression,
     WindowCall,
     WindowFunctions,
+    columns_of,
 )
 from actors.plan.schema import TableColumn, TableSchema
 from actors.threshold_probes import LIMIT_RESERVE
@@ -50,7 +51,7 @@ from actors.views.operators import (
 )
 from actors.views.rule_kept import make_searchable, unkeepable_reason
 from actors.views.rule_linear import FilterOperator, PassingOperator, ProjectOperator
-from actors.views.rule_window import PLAIN_TYPES, SORT_TEXT, WindowOperator
+from actors.views.rule_window import PLAIN_TYPES, SORT_TEXT, WindowOperator, ranks_wanted
 
 GROUP_SHARE: Final = 16
 """Divisor of the reserve for each group: a step may read the candidates of many groups, and a
@@ -81,22 +82,16 @@ def limit(context: DerivationContext, plan: LimitNode, below: ViewOperator) -> V
     return ProjectOperator(context, tuple(NamedExpression(id_, id_) for id_ in columns), made)
 
 
-def ranked_first(
-    context: DerivationContext,
-    plan: WindowFunctions,
-    predicate: str,
-    below: ViewOperator,
-    last: int,
-) -> ViewOperator | None:
-    """Return the operators of ranks of which a filter leaves the first `last`; None where the calls
-    are no such ranks, or their candidates cannot be kept."""
+def first_ranks(predicate: str, plan: WindowFunctions) -> int:
+    """Return the last rank that a filter leaves of ranks whose first rows are kept with a reserve;
+    0 where the calls are no such ranks, or their candidates cannot be kept."""
     types = {id_: kind.lower() for id_, kind in plan.types}
     # dense_rank is excluded: any number of rows may have its first `last` ranks.
     gaps = all(call.reach == "first" for call in plan.calls)
     plain = all(PLAIN_TYPES.fullmatch(types[key]) for key in plan.keys)
-    if not (last and gaps and plain) or unkeepable_reason(types, below.columns, ()):
-        return None
-    return TopOperator(context, plan, predicate, below, last)
+    if not (gaps and plain) or unkeepable_reason(types, columns_of(plan.input), ()):
+        return 0
+    return ranks_wanted(predicate, plan.calls)
 
 
 class FirstRows(PassingOperator):

@@ -143,6 +143,7 @@ def _base_settings(setting: ClusterSetting, directory: Path) -> Settings:
         group_commit_ms=1,
         hold_downgrade_ms=150,
         maintenance_ms=100,
+        reclaim_ms=300,
         oracle_reserve_ms=50,
         peek_deadline_ms=20_000,
         inline_part_bytes_max=16 * 1024 if setting.inline else 1,

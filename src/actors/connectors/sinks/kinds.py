@@ -13,6 +13,7 @@ from actors.connectors.sinks.delta import DeltaConfig, DeltaSink
 from actors.connectors.sinks.outlets import open_storage
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sources.source import choices_hint
 from actors.errors import InvalidUsage, nearest_hint
 from actors.kernel import ActorClock
 from actors.object_store.bucket_paths import is_bucket
@@ -62,7 +63,8 @@ def config_of(kind: str, options: Mapping[str, Any], creation: str) -> SinkConfi
             {**options, "kind": kind, "creation": creation}, SinkConfig, strict=False
         )
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"a sink of kind {kind}: {error}") from None
+        hint = choices_hint(KINDS[kind], str(error))
+        raise InvalidUsage(f"a sink of kind {kind}: {error}{hint}") from None
     if isinstance(config, DeltaConfig) and config.retain_hours < 1:
         raise InvalidUsage(f"retain_hours = {config.retain_hours}: must be at least 1")
     return config

@@ -22,6 +22,7 @@ from actors.connectors.sources.source import (
     SourceConfig,
     SourceConnector,
     check_configuration,
+    choices_hint,
 )
 from actors.connectors.sources.source_secrets import SecretUser, check_secrets
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
@@ -76,6 +77,8 @@ _MAKERS: Final[Mapping[type[SourceConfig], _Maker]] = {
     WalConfig: _wal,
 }
 """All kinds, and nowhere else: the configuration's class, and what makes its source."""
+OURS: Final = ("token",)
+"""Fields that a user may not set."""
 KINDS: Final = tuple(str(kind.__struct_config__.tag) for kind in _MAKERS)
 # For the parser, which chooses the class by the tag.
 _ANY_CONFIG: Final[Any] = Union[tuple(_MAKERS)]  # noqa: UP007 - the members are computed
@@ -112,7 +115,9 @@ def decode(data: bytes | str) -> SourceConfig:
     try:
         found: SourceConfig = msgspec.json.decode(data, type=_ANY_CONFIG)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise InvalidUsage(f"not the configuration of a source: {error}{_choice(data)}") from None
+        raise InvalidUsage(
+            f"not the configuration of a source: {error}{_choice(data, str(error))}"
+        ) from None
     return found
 
 
@@ -125,7 +130,7 @@ def check_names(config: bytes, kind: str) -> None:
     except msgspec.DecodeError:
         return  # `decode` says what is wrong
     (made,) = (each for each in _MAKERS if each.__struct_config__.tag == kind)
-    names = [each.name for each in msgspec.structs.fields(made) if each.name != "token"]
+    names = [each.name for each in msgspec.structs.fields(made) if each.name not in OURS]
     for name in given:
         if name not in ("type", *names):
             raise InvalidUsage(
@@ -134,14 +139,16 @@ def check_names(config: bytes, kind: str) -> None:
             )
 
 
-def _choice(data: bytes | str) -> str:
-    """Return a hint with the known options or kinds; "" if the names are right."""
+def _choice(data: bytes | str, error: str) -> str:
+    """Return a hint with the known options, kinds or values; "" if these are right."""
     try:
         given = msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, RecursionError):
         return ""
     for kind in _MAKERS:
         if given.get("type") == kind.__struct_config__.tag:
-            names = [field.name for field in msgspec.structs.fields(kind) if field.name != "token"]
-            return "" if set(given) <= {"type", *names} else f"; it has {', '.join(names)}"
+            names = [field.name for field in msgspec.structs.fields(kind) if field.name not in OURS]
+            if not set(given) <= {"type", *names}:
+                return f"; it has {', '.join(names)}"
+            return choices_hint(kind, error)
     return f"; kinds are {', '.join(KINDS)}"

@@ -34,7 +34,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol, Self, TypeAlias
+from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args, get_origin
 
 import msgspec
 import pyarrow as pa
@@ -112,6 +112,21 @@ class SourceConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the name of the external resource to remove with the source; "" if none is
         ours."""
         return ""
+
+
+def choices_hint(kind: type[msgspec.Struct], error: str) -> str:
+    """Return the values of the option that an error of msgspec names, if it is one of a few; ""
+    for every other error.
+
+    >>> class Config(msgspec.Struct):
+    ...     mode: Literal["once", "always"]
+    >>> choices_hint(Config, "Invalid enum value 'x' - at `$.mode`")
+    ': mode is once or always'
+    """
+    for field in msgspec.structs.fields(kind):
+        if f"`$.{field.name}`" in error and get_origin(field.type) is Literal:
+            return f": {field.name} is {' or '.join(map(str, get_args(field.type)))}"
+    return ""
 
 
 CONFIGURATION_BYTES_MAX: Final = 4 * 1024 * 1024

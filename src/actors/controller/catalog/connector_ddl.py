@@ -63,6 +63,10 @@ class ConnectorMakers(Protocol):
         none."""
         ...
 
+    def options(self, configuration: ConnectorConfiguration, /, *, of_sink: bool) -> bytes:
+        """Return the options of a source or a sink that are not as by default, as JSON."""
+        ...
+
     def new_source(
         self, kind: str, config: bytes, /, *, privileged: bool = True
     ) -> ConnectorConfiguration:
@@ -89,6 +93,10 @@ class NoConnectors:
     def kept(self, configuration: ConnectorConfiguration, id: ObjectId) -> str:
         """Return an empty name."""
         return ""
+
+    def options(self, configuration: ConnectorConfiguration, *, of_sink: bool) -> bytes:
+        """Return no options."""
+        return b"{}"
 
     def new_source(
         self, kind: str, config: bytes, *, privileged: bool = True

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from actors.access.role_registry import OWN
 from actors.compute.logs import Row
 from actors.controller.catalog.catalog import (
     SINK,
@@ -21,6 +22,7 @@ from actors.controller.catalog.catalog import (
     CatalogObject,
     CatalogSnapshot,
 )
+from actors.controller.catalog.connector_ddl import ConnectorMakers
 from actors.controller.connectors.cleanup_record import CleanupRecord
 from actors.controller.connectors.external_cleanup import ExternalCleanup
 from actors.controller.holds import sink_holder
@@ -103,10 +105,12 @@ class ConnectorObjects:
         state: ControllerState,
         link: ReplicaLink | None,
         copies: CopiesFrom,
+        makers: ConnectorMakers,
         leftovers: tuple[CleanupRecord, ...] = (),
     ) -> None:
         self._state = state
         self.copies = copies
+        self._makers = makers
         self.leftovers = ExternalCleanup(state, leftovers)
         self._link = link
         self._incarnation = 0
@@ -299,7 +303,20 @@ class ConnectorObjects:
             ),
             state.catalog.names(entry.depends) if entry.kind == SINK else "",
             None if failed is None else self._shown(entry, failed, role),
+            self._options(entry, role),
+            entry.retain_history_ms,
         )
+
+    def _options(self, entry: CatalogObject, role: str | None) -> bytes:
+        """Return the options of a source or a sink; none if the session may not know them, or
+        nobody can read them."""
+        state = self._state
+        if entry.configuration is None or entry.id in state.catalog.quarantined:
+            return b""
+        # Hosts, folders and names of secrets are not everybody's to know.
+        if not state.access.may(role, OWN, entry.id):
+            return b""
+        return self._makers.options(entry.configuration, of_sink=entry.kind == SINK)
 
     def rows(self, role: str | None) -> Iterator[Row]:
         """Yield the rows of `penstock.sources`, as a session of a role sees them."""

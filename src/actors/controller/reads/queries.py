@@ -23,10 +23,10 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import anyio
 import msgspec
@@ -61,7 +61,6 @@ from actors.plan.schema import DIFF, SYSTEM_COLUMNS, TableColumn, TableSchema, i
 from actors.plan.updates import ResultPiece, opening_of, pieces
 from actors.progress import EMPTY, TIME_MAX, Time
 from actors.protocol.api import (
-    TIME_ZONE,
     CreateView,
     DescribeQuery,
     ExplainQuery,
@@ -76,9 +75,11 @@ from actors.telemetry import TRACEPARENT
 from actors.threshold_probes import QUERY_ANSWER
 from actors.views.compile import CHANGES_MEANING
 from actors.views.plain_sql import query_text
-from actors.views.query_analysis import AnalyzeQuery, Conf, analyzed_query
-from actors.views.simple import simple_read
+from actors.views.query_analysis import AnalyzeQuery, analyzed_query
+from actors.views.simple import SimpleRead, simple_read
 
+PLAIN_CHARACTERS_MAX: Final = 65_536
+"""Length of a query beyond which it is looked at in a thread, and is no plain read."""
 BATCH_ROWS: int = 16_384
 """Number of a file's rows in memory at a time, about."""
 
@@ -158,9 +159,6 @@ class RunningQueries:
         self._numbers = 0
         self._running: dict[int, _Running] = {}
         self._by_request: dict[tuple[str, int], int] = {}
-        own = state.settings.spark_conf
-        self._plain = not any(key.lower().startswith(CHANGES_MEANING) for key in own)
-        """True if no Spark setting of the service changes the meaning of a query's text."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -172,12 +170,12 @@ class RunningQueries:
         Raises `QueryRejected`, `UnknownObject`, `InvalidUsage`, `AccessDenied`, `ReadTooFarAhead`
         and `ResourceBusy`."""
         state, as_of = self._state, request.as_of
-        sql, _ = state.catalog.inlined(query_text(request.sql))
+        sql = query_text(request.sql)
         if as_of is not None:
             if not 0 <= as_of <= TIME_MAX:
                 raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
             state.check_ahead("query", as_of)
-        instead = self._read_instead(sql, request, state.catalog.readable(), role)
+        instead = self._read_instead(sql, request, role)
         if instead is not None:
             session.reply(instead)
             return
@@ -196,12 +194,12 @@ class RunningQueries:
             raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
         self._begin(session, msgspec.structs.replace(request, sql=sql), deadline, role)
 
-    def _read_instead(
-        self, sql: str, request: RunQuery, readable: dict[str, TableSchema], role: str | None
-    ) -> ReadInstead | None:
+    def _read_instead(self, sql: str, request: RunQuery, role: str | None) -> ReadInstead | None:
+        if request.engine:
+            return None
         relations = {name: relation.schema for name, relation in RELATIONS.items()}
-        found = simple_read(sql, readable | relations)
-        if found is None or request.engine or not self._plain:
+        found = self._plain_read(sql, request, self._state.catalog.readable())
+        if found is None:
             return None
         # The client sends the read, which is checked again: this spares it the way.
         if found.name not in relations:
@@ -220,16 +218,34 @@ class RunningQueries:
             found.finishing,
         )
 
+    def _plain_read(
+        self,
+        sql: str,
+        request: RunQuery | DescribeQuery,
+        readable: Mapping[str, TableSchema],
+    ) -> SimpleRead | None:
+        """Return the plain read that a query is; None if Spark must run it, as it does a long one:
+        to read it would hold up the loop."""
+        if len(sql) > PLAIN_CHARACTERS_MAX:
+            return None
+        # No setting of Spark may give the text another meaning than it has here.
+        names = [*self._state.settings.spark_conf, *request.conf]
+        if any(name.lower().startswith(CHANGES_MEANING) for name in names):
+            return None
+        relations = {name: relation.schema for name, relation in RELATIONS.items()}
+        inlined, _ = self._state.catalog.inlined(sql)
+        return simple_read(inlined, {**readable, **relations})
+
     def describe(
         self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
     ) -> None:
         """Answer with a query's columns: of a plain read at once, else when Spark has analysed
         it."""
         state = self._state
-        sql, _ = state.catalog.inlined(query_text(request.sql))
+        sql = query_text(request.sql)
         readable = readable_by(state.access, state.catalog, role)
-        found = simple_read(sql, readable | {n: each.schema for n, each in RELATIONS.items()})
-        if found is not None and self._plain:
+        found = self._plain_read(sql, request, readable)
+        if found is not None:
             schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
                 dict(zip(found.project, found.names, strict=True))
             )
@@ -240,8 +256,9 @@ class RunningQueries:
 
         async def describe() -> None:
             try:
-                conf = zone_conf(request.time_zone)
-                analyzed = await analyzed_query(sql, readable, analyze, conf)
+                text = await _inlined(state, sql)
+                conf = tuple(sorted(request.conf.items()))
+                analyzed = await analyzed_query(text, readable, analyze, conf)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
                 denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
@@ -432,6 +449,14 @@ class RunningQueries:
             )
 
 
+async def _inlined(state: ControllerState, sql: str) -> str:
+    """Return a query with the plain views that it names inlined, in a thread if it is long."""
+    catalog = state.catalog
+    if len(sql) <= PLAIN_CHARACTERS_MAX:
+        return catalog.inlined(sql)[0]
+    return (await state.ctx.clock.run_blocking(lambda: catalog.inlined(sql)))[0]
+
+
 def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
     """Return the greatest time at which all inputs can be read; without inputs, the time of the
     latest write."""
@@ -468,6 +493,8 @@ class _Run:
         self._number = number
         self._running = running
         self._inputs: list[CatalogObject] = []
+        self._sql = ""
+        """The query with the plain views that it names."""
         clock, settings = state.ctx.clock, state.settings
         self._name = f"query-{number}"
         self._engine = EngineClient(executor, clock, settings, scratch, self._name)
@@ -495,8 +522,9 @@ class _Run:
         analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
         readable = readable_by(state.access, state.catalog, running.role)
         try:
-            conf = zone_conf(request.time_zone)
-            analyzed = await analyzed_query(request.sql, readable, analyze, conf)
+            conf = tuple(sorted(request.conf.items()))
+            self._sql = await _inlined(state, request.sql)
+            analyzed = await analyzed_query(self._sql, readable, analyze, conf)
         except UnknownObject as error:
             raise named_denial(state.access, state.catalog, running.role, error) from None
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
@@ -552,14 +580,14 @@ class _Run:
             raise ViewInError(str(error)) from None
         self._running.state = "run by Spark"
         names = [entry.name for entry in self._inputs]
-        sql, output = with_unique_columns(request.sql, schema)
+        sql, output = with_unique_columns(self._sql, schema)
         return await engine.run_into_files(
             SelectContents(
                 job_id=engine.job_id(0, 0, "select"),
                 sql=sql,
                 tables=tuple(zip(names, contents, strict=True)),
                 output=output,
-                conf=zone_conf(request.time_zone),
+                conf=tuple(sorted(request.conf.items())),
                 into_files=True,
             )
         )
@@ -580,11 +608,6 @@ class _Run:
             if not QUERY_ANSWER.crossed(not piece.last):
                 return
             await running.taken.wait()
-
-
-def zone_conf(time_zone: str) -> Conf:
-    """Return the settings of Spark for a query of a session in this time zone."""
-    return ((TIME_ZONE, time_zone),) if time_zone else ()
 
 
 def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:

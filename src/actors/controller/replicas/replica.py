@@ -57,7 +57,9 @@ from actors.threshold_probes import HYDRATION_QUEUE
 #
 # A dataflow that reads the output of one that has not hydrated waits for that one, without a slot.
 # A slot is freed when the dataflow has hydrated, is dropped, or reports that it is stalled or
-# frozen.
+# frozen. One that hydrates for long frees its slot for a dataflow that waits (`slots_due`), and
+# goes on without one: a view that never ends must not keep others from their first contents. At
+# most `limit` do so, which bounds the memory that all take.
 #
 # Hydration is a view's largest job, and its contents are the same for all replicas: so one replica
 # at a time has the *turn* of a view (`HydrationTurns`), with the slot, and the others find its
@@ -109,7 +111,10 @@ class HydrationTracker:
         """Withheld dataflows that wait for a slot only."""
         self._blocked: dict[ShardId, list[ObjectId]] = {}
         """The other withheld dataflows, by the shard that they wait to read."""
-        self._taken: set[ObjectId] = set()
+        self._taken: dict[ObjectId, bool] = {}
+        """Dataflows with a slot; True: since before the last `slots_due`."""
+        self._overdue: set[ObjectId] = set()
+        """Dataflows that hydrate on after they gave up their slots."""
 
     @property
     def waiting(self) -> int:
@@ -149,8 +154,10 @@ class HydrationTracker:
                     return []
                 self._forget(id)
             # The others need not wait for a store that does not answer this one.
-            case StatusResponse(id=id, state=state) if id in self._taken and state in _STUCK:
-                self._taken.discard(id)
+            case StatusResponse(id=id, state=state) if state in _STUCK and (
+                id in self._taken or id in self._overdue
+            ):
+                self._free(id)
                 self._turns.release(_written(self._dry[id]), self)
             case _:
                 return []
@@ -159,6 +166,20 @@ class HydrationTracker:
     def resume(self) -> list[Any]:
         """Return the Schedules to send, now that turns were given back."""
         return self._next()
+
+    def slots_due(self) -> list[Any]:
+        """Return the Schedules to send, now that one more `hydration_slot_ms` has passed."""
+        for id, is_old in self._taken.copy().items():
+            if is_old and self._queue and len(self._overdue) < self._limit:
+                self._free(id)
+                self._overdue.add(id)
+            else:
+                self._taken[id] = True
+        return self._next()
+
+    def _free(self, id: ObjectId) -> None:
+        self._taken.pop(id, None)
+        self._overdue.discard(id)
 
     def close(self) -> None:
         """Give back all turns: the connection has ended."""
@@ -181,7 +202,7 @@ class HydrationTracker:
         dry = self._dry.pop(id, None)
         if dry is None:
             return
-        self._taken.discard(id)
+        self._free(id)
         self._scheduled.pop(id, None)
         self._queue.pop(id, None)
         self._turns.release(_written(dry), self)
@@ -202,7 +223,7 @@ class HydrationTracker:
             if not all(self._turns.take(shard, self) for shard in _written(self._dry[id])):
                 elsewhere.append(id)
                 continue
-            self._taken.add(id)
+            self._taken[id] = False
             passed.append(self._scheduled.pop(id))
         for id in reversed(elsewhere):
             self._queue[id] = None
@@ -245,6 +266,10 @@ class CommandGate(Protocol):
         """Return the commands that an event of another connection has released."""
         ...
 
+    def slots_due(self) -> Sequence[Any]:
+        """Return the commands that the passing of time has released."""
+        ...
+
     def close(self) -> None:
         """Take note that the connection has ended."""
         ...
@@ -264,6 +289,10 @@ class OpenGate:
         return ()
 
     def resume(self) -> Sequence[Any]:
+        """See `CommandGate`."""
+        return ()
+
+    def slots_due(self) -> Sequence[Any]:
         """See `CommandGate`."""
         return ()
 
@@ -366,11 +395,17 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
     """The backoff is over."""
 
 
+class _SlotsDue(msgspec.Struct, frozen=True, gc=False):
+    """`hydration_slot_ms` have passed."""
+
+    incarnation: int
+
+
 class LinkTurn(msgspec.Struct, frozen=True, gc=False):
     """The controller's own message: the result of an effect of a link, for `ReplicaLink.turn`."""
 
     link: ReplicaLink
-    event: _Connected | _Sent | _Received | _Answered | ConnectionLost | _Retry
+    event: _Connected | _Sent | _Received | _Answered | ConnectionLost | _Retry | _SlotsDue
 
 
 class ReplicaLink:
@@ -446,6 +481,7 @@ class ReplicaLink:
         for command in commands:
             self._outbox.extend(self._gate.command(command))
         self._send()
+        self._time_slots()
         self._receive(self._client)
 
     def turn(self, turn: LinkTurn) -> Sequence[LinkNews]:
@@ -473,6 +509,10 @@ class ReplicaLink:
             case _Retry():
                 if not self._closed:
                     self.connect()
+            case _SlotsDue(incarnation):
+                if incarnation == self.incarnation and not self._closed:
+                    self._time_slots()
+                    self._release(self._gate.slots_due())
             case _:
                 assert_never(turn.event)
         return ()
@@ -513,9 +553,17 @@ class ReplicaLink:
 
     def resume(self) -> None:
         """Send what an event of another link has released."""
-        released = self._gate.resume()
-        if released and self._replayed:
-            self._outbox.extend(released)
+        self._release(self._gate.resume())
+
+    def _time_slots(self) -> None:
+        if self._half == "compute":
+            due = LinkTurn(self, _SlotsDue(self.incarnation))
+            self._ctx.after(self._settings.hydration_slot_ms, due)
+
+    def _release(self, commands: Sequence[Any]) -> None:
+        """Send what the gate has released."""
+        if commands and self._replayed:
+            self._outbox.extend(commands)
             self._send()
 
     def _send(self) -> None:
@@ -574,10 +622,7 @@ class ReplicaLink:
         # Only a response resets the backoff: a replica that accepts and then fails keeps its
         # delays.
         self._attempts = 0
-        let_go = self._gate.responded(response)
-        if let_go:
-            self._outbox.extend(let_go)
-            self._send()
+        self._release(self._gate.responded(response))
         return ReplicaResponse(self._name, self.incarnation, response, self._half)
 
     def _lost(self, error: Exception) -> ReplicaLost:

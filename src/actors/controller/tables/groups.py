@@ -22,9 +22,16 @@ import pyarrow as pa
 from msgspec.structs import replace
 
 from actors.controller.tables.rows import describe_key, fit, identities
-from actors.errors import AbsentRow, DuplicateKey, InvalidUsage, MalformedFrame, TypeMismatch
+from actors.errors import (
+    AbsentRow,
+    DefinitionChanged,
+    DuplicateKey,
+    InvalidUsage,
+    MalformedFrame,
+    TypeMismatch,
+)
 from actors.persist.compaction import row_hashes
-from actors.plan.column_defaults import ColumnDefaults, known_values
+from actors.plan.column_defaults import ColumnDefaults, defaults_digest, known_values
 from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
 from actors.plan.updates import consolidate, from_ipc
 from actors.progress import ObjectId, ShardId, Time
@@ -41,6 +48,20 @@ class TableTarget(msgspec.Struct, frozen=True):
     shard: ShardId
     schema: TableSchema
     defaults: ColumnDefaults = {}
+
+
+def check_definitions(changes: Sequence[tuple[TableTarget, TableChange]]) -> None:
+    """Raise `DefinitionChanged` for a writer that has made its rows for other columns than a table
+    has, or filled them with other defaults."""
+    for target, change in changes:
+        for what, known, now in (
+            ("columns", change.columns, target.schema.digest),
+            ("defaults", change.defaults, defaults_digest(target.defaults)),
+        ):
+            if known is not None and known != now:
+                raise DefinitionChanged(
+                    f"the {what} of table {target.name} have changed meanwhile: write again"
+                )
 
 
 class FittedChange(msgspec.Struct, frozen=True):

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
-from actors.controller.catalog.catalog import CatalogSnapshot
+from actors.controller.catalog.catalog import TABLE, CatalogSnapshot
 from actors.controller.messages import (
     AlterTable,
     AppendCopy,
@@ -50,7 +50,13 @@ from actors.threshold_probes import GROUPED_WRITES
 # A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
 # those that read tables and a source's table, and those over tables that compare rows with the
 # clock. For the first, the tables are sealed whenever a source's table was; for the second, up to
-# now every `clock_tick_ms`. One tick of the table writer seals all tables.
+# now every `clock_tick_ms`. And history is retained before the upper: where it stood still, what
+# was written last before a pause would be kept, with all that it replaced, until the next write. So
+# the tables are sealed now and then until the last write is no longer history. One tick of the
+# table writer seals all tables.
+
+HISTORY_STEPS: Final = 20
+"""Ticks at most by which retained history is given back after the last write."""
 
 
 class TablesTicked(msgspec.Struct, frozen=True, gc=False):
@@ -73,18 +79,35 @@ class TableTicks:
         self._clocked = False
         self._ticking = False
         self._wanted: Frontier = 0
+        self._kept_ms: int | None = None
+        """The longest history that is retained of any object; None: there are no tables."""
+        # What was written before this process is taken for history.
+        self._last_write: Frontier = state.frontiers.tables_upper
 
     def begin(self) -> None:
         """Start the timer of the next clock tick."""
         self._state.ctx.after(self._state.settings.clock_tick_ms, ClockDue())
 
     def clock_due(self) -> None:
-        """Seal the tables up to now if a view over them compares rows with the clock."""
+        """Seal the tables up to now if a view over them compares rows with the clock, or if history
+        is to be given back."""
         self._look()
-        if self._clocked:
+        if self._clocked or self._is_history_due():
             self._wanted = max(self._wanted, self._state.ctx.now_ms())
             self._tick()
         self.begin()
+
+    def tables_advanced(self, message: TablesAdvanced) -> None:
+        """Note when rows were written last."""
+        if message.wrote:
+            self._last_write = max(self._last_write, message.upper)
+
+    def _is_history_due(self) -> bool:
+        upper = self._state.frontiers.tables_upper
+        if self._kept_ms is None or upper - self._kept_ms > self._last_write:
+            return False
+        step = max(self._state.settings.reclaim_ms, self._kept_ms // HISTORY_STEPS)
+        return self._state.ctx.now_ms() - upper >= step
 
     def advanced(self, id_: ObjectId) -> None:
         """Seal the tables up to the new upper of a source's table, if a view reads both."""
@@ -134,6 +157,10 @@ class TableTicks:
         found = frozenset().union(*mixed) - {None}
         self._catalog, self._mixed = catalog, frozenset(id_ for id_ in found if id_)
         self._clocked = any(entry.plan and entry.plan.temporal for entry, _ in on_tables)
+        settings = self._state.settings
+        kept = [entry.retain_history_ms or settings.retain_history_ms for entry in catalog.objects]
+        has_tables = any(entry.kind == TABLE for entry in catalog.objects)
+        self._kept_ms = max([settings.index_history_ms, *kept]) if has_tables else None
 
 
 log = logging.getLogger("penstock.controller")
@@ -341,7 +368,7 @@ class TableWriter(Actor[_Message]):
     def _done(self, group: _Group, outcome: CommitOutcome) -> None:
         self._groups += 1
         # Before the answers: a read that comes after an answer must see that write.
-        self._controller.reply(TablesAdvanced(outcome.upper))
+        self._controller.reply(TablesAdvanced(outcome.upper, bool(outcome.shards)))
         if self._maintenance is not None and outcome.shards:
             self._maintenance.reply(ShardsAppended(outcome.shards))
         for message, result in zip(group, outcome.outcomes, strict=True):
