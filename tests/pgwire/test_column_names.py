@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from actors.sql.column_naming import missing_names
+from actors.sql.column_naming import NO_NAME, missing_names
 from actors.sql.reader import lex_text
 from actors.sql.tokens import SqlDialect
 from actors.testing.postgres_server import PostgresServer
@@ -25,6 +25,7 @@ SINGLE = (
     *("EXTRACT(YEAR FROM now())", "substring('abc' FROM 2)", "trim(LEADING ' ' FROM 'x')"),
     *("now()::date", "'1 day'::interval", "interval '1 day'", "'a' || 'b'", "NOT true"),
     *("a BETWEEN 1 AND 2", "'a' LIKE 'b'", "nullif(1, 2)", "localtimestamp", "'x'::char(3)"),
+    "(SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY a) FROM t)",
 )
 
 
@@ -114,3 +115,10 @@ def test_the_columns_of_inner_queries_are_named_too() -> None:
     text = "WITH c AS (SELECT DISTINCT ON (a) max(a) FROM t) SELECT q.max FROM (SELECT min(a)) q"
     lexed = lex_text(text, SqlDialect.POSTGRES)
     assert list(missing_names(lexed).values()) == ["max", "min"]
+
+
+def test_the_order_within_a_group_ends_no_list() -> None:
+    text = "SELECT mode() WITHIN GROUP (ORDER BY a) FILTER (WHERE x), 1 FROM t GROUP BY max(b)"
+    assert list(missing_names(lex_text(text, SqlDialect.POSTGRES)).values()) == ["mode", NO_NAME]
+    text = "SELECT 1, within GROUP BY a"
+    assert list(missing_names(lex_text(text, SqlDialect.POSTGRES)).values()) == [NO_NAME]

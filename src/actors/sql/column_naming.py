@@ -118,6 +118,8 @@ class _SelectLists:
             return self._word(place - 2) not in ("IS", "NOT")
         if word == "WINDOW":
             return self._word(place + 2) == "AS"  # else Spark's function
+        if word == "GROUP" and self._word(place - 1) == "WITHIN":
+            return self._word(place + 1) != "("  # else of a call
         return word in _ENDS or (word in _SPARK_ENDS and self._word(place + 1) == _SPARK_ENDS[word])
 
     # -- names -------------------------------------------------------------------------------
