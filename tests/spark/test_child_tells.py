@@ -15,10 +15,10 @@ from actors.plan.jobs import AnalyzeStatement, Answer, JobFailed, JobProgress
 from actors.settings import Settings
 from actors.spark import child as module
 from actors.spark.child import LEFTOVER_JOBS_MAX, EngineChild
-from actors.spark.jobs import JobTicket
+from actors.spark.jobs import JobTicket, TaskCounts
+from actors.testing.patience import PATIENCE_S
 from actors.threshold_probes import LEFTOVER_ROWS
 
-WAIT_S = 60
 CHANCES = 5
 
 
@@ -40,7 +40,7 @@ class Sent:
         with self._changed:
             found = self._changed.wait_for(
                 lambda: any(isinstance(a, kind) and a.job_id == job_id for a in self.answers),
-                WAIT_S,
+                PATIENCE_S,
             )
         assert found, (kind, job_id, self.answers)
 
@@ -59,15 +59,15 @@ class Asked:
         return None
 
     def run(self, slot: None, ticket: JobTicket, pool: str) -> Answer:
-        assert self.ends[ticket.job.job_id].wait(WAIT_S)
+        assert self.ends[ticket.job.job_id].wait(PATIENCE_S)
         return JobFailed(ticket.job.job_id, "OperationCanceled", "")
 
-    def progress(self, group: str) -> tuple[int, int]:
+    def progress(self, group: str) -> TaskCounts:
         if group.startswith("first"):
             self.ends["first"].set()
             self.sent.wait(JobFailed, "first")
         self.far += 1
-        return self.far, 99
+        return TaskCounts(self.far, 99, None, running=1)
 
     def wait_gone(self) -> str:
         threading.Event().wait()
