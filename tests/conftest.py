@@ -120,8 +120,8 @@ def spark_house(spark_service: SparkHouse) -> Iterator[SparkHouse]:
 
 @pytest.fixture(scope="session")
 def postgres(nothing_left_behind: None) -> Iterator[PostgresServer]:
-    """Yield a server that keeps nothing safe, for speed: for tests that compare with it. Its zone is
-    the service's default, and not the machine's."""
+    """Yield a server that keeps nothing safe, for speed: for tests that compare with it. It is in
+    the service's zone, whatever the machine's."""
     from actors.testing.postgres_server import postgres_server
 
     with postgres_server(fsync="off", timezone="UTC") as server:
