@@ -89,6 +89,7 @@ CONDITIONS = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_a_text_beside_bytes_is_bytes(both: tuple[Session, Session], condition: str) -> None:
     draw = random.Random(condition)
@@ -147,6 +148,7 @@ CLOCKS = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("zone", ZONES)
 def test_a_timestamptz_as_text_has_its_offset(both: tuple[Session, Session], zone: str) -> None:
     for db in both:
@@ -207,6 +209,7 @@ TIMES = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("query", SERIES)
 def test_a_series_has_the_rows_that_postgresql_gives(
     both: tuple[Session, Session], query: str

@@ -91,6 +91,7 @@ def drawn(draw: random.Random) -> Decimal:
     return draw.choice([number, number.normalize(WIDE), number * 10, Decimal(f"{number:f}000")])
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize("way", list(WAYS))
 def test_a_number_is_kept_or_an_error(both: tuple[Session, Session], way: str) -> None:
     theirs, ours = both
@@ -156,6 +157,7 @@ FLOATING = {
 }
 
 
+@pytest.mark.second
 def test_no_decimal_loses_what_a_double_holds(both: tuple[Session, Session]) -> None:
     """Spark's cast makes NULL of NaN and of infinities."""
     for db in both:
