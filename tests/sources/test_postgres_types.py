@@ -308,7 +308,8 @@ def test_decimals_are_exact_or_named(precision: int, data: st.DataObject) -> Non
     digits = st.text("0123456789", min_size=1, max_size=60)
     text = data.draw(st.builds("{}{}.{}".format, st.sampled_from(["", "-"]), digits, digits))
     number = Decimal(text)
-    fits = abs(number).scaleb(scale, WIDE) < 10**precision and not number.scaleb(scale, WIDE) % 1
+    units = number.scaleb(scale, WIDE)
+    fits = units.copy_abs() < 10**precision and not WIDE.remainder(units, Decimal(1))
     kind = ColumnType(NUMERIC, f"decimal({precision},{scale})")
     texts = pa.array([b"0", text.encode(), None], pa.binary())
     if fits:
