@@ -22,6 +22,8 @@ from server_skips import (  # type: ignore[import-not-found]  # noqa: F401
 from suite_lanes import SuiteLanes, draw_all_examples, examples  # type: ignore[import-not-found]
 
 if TYPE_CHECKING:
+    import psycopg
+
     from actors.testing.postgres_server import PostgresServer
     from spark_house import SparkHouse  # type: ignore[import-not-found]
 
@@ -126,6 +128,20 @@ def postgres(nothing_left_behind: None) -> Iterator[PostgresServer]:
 
     with postgres_server(fsync="off", timezone="UTC") as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def compared(
+    postgres: PostgresServer, spark_house: SparkHouse
+) -> Iterator[tuple[psycopg.Connection, psycopg.Connection]]:
+    """Yield a session of PostgreSQL, and one of the service on real Spark."""
+    import psycopg
+
+    with (
+        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
+        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
+    ):
+        yield theirs, ours
 
 
 @pytest.fixture(scope="session", autouse=True)

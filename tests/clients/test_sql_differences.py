@@ -3,7 +3,6 @@ page, or refused."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,10 +10,6 @@ import psycopg
 import pytest
 from compatibility_page import PAGE, SQL_KEY
 from sql_differences import ERROR, SqlDifference, are_alike, read_section, section_of
-
-from actors.testing.postgres_server import PostgresServer
-from spark_house import SparkHouse  # type: ignore[import-not-found]
-from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
 
@@ -39,26 +34,21 @@ def shown(session: psycopg.Connection, text: str) -> tuple[str, str]:
     return "; ".join(", ".join(row) for row in rows), ""
 
 
-@pytest.mark.sampled
+@pytest.mark.second
 def test_what_differs_from_postgresql_is_on_the_page_or_refused(
-    postgres: PostgresServer, spark_house: SparkHouse, pytestconfig: pytest.Config
+    compared: tuple[psycopg.Connection, psycopg.Connection], pytestconfig: pytest.Config
 ) -> None:
-    texts = random.Random(len(CORPUS)).sample(CORPUS, examples(len(CORPUS)))
+    theirs, ours = compared
     found = []
-    with (
-        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
-        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
-    ):
-        theirs.execute("SET TIME ZONE 'UTC'")
-        for text in sorted(texts, key=CORPUS.index):
-            (here, state), (there, _) = shown(ours, text), shown(theirs, text)
-            if state:
-                assert state.startswith(REFUSALS), f"{text}: {state} is no refusal"
-            elif not are_alike(there, here):
-                found.append(SqlDifference(text, there, here))
-    if len(texts) == len(CORPUS) and pytestconfig.cache is not None:
+    for text in CORPUS:
+        (here, state), (there, _) = shown(ours, text), shown(theirs, text)
+        if state:
+            assert state.startswith(REFUSALS), f"{text}: {state} is no refusal"
+        elif not are_alike(there, here):
+            found.append(SqlDifference(text, there, here))
+    if pytestconfig.cache is not None:
         pytestconfig.cache.set(SQL_KEY, found)
-    said = [each for each in read_section(PAGE.read_text()) if each.text in texts]
+    said = read_section(PAGE.read_text())
     assert found == said, "`make compatibility` rewrites docs/compatibility.md"
 
 

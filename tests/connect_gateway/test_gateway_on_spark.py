@@ -364,7 +364,8 @@ def outcome(spark: Any, text: str) -> Any:
         return error.getSqlState()
 
 
-@pytest.mark.parametrize("ansi", ["true", "false"])
+@pytest.mark.sampled(every=2)
+@pytest.mark.parametrize("ansi", ["false", "true"])
 def test_statements_obey_the_ansi_mode_as_queries_do(
     house: SparkHouse, spark: Any, ansi: str
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo, available_timezones
@@ -12,8 +11,6 @@ from zoneinfo import ZoneInfo, available_timezones
 import psycopg
 import pytest
 
-from actors.testing.postgres_server import PostgresServer
-from spark_house import SparkHouse  # type: ignore[import-not-found]
 from suite_lanes import examples  # type: ignore[import-not-found]
 
 ZONES = ["Asia/Kathmandu", "'-5'", "'+03:30'", "INTERVAL '-09:30' HOUR TO MINUTE", "5.75"]
@@ -33,16 +30,12 @@ EXPRESSIONS = [
 
 @pytest.fixture(scope="module")
 def both(
-    postgres: PostgresServer, spark_house: SparkHouse
-) -> Iterator[tuple[psycopg.Connection, psycopg.Connection]]:
+    compared: tuple[psycopg.Connection, psycopg.Connection],
+) -> tuple[psycopg.Connection, psycopg.Connection]:
     """A session of each, with the same empty table."""
-    with (
-        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
-        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
-    ):
-        for each in (theirs, ours):
-            each.execute("CREATE TABLE z (id INT PRIMARY KEY, t TIMESTAMPTZ, n TIMESTAMP, d DATE)")
-        yield theirs, ours
+    for each in compared:
+        each.execute("CREATE TABLE z (id INT PRIMARY KEY, t TIMESTAMPTZ, n TIMESTAMP, d DATE)")
+    return compared
 
 
 def told(connection: psycopg.Connection, text: str, *values: object) -> Any:

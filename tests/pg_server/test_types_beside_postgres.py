@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
 
-from actors.testing.postgres_server import PostgresServer
-from spark_house import SparkHouse  # type: ignore[import-not-found]
 from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
@@ -22,24 +19,20 @@ TEXTS = ["", "a", "\\", "a\\b", "\\xff", "é'"]
 
 
 @pytest.fixture(scope="module")
-def both(postgres: PostgresServer, spark_house: SparkHouse) -> Iterator[tuple[Session, Session]]:
+def both(compared: tuple[Session, Session]) -> tuple[Session, Session]:
     """A session of each, with the same tables."""
     draw = random.Random(1)
-    with (
-        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
-        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
-    ):
-        rows = [
-            (number, data, TEXTS[number % len(TEXTS)], drawn_time(draw), [number, None, -number])
-            for number, data in enumerate(BYTES)
-        ]
-        for each in (theirs, ours):
-            each.execute(
-                "CREATE TABLE k (id INT PRIMARY KEY, b BYTEA, x TEXT, at TIMESTAMPTZ, a INT[])"
-            )
-            with each.cursor() as cursor:
-                cursor.executemany("INSERT INTO k VALUES (%s, %s, %s, %s, %s)", rows)
-        yield theirs, ours
+    rows = [
+        (number, data, TEXTS[number % len(TEXTS)], drawn_time(draw), [number, None, -number])
+        for number, data in enumerate(BYTES)
+    ]
+    for each in compared:
+        each.execute(
+            "CREATE TABLE k (id INT PRIMARY KEY, b BYTEA, x TEXT, at TIMESTAMPTZ, a INT[])"
+        )
+        with each.cursor() as cursor:
+            cursor.executemany("INSERT INTO k VALUES (%s, %s, %s, %s, %s)", rows)
+    return compared
 
 
 def drawn_time(draw: random.Random) -> dt.datetime:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Context, Decimal
 
 import psycopg
 import pytest
 
-from actors.testing.postgres_server import PostgresServer
-from spark_house import SparkHouse  # type: ignore[import-not-found]
 from suite_lanes import examples  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.spark
@@ -71,15 +69,11 @@ def copy(db: Session, number: Decimal, form: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(postgres: PostgresServer, spark_house: SparkHouse) -> Iterator[tuple[Session, Session]]:
+def both(compared: tuple[Session, Session]) -> tuple[Session, Session]:
     """A session of each, with the same table."""
-    with (
-        psycopg.connect(postgres.conninfo(), autocommit=True) as theirs,
-        psycopg.connect(spark_house.dsn, autocommit=True) as ours,
-    ):
-        for each in (theirs, ours):
-            each.execute("CREATE TABLE n (id INT PRIMARY KEY, n NUMERIC, a NUMERIC[])")
-        yield theirs, ours
+    for each in compared:
+        each.execute("CREATE TABLE n (id INT PRIMARY KEY, n NUMERIC, a NUMERIC[])")
+    return compared
 
 
 def drawn(draw: random.Random) -> Decimal:
@@ -87,8 +81,10 @@ def drawn(draw: random.Random) -> Decimal:
     whole, places = draw.choice([(0, 18), (1, 19), (3, 25), (20, 18), (21, 0), (22, 17), (0, 40)])
     digits = "".join(draw.choices("0123456789", k=whole + places))
     number = Decimal(f"{draw.choice(['', '-'])}{digits or '0'}E-{places}")
-    # Zeros at the end are no digits that are lost; an exponent is another form of the same.
-    return draw.choice([number, number.normalize(WIDE), number * 10, Decimal(f"{number:f}000")])
+    # Zeros at the end are no digits that are lost; an exponent is another form of the same. More
+    # than 38 written digits are an error, whatever they are (docs/sql.md).
+    zeros = "0" * min(3, max(0, 38 - whole - places))
+    return draw.choice([number, number.normalize(WIDE), number * 10, Decimal(f"{number:f}{zeros}")])
 
 
 @pytest.mark.sampled(every=3)

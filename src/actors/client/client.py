@@ -461,7 +461,7 @@ class Client(ClientSources, ClientRoles):
             shape = (await self.peek(table, limit=0)).schema
         insert, delete, update = (encode(table, rows, shape) for rows in parts)
         left_out = encode_left_out(change.insert)
-        return TableChange(table, insert, delete, update, change.defaults, change.columns, left_out)
+        return TableChange(table, insert, delete, update, change.defaults, left_out, change.columns)
 
     # -- reading -------------------------------------------------------------------------------
 

@@ -84,7 +84,7 @@ class TextNames(NamedTuple):
     """Words of a text that are asked for again and again while its request is looked at."""
 
     head: str
-    """The first word behind brackets, in upper case; "" if there is none."""
+    """The first word after any brackets, in upper case; "" in a text without words."""
     first: tuple[SqlToken, ...]
     """Its first words, `FIRST_WORDS` at most."""
     changes: bool

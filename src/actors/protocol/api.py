@@ -315,12 +315,12 @@ class TableChange(msgspec.Struct, frozen=True, gc=False):
     defaults: str | None = None
     """Digest of the defaults with which the writer has filled its rows; the write is refused with
     `DefinitionChanged` if they are others now. None: it has used none."""
-    columns: str | None = None
-    """Digest of the columns that the writer took the table for (`TableSchema.digest`); refused in
-    the same way if they are others. None: its rows name their columns themselves."""
     left_out: bytes | None = None
     """Arrow IPC stream of booleans: of the columns that some inserted rows have, which rows leave
     them out, and so have their defaults; None if every row has the same columns."""
+    columns: str | None = None
+    """Digest of the columns that the writer took the table for (`TableSchema.digest`); refused with
+    `DefinitionChanged` if they are others now. None: its rows name their columns themselves."""
 
 
 class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):

@@ -86,7 +86,7 @@ class SeriesFinder:
         of_times = clocks != {""} or (len(commas) == 2 and self._is_span(commas[1] + 1))
         series, end = _THREE if len(commas) == 2 else _TWO, closed
         opened, shut = "(", ")"
-        # A number is left to Spark, which refuses what is none.
+        # Numbers are left to Spark, which refuses other operands.
         if of_times:
             step = self._step(commas[1] + 1, closed) if len(commas) == 2 else ""
             moment = clocks.pop().replace("date", "timestamp")

@@ -23,7 +23,7 @@ from actors.sql.tokens import SqlDialect
 from actors.sql.type_names import read_written_type
 
 PLACE: Final = "penstock place "
-"""Begins the name of a place; behind it stands its offset."""
+"""Prefix of the name of a place; the place's offset follows it."""
 CHAR: Final = " char"
 """Ends the name of a type ``char(n)``."""
 PlaceRoles: TypeAlias = Mapping[int, str]

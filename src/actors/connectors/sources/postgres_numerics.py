@@ -30,7 +30,7 @@ class SeenNumbers(NamedTuple):
     """Extremes of a table's values in a column of ``numeric``."""
 
     least: str = ""
-    """Begin of its text; "": there is none."""
+    """The first characters of its text; "" if the column has no values."""
     greatest: str = ""
     whole: int = 0
     """Most digits before the point."""
@@ -106,7 +106,7 @@ def _numbers_sql(column: str, arrayed: bool) -> str:
 
     each = "v" if arrayed else column
     least, greatest = of_all("min", each), of_all("max", each)
-    # Zeros before the point are none that a decimal needs.
+    # A decimal needs no digit for a leading zero.
     whole = f"ltrim(split_part(greatest(abs({least}), abs({greatest}))::text, '.', 1), '0')"
     return (
         f"left({least}::text, {_TEXT_MAX}), left({greatest}::text, {_TEXT_MAX}), length({whole}),"

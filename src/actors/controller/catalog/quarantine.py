@@ -107,7 +107,7 @@ def _cause(
     objects: dict[ObjectId, CatalogObject],
     quarantined: dict[ObjectId, Quarantine],
 ) -> str:
-    """Return the reason why an object cannot run that is below it; empty: there is none."""
+    """Return why an object cannot run because of what it reads; "" if it can."""
     for id_ in entry.depends:
         below = objects.get(id_)
         # A table that a source has filled can be read without the source.
