@@ -339,6 +339,14 @@ def nearest_hint(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelled[found[0]]!r}?" if found else ""
 
 
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """Return one error of a group, for a caller to whom its tasks are one thing that fails once."""
+    found: BaseException = group
+    while isinstance(found, BaseExceptionGroup):
+        found = found.exceptions[0]
+    return found
+
+
 def _family(root: type[PenstockError]) -> dict[str, type[PenstockError]]:
     found = {root.__name__: root}
     for child in root.__subclasses__():

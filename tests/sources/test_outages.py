@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
-from postgres_house import House  # type: ignore[import-not-found]
+from postgres_house import Driver, House  # type: ignore[import-not-found]
 from test_postgres_in_the_service import options_of, running  # type: ignore[import-not-found]
 
 from actors.client.client import Client
 from actors.connectors.sources import postgres
+from actors.connectors.sources.postgres_snapshot import TableSnapshots
+from actors.connectors.sources.postgres_stream import ReplicationStream
+from actors.connectors.sources.source import SourceUnreachable
 from actors.protocol.api import ObjectStatus
 
 
@@ -23,6 +28,53 @@ async def shown(client: Client) -> dict[str, ObjectStatus]:
 async def until(client: Client, holds: Callable[[dict[str, ObjectStatus]], bool]) -> None:
     while not holds(await shown(client)):
         await anyio.sleep(0.02)
+
+
+QUESTIONS: dict[str, tuple[Any, str]] = {
+    "what a commit changed": (postgres, "read_catalog_digest"),
+    "the first rows": (TableSnapshots, "_piece"),
+    "the stream": (ReplicationStream, "begin"),
+    "what a table is": (postgres, "survey_now"),
+}
+"""What a source asks its server: module or class, and name of the function."""
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+async def test_no_question_to_a_frozen_server_is_waited_for_without_end(
+    db: House, monkeypatch: pytest.MonkeyPatch, question: str
+) -> None:
+    await db.run("CREATE TABLE deeds (id bigint PRIMARY KEY)")
+    await db.run("INSERT INTO deeds SELECT generate_series(1, 100)")
+    source, driver = await db.opened({"public.deeds": ()})
+    asks, name = QUESTIONS[question]
+    ask = getattr(asks, name)
+    later = question in ("what a commit changed", "what a table is")
+    if later:
+        while driver.position is None:
+            await driver.step(source)
+        await db.run("ALTER TABLE deeds ADD COLUMN due date")
+        await db.run("INSERT INTO deeds VALUES (101)")
+    with ExitStack() as until_it_is_over:
+
+        def ask_frozen(*arguments: Any) -> Any:
+            until_it_is_over.enter_context(db.server.frozen())
+            monkeypatch.setattr(asks, name, ask)
+            return ask(*arguments)
+
+        monkeypatch.setattr(asks, name, ask_frozen)
+        # expires: the server is frozen
+        monkeypatch.setattr(postgres, "_ANSWER_S", 1)
+        with pytest.raises(SourceUnreachable, match="no answer within 1 s"):
+            while True:
+                await driver.step(source)
+        await source.close()
+    monkeypatch.undo()
+    again = Driver(driver.exports.values())
+    source = db.source()
+    await again.open(source)
+    while again.position is None:
+        await again.step(source)
+    assert again.contents["public.deeds"].total() == 100 + later
 
 
 async def test_an_outage_is_seen_while_it_lasts(

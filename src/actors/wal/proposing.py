@@ -33,6 +33,7 @@ from actors.errors import (
     PeerRejected,
     PenstockError,
     ResourceClosed,
+    first_error,
 )
 from actors.kernel import RetryLoop
 from actors.settings import Settings, backoff_ms
@@ -354,7 +355,7 @@ class LeadingProposer:
                 f"acceptor {connection.address} did not begin the copy"
             ) from None
         except ExceptionGroup as errors:
-            raise _first(errors) from None
+            raise first_error(errors) from None
         finally:
             connection.abort()
             if self._links.get(acceptor) is link:
@@ -422,14 +423,6 @@ class LeadingProposer:
         for _, reader in self._readers.values():
             reader.abort()
         self._readers.clear()
-
-
-def _first(errors: ExceptionGroup[Exception]) -> Exception:
-    """Return one error of the group: a connection ends once."""
-    found: Exception = errors
-    while isinstance(found, ExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 @asynccontextmanager

@@ -25,7 +25,7 @@ from actors.commands.console import (
     set_up_logging,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import ConnectionBroken, InvalidUsage, MalformedFrame, WalRefused
+from actors.errors import ConnectionBroken, InvalidUsage, MalformedFrame, WalRefused, first_error
 from actors.kernel import ActorClock
 from actors.settings import Settings
 from actors.wal.dialling import AcceptorAddress, dial
@@ -138,7 +138,7 @@ class WalRelay:
             try:
                 await self._connected(streaming)
             except* SourceUnreachable as errors:
-                log.warning("%s (tried again in %.1f s)", _first(errors), delay_s)
+                log.warning("%s (tried again in %.1f s)", first_error(errors), delay_s)
             with anyio.move_on_after(delay_s):
                 await self._stopping.wait()
             # A server that connects and breaks off at once must not be dialled in a tight loop.
@@ -221,13 +221,6 @@ class WalRelay:
                     proposer.core.config.pending_bytes_max,
                 )
             await anyio.sleep(REPORT_S)
-
-
-def _first(errors: BaseExceptionGroup[Exception]) -> BaseException:
-    found: BaseException = errors
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    return found
 
 
 async def check_system(

@@ -24,8 +24,8 @@ them is `SourceUnreachable`: the source is reopened.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Final, TypeVar
 
 import anyio
 import msgspec
@@ -79,7 +79,7 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceUnreachable,
 )
-from actors.errors import InvalidUsage, ProtocolError
+from actors.errors import InvalidUsage, ProtocolError, first_error
 from actors.kernel.clock import ActorClock, SystemClock
 from actors.plan.schema import TableColumn
 
@@ -87,9 +87,11 @@ _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
 _IN_USE: Final = "55006"
 _ANSWER_S: Final = 20
-"""Time in which the server must answer the checks made every `poll_ms`."""
+"""Time in which the server must answer a question about its catalog, log or slot."""
 _LOOK_MS: Final = 1_000
-"""Time that these checks may take before the server counts as silent."""
+"""Time that the checks made every `poll_ms` may take before the server counts as silent."""
+
+AnswerT = TypeVar("AnswerT")
 
 
 class PostgresSource:
@@ -402,7 +404,7 @@ class PostgresSource:
             now = self._clock.monotonic_ms()
             due = self._looked_ms + self._config.poll_ms
             if now >= due:
-                await self._look_in_time()
+                await self._in_time(self._look())
                 continue
             # Wait only after `SourceIdle`: the ingest task must learn at once that nothing is left.
             wait_s = min(_IDLE_WAIT_S, (due - now) / 1000) if self._idle else 0.0
@@ -443,7 +445,14 @@ class PostgresSource:
     async def _next_of_snapshot(self) -> None:
         snapshot, changes = self._snapshot, self._changes_()
         assert snapshot is not None, "asked for"
-        piece = await snapshot.next()
+        piece = None
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._ask_meanwhile)
+                piece = await snapshot.next()
+                group.cancel_scope.cancel()
+        except BaseExceptionGroup as errors:
+            raise first_error(errors) from None
         self._rows_staged = snapshot.rows
         if isinstance(piece, ExportFailed):
             self._ready += changes.fail(piece.export, piece.error, piece.hint)
@@ -460,15 +469,24 @@ class PostgresSource:
                 snapshot.close()
             self._give(given)
 
+    async def _ask_meanwhile(self) -> None:
+        """Ask the server again and again whether it is there: the first rows of a large table may
+        take long, so that their wait has no limit. Raises `SourceUnreachable`."""
+        assert self._looker is not None, "open"
+        while True:
+            await anyio.sleep(self._config.poll_ms / 1000)
+            self._health = await self._in_time(catalog.health(self._looker, self._slot))
+            self._looked_ms = self._clock.monotonic_ms()
+
     async def _begin_stream(self) -> None:
         wire = await self._connect(replication=True)
         stream = None
         try:
-            timeout_ms = await catalog.sender_timeout_ms(wire)
+            timeout_ms = await self._in_time(catalog.sender_timeout_ms(wire))
             # At least three times within the timeout, whatever is configured; 0: no timeout.
             feedback_ms = min(self._config.feedback_ms, timeout_ms // 3 or 3_600_000)
             stream = ReplicationStream(wire, self._changes_(), self._clock, feedback_ms)
-            await stream.begin(self._slot, self._publication)
+            await self._in_time(stream.begin(self._slot, self._publication))
         except BaseException:
             (stream or wire).close()
             raise
@@ -488,11 +506,12 @@ class PostgresSource:
             )
         return SourceUnreachable(f"PostgreSQL: {error}", hint)
 
-    async def _look_in_time(self) -> None:
+    async def _in_time(self, answer: Awaitable[AnswerT]) -> AnswerT:
+        """Return an answer of the server. Raises `SourceUnreachable` if it does not come."""
         try:
             # A server that is stopped, or gone without a word, leaves the connection open.
             with anyio.fail_after(_ANSWER_S):
-                await self._look()
+                return await answer
         except TimeoutError:
             raise SourceUnreachable(
                 f"PostgreSQL: no answer within {_ANSWER_S} s",
@@ -525,13 +544,15 @@ class PostgresSource:
         changes = self._changes_()
         oids = [each.oid for each in self._filled.values()]
         while True:
-            seen = await read_catalog_digest(looker, oids, self._types, self._publication)
+            seen = await self._in_time(
+                read_catalog_digest(looker, oids, self._types, self._publication)
+            )
             if seen.shows(changes.xids):
                 break
             # A transaction is in the log a moment before other transactions see its effects.
             await anyio.sleep(_VISIBLE_WAIT_S)
         if seen.digest != self._surveyed:
-            await self._survey()
+            await self._in_time(self._survey())
         failed = changes.confirm()
         place = next(at for at, each in enumerate(self._unsure) if isinstance(each, PositionMark))
         self._ready += [*self._unsure[:place], *failed, *self._unsure[place:]]
