@@ -75,6 +75,10 @@ def test_what_needs_no_code_works(app: Any) -> None:
     app.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     assert app.sql("SELECT current_timezone() AS z").collect()[0].z == "Asia/Tokyo"
     assert "orders" in [table.name for table in app.catalog.listTables()]
+
+
+@pytest.mark.second
+def test_a_stream_of_an_object_needs_no_code(app: Any) -> None:
     stream = app.readStream.table("orders").writeStream.format("memory").queryName("seen")
     query = stream.trigger(availableNow=True).start()
     assert query.awaitTermination(120)

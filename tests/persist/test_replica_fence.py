@@ -64,6 +64,7 @@ async def test_no_set_happens_between_a_takeover_and_the_successors_connection()
     assert fence.owner == successor.own
 
 
+@pytest.mark.sampled(every=4)
 @pytest.mark.parametrize("seed", range(20))
 async def test_each_set_happens_under_the_owner_that_was_followed_last(seed: int) -> None:
     """Owners come, connect late or never, and come back; writers go on all the time."""

@@ -151,7 +151,7 @@ async def compare(ours: Connection, theirs: Connection, text: str, told: list[st
     return settings["transaction_read_only"] == "on"
 
 
-@pytest.mark.sampled(every=3)
+@pytest.mark.sampled(every=6)
 @pytest.mark.parametrize("seed", range(6))
 async def test_settings_are_those_of_postgresql(
     tmp_path: Path, postgres: PostgresServer, seed: int

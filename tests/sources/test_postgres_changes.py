@@ -97,6 +97,7 @@ async def finish(db: House, driver: Driver, source: PostgresSource, number: int 
     await driver.until(source, "public.finish", (number,))
 
 
+@pytest.mark.sampled(every=2)
 @pytest.mark.parametrize("seed", range(6))
 async def test_random_changes_and_stops(db: House, seed: int) -> None:
     draw = random.Random(seed)

@@ -78,6 +78,7 @@ ANEW: list[tuple[str, str]] = [
 ]
 
 
+@pytest.mark.sampled(every=3)
 @pytest.mark.parametrize(("statement", "words"), ANEW)
 @pytest.mark.parametrize("stopped", [False, True])
 async def test_what_the_stream_does_not_tell_fills_the_table_anew(

@@ -200,6 +200,7 @@ UPDATES = st.lists(
 )
 
 
+@pytest.mark.second
 @settings(max_examples=examples(8), deadline=None)
 @given(
     st.lists(st.tuples(st.booleans(), UPDATES), min_size=1, max_size=3),
