@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from actors import Client, Settings
@@ -82,7 +83,7 @@ async def engines(client: Client) -> dict[str, str]:
 @pytest.mark.second
 async def test_a_query_that_ends_its_spark_ends_alone(tmp_path: Path) -> None:
     """A heap that is full, and a disk that is full, are errors of that query, and no view's step
-    meets them."""
+    meets them; nor does one wait for queries without end."""
     settings = Settings(
         state_dir=str(tmp_path / "state"),
         listen="127.0.0.1:0",
@@ -118,6 +119,23 @@ async def test_a_query_that_ends_its_spark_ends_alone(tmp_path: Path) -> None:
             {"item": 1},
             {"item": 2},
         ]
+        async with anyio.create_task_group() as endless:
+            ended = []
+
+            async def run_without_end(operator: str) -> None:
+                text = f"SELECT count(*) FROM range(1{'0' * 14}) WHERE hash(id) {operator} 7"
+                ended.append(await rows(client, text))
+
+            for operator in ("=", "<", ">"):
+                endless.start_soon(run_without_end, operator)
+            while "running 0" in (await engines(client))["queries"]:
+                await anyio.sleep(0.01)
+            for number in range(3, 23):
+                time = await client.insert("stock", [{"item": number, "n": 1}])
+                await client.wait_for("whole", time)
+            assert not ended
+            assert "running 0" not in (await engines(client))["queries"]
+            endless.cancel_scope.cancel()
         after = await engines(client)
         assert "children lost 0" in after["spark"]
         assert "children lost 1" in after["queries"]
