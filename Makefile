@@ -18,8 +18,9 @@ ARGS ?=
 SOURCE ?= client
 # A folder of tests/, or a file without its `test_` and `.py`.
 ROOM ?=
-# Whole files go to three processes, the longest first: see tests/suite_lanes.py.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder
+# Whole files go to three processes, the longest first: see tests/suite_lanes.py. A process that dies
+# ends the run: another would run the same test again.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
 ROOM_TESTS = $(wildcard tests/$(ROOM) tests/test_$(ROOM).py)
 # Compiled modules are kept: without them each of the hundreds of processes that tests start compiles
 # the service anew, and pytest rewrites 600 files of tests at each run.
