@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from actors.controller.replicas.replica import (
+    ConnectionLost,
     LinkTurn,
     ReplicaConnected,
     ReplicaLink,
@@ -150,10 +151,12 @@ class World:
     def __init__(self, system: ActorSystem) -> None:
         self.clients: list[FakeClient] = []
         self.refusals = 0
+        self.answers = anyio.Event()
+        """Set: the replica takes connections."""
+        self.answers.set()
         self.controller = MessageProbe.start(system, "controller")
-        self.replica: ActorAddress[Any] = system.spawn(
-            lambda: LinkOwner(self.connect, self.controller.address), "owner"
-        )
+        self.owner = LinkOwner(self.connect, self.controller.address)
+        self.replica: ActorAddress[Any] = system.spawn(lambda: self.owner, "owner")
 
     async def connected(self, commands: list[Command] = COMMANDS) -> ReplicaConnected:
         """The next connection, which is given the history."""
@@ -166,8 +169,10 @@ class World:
         if self.refusals:
             self.refusals -= 1
             raise ConnectionBroken("nobody listens")
-        self.clients.append(FakeClient())
-        return self.clients[-1]
+        client = FakeClient()
+        self.clients.append(client)
+        await self.answers.wait()
+        return client
 
 
 @asynccontextmanager
@@ -263,6 +268,25 @@ async def test_what_cannot_be_offered_loses_the_connection() -> None:
         connected = await world.connected([*COMMANDS, ScheduleDataflow("u1")])
         assert connected.incarnation > 1
         assert (await world.clients[1].expect(5))[-1] == ScheduleDataflow("u1")
+
+
+async def test_an_attempt_that_was_given_up_makes_no_connection() -> None:
+    async with started() as world:
+        await world.connected()
+        await world.clients[0].expect(4)
+        world.answers = anyio.Event()
+        world.clients[0].respond(ConnectionBroken("gone"))
+        attempt = (await world.controller.expect(ReplicaLost)).incarnation + 2
+        while len(world.clients) < 2:
+            await anyio.lowlevel.checkpoint()
+        given_up = ConnectionLost(attempt, ConnectionBroken("given up"))
+        await world.replica.send(LinkTurn(world.owner._link, given_up))
+        assert "given up" in str((await world.controller.expect(ReplicaLost)).error)
+        world.answers.set()
+        assert (await world.connected()).incarnation == attempt + 2
+        assert len(await world.clients[2].expect(4)) == 4
+        assert world.clients[1].closed
+        assert not world.clients[1].sent
 
 
 async def test_what_was_said_before_the_history_is_in_it() -> None:

@@ -365,6 +365,7 @@ LinkNews: TypeAlias = ReplicaConnected | ReplicaResponse | ReplicaLost
 
 
 class _Connected(msgspec.Struct, frozen=True, gc=False):
+    incarnation: int
     client: ReplicaClient
 
 
@@ -454,7 +455,7 @@ class ReplicaLink:
         incarnation = self.incarnation
         self._ctx.effect(
             self._connect_once,
-            done=lambda client: LinkTurn(self, _Connected(client)),
+            done=lambda client: LinkTurn(self, _Connected(incarnation, client)),
             failed=lambda error: self._failed(incarnation, error),
         )
 
@@ -487,8 +488,9 @@ class ReplicaLink:
     def turn(self, turn: LinkTurn) -> Sequence[LinkNews]:
         """Handle the result of an effect; return the news for the controller."""
         match turn.event:
-            case _Connected(client):
-                if self._closed:
+            case _Connected(incarnation, client):
+                # Another attempt has begun, or will: two connections would mix what they sent.
+                if self._closed or incarnation != self.incarnation:
                     self._leave(client)
                     return ()
                 self._client = client
