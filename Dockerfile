@@ -13,6 +13,7 @@ RUN /opt/penstock/bin/python -m pip install --quiet --disable-pip-version-check 
 RUN /opt/penstock/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --no-build-isolation --require-hashes --use-pep517 --requirement requirements/connect.txt --requirement requirements/demo.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY src/ src/
+COPY examples/ examples/
 RUN /opt/penstock/bin/python -m pip install --quiet --disable-pip-version-check --no-cache-dir --no-deps --no-build-isolation .
 
 FROM python:3.11-slim-bookworm

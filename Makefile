@@ -9,19 +9,19 @@ BIN := $(VENV)/bin
 PEER := $(VENV)/pathway
 CLIENTS := $(VENV)/clients
 SPARKS := $(VENV)/spark
-# Older than the newest, which .venv itself has: see src/actors/spark/spark_releases.py.
+# Older than the newest, which .venv itself has: see src/actors/engine/spark/spark_releases.py.
 RELEASES := 4.0 4.1 4.2
 # Source packages (PySpark is one) are built with the pinned tools of requirements/build.txt.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation
 HASHED := $(PIP) --require-hashes --use-pep517
 ARGS ?=
 SOURCE ?= client
-# A folder of tests/, or a file without its `test_` and `.py`.
+# A folder of tests/ or of a room, or a file without its `test_` and `.py`.
 ROOM ?=
 # Whole files go to three processes, the longest first: see tests/suite_lanes.py. A process that dies
 # ends the run: another would run the same test again.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadscope --no-loadscope-reorder --max-worker-restart 0
-ROOM_TESTS = $(wildcard tests/$(ROOM) tests/test_$(ROOM).py)
+ROOM_TESTS = $(filter-out tests/simulators/%,$(wildcard $(foreach above,tests tests/* tests/*/*,$(above)/$(ROOM) $(above)/test_$(ROOM).py)))
 # Compiled modules are kept: without them each of the hundreds of processes that tests start compiles
 # the service anew, and pytest rewrites 600 files of tests at each run.
 unexport PYTHONDONTWRITEBYTECODE
@@ -32,7 +32,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help: ## lists the targets
 	@echo 'make TARGET        (ARGS="…" is handed on: make demo ARGS="--days 40")'
 	@echo '                   (make demo SOURCE=postgres: the flights come from a PostgreSQL)'
-	@echo '                   (make test ROOM=views: the tests of tests/views alone)'
+	@echo '                   (make test ROOM=views: the tests of tests/engine/views alone)'
 	@echo
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 15
 
@@ -42,7 +42,7 @@ demo: setup ## plays a month of real flights through three live views, then prov
 	@$(BIN)/penstock demo --source $(SOURCE) $(ARGS)
 
 test: setup $(VENV)/.dev ## the default lane: what decides whether a change is right (minutes; ROOM=views: of one room)
-	@$(if $(ROOM),$(if $(ROOM_TESTS),,echo 'no tests/$(ROOM) and no tests/test_$(ROOM).py; rooms: $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py))))' >&2; exit 2))
+	@$(if $(ROOM),$(if $(ROOM_TESTS),,echo 'no folder $(ROOM) and no file test_$(ROOM).py in tests; rooms: $(sort $(patsubst tests/%/,%,$(dir $(wildcard tests/*/test_*.py tests/*/*/test_*.py tests/*/*/*/test_*.py))))' >&2; exit 2))
 	@$(PYTEST) $(if $(ROOM),$(ROOM_TESTS)) $(ARGS)
 
 test-second: setup $(VENV)/.dev clients ## the second lane: clients, the docs' snippets, more seeds and cases
@@ -68,7 +68,7 @@ thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last
 	@$(BIN)/python -m actors.testing.threshold_counts docs/testing.md
 
 compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw
-	@$(BIN)/python tests/clients/compatibility_page.py
+	@$(BIN)/python tests/doors/clients/compatibility_page.py
 
 matrix: setup $(VENV)/.dev $(RELEASES:%=$(SPARKS)/%/.made) ## plans, tests and view scripts by each release of Spark; writes docs/spark-releases.md (an hour or two)
 	@$(BIN)/python tests/proof/spark_matrix.py --environments $(SPARKS) --write $(ARGS)
@@ -127,7 +127,7 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/python tests/proof/wal_relay.py
 	@$(BIN)/python tests/proof/wal_crash.py
 	@$(BIN)/python tests/proof/wal_crash.py --faults --kills 60
-	@$(BIN)/python tests/proof/mutations.py wal/quorum wal/history wal/registry plan/nearby views/rule_window
+	@$(BIN)/python tests/proof/mutations.py wal/quorum wal/history wal/registry model/plan/nearby engine/views/rule_window
 	@$(BIN)/python tests/proof/large_peek.py
 	@$(BIN)/python -m tests.simulators --runs 20000
 	@$(BIN)/python -m tests.simulators --sources --runs 5000
@@ -157,7 +157,7 @@ lock: $(VENV)/.dev ## makes requirements/*.txt anew from pyproject.toml
 
 clean: ## removes what was made, .venv included
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
-	find src tests bench -name __pycache__ -prune -exec rm -rf {} +
+	find src examples tests bench -name __pycache__ -prune -exec rm -rf {} +
 
 # -- the environment ------------------------------------------------------------------------------
 
@@ -229,7 +229,7 @@ $(SPARKS)/%/.made: $(VENV)/.made requirements/build.txt requirements/spark-%.txt
 	    --no-build-isolation --require-hashes --use-pep517 --requirement requirements/$$list.txt || exit; \
 	done
 	@paths='import sysconfig; print(sysconfig.get_path("purelib"))'; \
-	  { $(BIN)/python -c "$$paths"; echo '$(CURDIR)/src'; } > "$$($(SPARKS)/$*/bin/python -c "$$paths")/penstock.pth"
+	  { $(BIN)/python -c "$$paths"; echo '$(CURDIR)/src'; echo '$(CURDIR)/examples/flights'; } > "$$($(SPARKS)/$*/bin/python -c "$$paths")/penstock.pth"
 	@touch $@
 
 # Only data files: the package's own dependency (pandas) is left out, and it is never imported.

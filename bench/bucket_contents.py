@@ -32,7 +32,7 @@ from pathlib import Path
 import msgspec
 
 from actors import Settings
-from actors.spark.java import JavaHome
+from actors.engine.spark.java import JavaHome
 from cluster_steps import DEADLINE_MS, SteppedService, main, opened, stepped, written
 from hydrate import QUERIES
 from measure import Measure, Report, median, sizes

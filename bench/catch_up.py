@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
-from actors.kernel import Actor, ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
+from actors.model.plan.jobs import ExecutorMessage
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
 from actors.service import start_spark
 from measure import Measure, Report, median
 from view_step import Bench

@@ -23,13 +23,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
-from actors.errors import EngineUnavailable
-from actors.spark.java import JavaHome, find_java
+from actors.engine.spark.java import JavaHome, find_java
+from actors.runtime.errors import EngineUnavailable
 from hydrate import CHUNK, QUERIES, TABLES, products, sales
 from measure import Measure, Report, median, sizes
 from view_step import Bench
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "spark"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "engine" / "spark"))
 
 from connect_server import running_server  # type: ignore[import-not-found]
 from standalone_cluster import running_cluster  # type: ignore[import-not-found]

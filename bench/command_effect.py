@@ -14,7 +14,7 @@ from time import perf_counter_ns
 
 import msgspec
 
-from actors.protocol.compute import IndexTarget, Peek, PeekResponse
+from actors.model.protocol.compute import IndexTarget, Peek, PeekResponse
 from measure import Measure, Report, median
 from steady_cluster import AS_OF, house, joined, replay
 

@@ -27,11 +27,11 @@ from anyio.from_thread import start_blocking_portal
 from pyspark.sql.connect import functions as sf
 from pyspark.sql.connect.session import SparkSession
 
-from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem, ReplySlot
-from actors.plan.jobs import EngineReady, ExecutorMessage, LocateConnect
+from actors.doors.client.client import Client
+from actors.model.plan.jobs import EngineReady, ExecutorMessage, LocateConnect
+from actors.runtime.kernel import ActorAddress, ActorSystem, ReplySlot
+from actors.runtime.settings import Settings
 from actors.service import Service, start_spark
-from actors.settings import Settings
 from measure import Measure, Report, median
 
 ROWS = int(os.environ.get("ROWS", "1000000"))

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
-from actors.errors import DefiniteError, PenstockError
+from actors.runtime.errors import DefiniteError, PenstockError
 from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
 from measure import Measure, Report, median
 from view_step import Bench

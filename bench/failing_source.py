@@ -21,11 +21,11 @@ import anyio
 import numpy as np
 import psycopg
 
-from actors.client.client import Client
-from actors.kernel import ActorAddress, ActorSystem
-from actors.plan.jobs import ExecutorMessage
+from actors.doors.client.client import Client
+from actors.model.plan.jobs import ExecutorMessage
+from actors.runtime.kernel import ActorAddress, ActorSystem
+from actors.runtime.settings import Settings
 from actors.service import Service
-from actors.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from measure import Measure, Report

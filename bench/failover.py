@@ -35,7 +35,7 @@ class StandbyService:
         self.port = free_port()
         self._log = folder / f"{name}.log"
         self._command = [
-            *(sys.executable, "-m", "actors.commands.cli", "serve", "--standby"),
+            *(sys.executable, "-m", "actors.doors.commands.cli", "serve", "--standby"),
             *("--state-dir", str(folder / name), "--listen", "127.0.0.1:0"),
             *("--set", f"pg_listen=127.0.0.1:{self.port}"),
             *("--set", f"blob_url=file:{folder}/blobs"),

@@ -38,13 +38,13 @@ from actors.connectors.sources.source import (
     SourceIdle,
     SourceRows,
 )
-from actors.controller.tables.staged import parts_of
-from actors.kernel import STOP, ActorAddress, ActorSystem, ReplySlot, SystemClock
-from actors.persist.client import PersistClient
-from actors.persist.shard import AppendCommitted, BatchPart, NewShard, ShardAppend, placed
-from actors.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, SubmitJob, TakeFiles
-from actors.plan.schema import TIME, TableColumn, TableSchema
-from actors.protocol.storage import FilesStaged
+from actors.control.controller.tables.staged import parts_of
+from actors.durable.persist.client import PersistClient
+from actors.durable.persist.shard import AppendCommitted, BatchPart, NewShard, ShardAppend, placed
+from actors.model.plan.jobs import Answer, ExecutorMessage, Job, RowsDone, SubmitJob, TakeFiles
+from actors.model.plan.schema import TIME, TableColumn, TableSchema
+from actors.model.protocol.storage import FilesStaged
+from actors.runtime.kernel import STOP, ActorAddress, ActorSystem, ReplySlot, SystemClock
 from actors.service import start_spark
 from actors.testing.probe import MessageProbe
 from measure import Measure, Report, median, size_name, sizes

@@ -26,7 +26,7 @@ import pykka
 import thespian.actors as thespian
 import xoscar
 
-from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem, ReplySlot
 from measure import Measure, Report, median
 
 LIMIT = 1024

@@ -21,10 +21,8 @@ from typing import Any
 
 import anyio
 
-from actors.cluster import ClusterClient
-from actors.progress import EMPTY
-from actors.protocol import storage
-from actors.protocol.compute import (
+from actors.model.protocol import storage
+from actors.model.protocol.compute import (
     AllowCompaction,
     Hello,
     IndexTarget,
@@ -33,7 +31,7 @@ from actors.protocol.compute import (
     PeekResponse,
     ShardImport,
 )
-from actors.protocol.storage import (
+from actors.model.protocol.storage import (
     ConnectorConfiguration,
     DroppedId,
     RunSink,
@@ -41,6 +39,8 @@ from actors.protocol.storage import (
     StatusUpdate,
     UpdateStorageConfiguration,
 )
+from actors.replica.cluster import ClusterClient
+from actors.runtime.progress import EMPTY
 from measure import Measure, Report, percentile
 from steady_cluster import AS_OF, SCHEMA, house, joined, replay
 

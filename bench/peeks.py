@@ -29,15 +29,12 @@ import numpy
 import pyarrow as pa
 
 from actors import Client, Service, Settings
-from actors.arrangement import Arrangement
-from actors.client.rows import encode_keys
-from actors.cluster import WireClient, WorkerCluster, connect
-from actors.compute.peeks import index_answer
-from actors.kernel import ActorSystem, SystemClock
-from actors.persist import NewShard, PersistClient, ShardAppend
-from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import from_ipc, to_ipc, with_time
-from actors.protocol.compute import (
+from actors.doors.client.rows import encode_keys
+from actors.durable.arrangement import Arrangement
+from actors.durable.persist import NewShard, PersistClient, ShardAppend
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.updates import from_ipc, to_ipc, with_time
+from actors.model.protocol.compute import (
     AllowWrites,
     Command,
     CreateDataflow,
@@ -54,6 +51,9 @@ from actors.protocol.compute import (
     ScheduleDataflow,
     ShardImport,
 )
+from actors.replica.cluster import WireClient, WorkerCluster, connect
+from actors.replica.compute.peeks import index_answer
+from actors.runtime.kernel import ActorSystem, SystemClock
 from actors.testing.engine import InMemoryExecutor
 from measure import Measure, Report, median, percentile, size_name
 from postgres_peer import NoPostgres, postgres

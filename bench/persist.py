@@ -18,18 +18,18 @@ from time import perf_counter
 import anyio
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
-from actors.kernel import SystemClock
-from actors.persist import (
+from actors.durable.persist import (
     AppendCommitted,
     NewShard,
     PersistClient,
     ShardAppend,
     UpperMismatch,
 )
-from actors.persist.documents import encode, size_of
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist.documents import encode, size_of
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 from measure import Measure, Report, median
 
 APPENDS = 10_000

@@ -35,9 +35,7 @@ from time import monotonic, perf_counter
 import apsw
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
-from actors.kernel import SystemClock
-from actors.persist import (
+from actors.durable.persist import (
     AppendCommitted,
     BatchPart,
     CompareAndSet,
@@ -46,11 +44,13 @@ from actors.persist import (
     ShardAppend,
     shard_key,
 )
-from actors.persist.documents import encode, size_of
-from actors.persist.places import open_blob, open_consensus
-from actors.persist.statistics import ColumnStatistics
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist.documents import encode, size_of
+from actors.durable.persist.places import open_blob, open_consensus
+from actors.durable.persist.statistics import ColumnStatistics
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 from actors.testing.postgres_server import NoPostgres, postgres_server
 from measure import Measure, Report, median
 

@@ -31,7 +31,7 @@ from actors.connectors.sources.source import (
     SourceUnreachable,
     SourceUpserts,
 )
-from actors.kernel.clock import SystemClock
+from actors.runtime.kernel.clock import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from measure import Measure, Report, median, size_name, sizes
 

@@ -43,8 +43,7 @@ import numpy
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.kernel.clock import ThreadedClock
-from actors.persist import (
+from actors.durable.persist import (
     AppendCommitted,
     BatchPart,
     CompareAndSet,
@@ -52,12 +51,13 @@ from actors.persist import (
     PersistClient,
     ShardAppend,
 )
-from actors.persist.documents import sealed
-from actors.persist.parts import VERSION, part_schema
-from actors.persist.places import open_blob, open_consensus
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.plan.updates import opening_of, stream_of
-from actors.settings import Settings
+from actors.durable.persist.documents import sealed
+from actors.durable.persist.parts import VERSION, part_schema
+from actors.durable.persist.places import open_blob, open_consensus
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import opening_of, stream_of
+from actors.runtime.kernel.clock import ThreadedClock
+from actors.runtime.settings import Settings
 from measure import Measure, Report, median
 from postgres_peer import NoPostgres, postgres
 

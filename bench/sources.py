@@ -34,7 +34,7 @@ import anyio
 import psycopg
 
 from actors import Client
-from actors.kernel.clock import SystemClock
+from actors.runtime.kernel.clock import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from files_source import FILES, SCHEMA
 from files_source import write as write_files

@@ -22,8 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from actors import Service, Settings
-from actors.kernel import ActorAddress, ActorSystem, ReplySlot
-from actors.plan.jobs import (
+from actors.model.plan.jobs import (
     Answer,
     ExecutorMessage,
     Job,
@@ -32,7 +31,8 @@ from actors.plan.jobs import (
     SubmitJob,
     TakeFiles,
 )
-from actors.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema
+from actors.runtime.kernel import ActorAddress, ActorSystem, ReplySlot
 from actors.service import start_spark
 
 FLOOR = "SELECT id % 10 AS k, sum(id) AS s FROM range(0, 100, 1, 1) GROUP BY id % 10"

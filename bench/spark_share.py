@@ -29,8 +29,12 @@ import numpy
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement.arrangement import Arrangement
-from actors.plan.delta import (
+from actors.durable.arrangement.arrangement import Arrangement
+from actors.engine.spark.java import JavaHome, find_java
+from actors.engine.spark.jobs import JobTicket, SparkEngine
+from actors.engine.spark.plans import PreparedPlan
+from actors.engine.spark.session import open_session, spark_conf
+from actors.model.plan.delta import (
     AccumulateTotals,
     AdditiveMeasure,
     ConsolidateRows,
@@ -44,15 +48,11 @@ from actors.plan.delta import (
     ReduceGroups,
     SelectColumns,
 )
-from actors.plan.jobs import JobRows, RowsDone, RunStep
-from actors.plan.relational import NamedExpression
-from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import to_ipc
-from actors.settings import Settings
-from actors.spark.java import JavaHome, find_java
-from actors.spark.jobs import JobTicket, SparkEngine
-from actors.spark.plans import PreparedPlan
-from actors.spark.session import open_session, spark_conf
+from actors.model.plan.jobs import JobRows, RowsDone, RunStep
+from actors.model.plan.relational import NamedExpression
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.updates import to_ipc
+from actors.runtime.settings import Settings
 from measure import Measure as Figure
 from measure import Report, median, percentile, size_name, sizes
 

@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from actors.kernel import SystemClock
-from actors.persist import NewShard, PersistClient, ShardAppend
-from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import with_time
-from actors.settings import Settings
-from actors.spark.java import JavaHome, find_java
-from actors.spark.source import PenstockDataSource
+from actors.durable.persist import NewShard, PersistClient, ShardAppend
+from actors.engine.spark.java import JavaHome, find_java
+from actors.engine.spark.source import PenstockDataSource
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.updates import with_time
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 from measure import Measure, Report, median
 
 SCHEMA = TableSchema(

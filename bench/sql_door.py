@@ -185,7 +185,7 @@ def measure(report: Report, ours: str, peer: str) -> None:
 @contextmanager
 def service(folder: Path) -> Iterator[str]:
     """A service in a process of its own, as PostgreSQL is; yields the address of its door."""
-    command = [sys.executable, "-m", "actors.commands.cli", "serve"]
+    command = [sys.executable, "-m", "actors.doors.commands.cli", "serve"]
     command += ["--state-dir", str(folder), "--listen", "127.0.0.1:0"]
     command += ["--set", "pg_listen=127.0.0.1:0", "--log-level", "error"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

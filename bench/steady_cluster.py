@@ -15,14 +15,11 @@ from typing import Any
 import anyio
 import msgspec
 
-from actors.cluster import ClusterClient, WorkerCluster, connect
-from actors.compute.live import ActorFactory
-from actors.errors import InvalidUsage
-from actors.kernel import Actor, ActorAddress, ActorSystem
-from actors.persist import PersistClient
-from actors.plan.delta import DeltaPlan
-from actors.plan.schema import TableColumn, TableSchema
-from actors.protocol.compute import (
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.durable.persist import PersistClient
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.compute import (
     Command,
     CreateDataflow,
     CreateInstance,
@@ -34,9 +31,12 @@ from actors.protocol.compute import (
     ShardImport,
     ViewExport,
 )
-from actors.protocol.internal import DataflowProgress
-from actors.settings import Settings
-from actors.storage.half import StorageConnectors
+from actors.model.protocol.internal import DataflowProgress
+from actors.replica.cluster import ClusterClient, WorkerCluster, connect
+from actors.replica.compute.live import ActorFactory
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
+from actors.runtime.settings import Settings
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("v", "bigint")))
 WORKERS = 2

@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Service, Settings
-from actors.spark.java import JavaHome, find_java
-from actors.spark.session import open_session, spark_conf
+from actors.engine.spark.java import JavaHome, find_java
+from actors.engine.spark.session import open_session, spark_conf
 from measure import Measure, Report, median, percentile
 
 BATCH = 100

@@ -19,10 +19,10 @@ import msgspec
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Tracer
 
-from actors import spans
-from actors.kernel import Actor, ActorSystem, BoundedMailbox
-from actors.spans import span
-from actors.telemetry import ADAPTER_COMMAND, activate_context, deactivate_context
+from actors.runtime import spans
+from actors.runtime.kernel import Actor, ActorSystem, BoundedMailbox
+from actors.runtime.spans import span
+from actors.runtime.telemetry import ADAPTER_COMMAND, activate_context, deactivate_context
 from measure import Measure, Report, median
 
 LIMIT = 1024

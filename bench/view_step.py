@@ -29,12 +29,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors import Client, Service, Settings
-from actors.demo import flights
-from actors.demo.play import DELAY_BY_CARRIER
-from actors.kernel import ActorAddress, ActorSystem, ReplySlot
-from actors.plan.jobs import Answer, ExecutorMessage, QueryFiles, RowsDone, SubmitJob
+from actors.model.plan.jobs import Answer, ExecutorMessage, QueryFiles, RowsDone, SubmitJob
+from actors.runtime.kernel import ActorAddress, ActorSystem, ReplySlot
 from actors.service import start_spark
 from measure import Measure, Report, median, percentile, size_name, sizes
+from penstock_flights import flights
+from penstock_flights.play import DELAY_BY_CARRIER
 
 CHANGES = 100
 CHUNK = 50_000

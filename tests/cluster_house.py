@@ -10,11 +10,9 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.compute.live import ActorFactory
-from actors.kernel import Actor, ActorAddress, SystemClock
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.plan.updates import from_ipc
-from actors.protocol.compute import (
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import from_ipc
+from actors.model.protocol.compute import (
     CopyToExport,
     DataflowDescription,
     IndexExport,
@@ -23,6 +21,8 @@ from actors.protocol.compute import (
     ShardImport,
     SubscribeExport,
 )
+from actors.replica.compute.live import ActorFactory
+from actors.runtime.kernel import Actor, ActorAddress, SystemClock
 
 T = TypeVar("T")
 R = TypeVar("R")

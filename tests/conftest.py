@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from actors.threshold_probes import use_kernel_limits
+from actors.runtime.threshold_probes import use_kernel_limits
 from server_skips import (  # type: ignore[import-not-found]  # noqa: F401
     pytest_runtest_call,
     pytest_runtest_setup,

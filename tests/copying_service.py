@@ -13,8 +13,8 @@ from typing import IO
 import anyio
 
 from actors.connectors.sinks.staging import FolderStaging
+from actors.runtime.settings import load
 from actors.service import Service
-from actors.settings import load
 from actors.testing.engine import in_memory_engine
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from actors.kernel import ActorContext, RunningEffect
+from actors.runtime.kernel import ActorContext, RunningEffect
 
 NEVER_MS = 600_000
 

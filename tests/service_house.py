@@ -13,9 +13,9 @@ import anyio
 import anyio.abc
 from anyio.streams.text import TextReceiveStream
 
-from actors.client.client import Client
+from actors.doors.client.client import Client
+from actors.runtime.settings import Settings
 from actors.service import Service
-from actors.settings import Settings
 from actors.testing.engine import EngineControls, in_memory_engine
 
 PROGRAM = Path(__file__).with_name("copying_service.py")

@@ -11,9 +11,9 @@ from typing import Any, Final
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from pyspark.sql.connect.session import SparkSession
 
-from actors.client.client import Client
+from actors.doors.client.client import Client
+from actors.runtime.settings import Settings
 from actors.service import Service
-from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 
 OBJECTS: Final = "penstock.objects"

@@ -1,7 +1,7 @@
 """Penstock keeps Spark SQL views fresh: live, exact at every time, at the cost of the changes.
 
 The public names: `Service`, `Client`, `TableWrite`, `ChangeBatch`, `Settings`, `load_settings` and
-the error family (`actors.errors`). Heavy parts are imported on first use.
+the error family (`actors.runtime.errors`). Heavy parts are imported on first use.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ import importlib
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from actors import errors as errors
-from actors.errors import *  # noqa: F403 - the error family is all of it
-from actors.settings import Settings as Settings
-from actors.settings import load as load_settings
+from actors.runtime import errors as errors
+from actors.runtime.errors import *  # noqa: F403 - the error family is all of it
+from actors.runtime.settings import Settings as Settings
+from actors.runtime.settings import load as load_settings
 
 if TYPE_CHECKING:
-    from actors.client.client import ChangeBatch as ChangeBatch
-    from actors.client.client import Client as Client
-    from actors.client.client import TableWrite as TableWrite
+    from actors.doors.client.client import ChangeBatch as ChangeBatch
+    from actors.doors.client.client import Client as Client
+    from actors.doors.client.client import TableWrite as TableWrite
     from actors.service import Service as Service
 
 # Imported when first used: a client loads no service, and a service no Spark before it needs it.
 _LAZY = {
-    "ChangeBatch": "actors.client.client",
-    "Client": "actors.client.client",
-    "TableWrite": "actors.client.client",
+    "ChangeBatch": "actors.doors.client.client",
+    "Client": "actors.doors.client.client",
+    "TableWrite": "actors.doors.client.client",
     "Service": "actors.service",
 }
 

@@ -29,11 +29,8 @@ from typing import Any, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import ConnectionBroken, LocalProtocolError, ResourceClosed
-from actors.kernel import Actor, ActorAddress, ReplySlot
-from actors.progress import Nonce
-from actors.protocol import storage
-from actors.protocol.compute import (
+from actors.model.protocol import storage
+from actors.model.protocol.compute import (
     Command,
     CommandBatch,
     Peek,
@@ -45,9 +42,12 @@ from actors.protocol.compute import (
     TaggedResponse,
     TaggedResponses,
 )
-from actors.protocol.storage import StorageTagged, StorageTaggedResponse
-from actors.spans import span_below
-from actors.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
+from actors.model.protocol.storage import StorageTagged, StorageTaggedResponse
+from actors.runtime.errors import ConnectionBroken, LocalProtocolError, ResourceClosed
+from actors.runtime.kernel import Actor, ActorAddress, ReplySlot
+from actors.runtime.progress import Nonce
+from actors.runtime.spans import span_below
+from actors.runtime.telemetry import ADAPTER_COMMAND, ADAPTER_RESPONSE, TRACEPARENT
 
 SERVED_MAX: Final = 1024
 """Number of past nonces remembered. A worker's responses are ordered, so only the last few

@@ -22,25 +22,25 @@ from typing import TYPE_CHECKING, Any, TypeAlias, assert_never
 import msgspec
 import pyarrow as pa
 
-from actors.errors import PenstockError, is_retriable
-from actors.kernel import Actor, ActorAddress, with_jitter
-from actors.plan.schema import TableSchema
-from actors.plan.updates import advance, between
-from actors.progress import TIME_MIN, ObjectId
-from actors.protocol.internal import (
+from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import advance, between
+from actors.model.protocol.internal import (
     DescribedPart,
     FetchFailed,
     FetchMessage,
     FetchPart,
     PartFetched,
 )
-from actors.settings import Settings
-from actors.spans import span_below
-from actors.telemetry import FETCH, TRACEPARENT
-from actors.threshold_probes import CUT_ROWS, FETCH_BUDGET, FETCHES
+from actors.runtime.errors import PenstockError, is_retriable
+from actors.runtime.kernel import Actor, ActorAddress, with_jitter
+from actors.runtime.progress import TIME_MIN, ObjectId
+from actors.runtime.settings import Settings
+from actors.runtime.spans import span_below
+from actors.runtime.telemetry import FETCH, TRACEPARENT
+from actors.runtime.threshold_probes import CUT_ROWS, FETCH_BUDGET, FETCHES
 
 if TYPE_CHECKING:
-    from actors.persist import PersistClient
+    from actors.durable.persist import PersistClient
 
 
 class _Job(msgspec.Struct, frozen=True, gc=False):

@@ -38,12 +38,9 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, assert_never
 import anyio
 import msgspec
 
-from actors.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
-from actors.kernel import Actor, ActorAddress, with_jitter
-from actors.persist.filtering import part_pruner
-from actors.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
-from actors.protocol.compute import ShardImport
-from actors.protocol.internal import (
+from actors.durable.persist.filtering import part_pruner
+from actors.model.protocol.compute import ShardImport
+from actors.model.protocol.internal import (
     DescribedPart,
     GrantDescriptions,
     ListenFailed,
@@ -52,16 +49,25 @@ from actors.protocol.internal import (
     ReleaseLeases,
     StartListen,
 )
-from actors.settings import Settings
-from actors.spans import span_below
-from actors.telemetry import LISTEN
-from actors.threshold_probes import DESCRIBED, LISTEN_CREDIT, LISTEN_JOIN
-from actors.tracing.trail import AppendTraceIndex
+from actors.runtime.errors import LocalProtocolError, PenstockError, StorageError, is_retriable
+from actors.runtime.kernel import Actor, ActorAddress, with_jitter
+from actors.runtime.progress import EMPTY, Frontier, ObjectId, Time, format_frontier
+from actors.runtime.settings import Settings
+from actors.runtime.spans import span_below
+from actors.runtime.telemetry import LISTEN
+from actors.runtime.threshold_probes import DESCRIBED, LISTEN_CREDIT, LISTEN_JOIN
+from actors.runtime.tracing.trail import AppendTraceIndex
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from actors.persist import BatchPart, LeasedReader, PartFilter, PersistClient, ShardBatch
+    from actors.durable.persist import (
+        BatchPart,
+        LeasedReader,
+        PartFilter,
+        PersistClient,
+        ShardBatch,
+    )
 
 log = logging.getLogger("penstock.listen")
 

@@ -24,64 +24,79 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 from msgspec.structs import replace
 
-from actors.access.access_rules import RoleLogin
-from actors.access.open_sessions import OpenSession, OpenSessions
-from actors.client.client import Client
-from actors.cluster.checked import CheckedClient
-from actors.cluster.client import LocalClient
-from actors.cluster.cluster import WorkerCluster, bind_listener, cast_of
-from actors.cluster.hosts import LocalReplicas
 from actors.connectors.factory import ConnectorFactory
-from actors.controller.catalog import boot
-from actors.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
-from actors.controller.catalog.subscribed_views import drop_left_views
-from actors.controller.catalog.upgrades import upgrade_views
-from actors.controller.controller import Controller
-from actors.controller.maintenance import FollowTask, MaintenanceTask
-from actors.controller.messages import FindLogin
-from actors.controller.readiness import (
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.control.access.access_rules import RoleLogin
+from actors.control.access.open_sessions import OpenSession, OpenSessions
+from actors.control.controller.catalog import boot
+from actors.control.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
+from actors.control.controller.catalog.subscribed_views import drop_left_views
+from actors.control.controller.catalog.upgrades import upgrade_views
+from actors.control.controller.controller import Controller
+from actors.control.controller.maintenance import FollowTask, MaintenanceTask
+from actors.control.controller.messages import FindLogin
+from actors.control.controller.readiness import (
     ReadinessCheck,
     ReadinessReport,
     count_replicas,
     look_at_objects,
     look_for_owner,
 )
-from actors.controller.reads.point_reads import PointReads
-from actors.controller.replicas import instance as replica_set
-from actors.controller.replicas.instance import FixedReplicas, LocalReplicaSupply, ReplicaSupply
-from actors.controller.replicas.registered import RegisteredReplicas
-from actors.controller.replicas.replica import ReplicaClient
-from actors.controller.sessions.memory_link import MemoryConnection
-from actors.controller.sessions.server import ApiServer, ConnectInProcess
-from actors.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
-from actors.kernel import ActorAddress, ActorClock, ActorStatistics, ActorSystem, SystemClock
-from actors.kernel.clock import ThreadedClock
-from actors.object_store.file_modes import PRIVATE_FOLDER
-from actors.persist import PersistClient
-from actors.persist.registrations import (
+from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.replicas import instance as replica_set
+from actors.control.controller.replicas.instance import (
+    FixedReplicas,
+    LocalReplicaSupply,
+    ReplicaSupply,
+)
+from actors.control.controller.replicas.registered import RegisteredReplicas
+from actors.control.controller.replicas.replica import ReplicaClient
+from actors.control.controller.sessions.memory_link import MemoryConnection
+from actors.control.controller.sessions.server import ApiServer, ConnectInProcess
+from actors.doors.client.client import Client
+from actors.doors.postgres.pg_server.connection import FindRole
+from actors.doors.postgres.pg_server.server import PgListener, PgServer
+from actors.durable.object_store.file_modes import PRIVATE_FOLDER
+from actors.durable.persist import PersistClient
+from actors.durable.persist.registrations import (
     describe_replica,
     register_replica,
     remove_registrations,
     watch_registration,
 )
-from actors.pg_server.connection import FindRole
-from actors.pg_server.server import PgListener, PgServer
-from actors.plan.jobs import ExecutorMessage
-from actors.protocol.api import CLIENT_MAGIC, CLIENT_MAGIC_VERSION, ClientMessage, ServiceMessage
-from actors.settings import Settings, without_user
-from actors.spark.cores import cores, format_cores, pin_threads
-from actors.spark.engine_memory import machine_memory_bytes
-from actors.spark.query_engine import (
+from actors.engine.spark.cores import cores, format_cores, pin_threads
+from actors.engine.spark.engine_memory import machine_memory_bytes
+from actors.engine.spark.query_engine import (
     has_query_engine,
     query_settings,
     view_settings,
 )
-from actors.spark_executor import SparkExecutor
-from actors.storage.half import StorageConnectors
-from actors.threshold_probes import use_kernel_limits
-from actors.transport.address import NetworkAddress as Place
-from actors.transport.connection import TransportListener
-from actors.transport.security import for_listener
+from actors.engine.spark_executor import SparkExecutor
+from actors.model.plan.jobs import ExecutorMessage
+from actors.model.protocol.api import (
+    CLIENT_MAGIC,
+    CLIENT_MAGIC_VERSION,
+    ClientMessage,
+    ServiceMessage,
+)
+from actors.replica.cluster.checked import CheckedClient
+from actors.replica.cluster.client import LocalClient
+from actors.replica.cluster.cluster import WorkerCluster, bind_listener, cast_of
+from actors.replica.cluster.hosts import LocalReplicas
+from actors.runtime.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
+from actors.runtime.kernel import (
+    ActorAddress,
+    ActorClock,
+    ActorStatistics,
+    ActorSystem,
+    SystemClock,
+)
+from actors.runtime.kernel.clock import ThreadedClock
+from actors.runtime.settings import Settings, without_user
+from actors.runtime.threshold_probes import use_kernel_limits
+from actors.runtime.transport.address import NetworkAddress as Place
+from actors.runtime.transport.connection import TransportListener
+from actors.runtime.transport.security import for_listener
 
 log = logging.getLogger("penstock.service")
 
@@ -294,7 +309,7 @@ class Service:
         """Bind the Spark Connect gateway's address, if it is wanted."""
         if self.settings.connect_listen:
             # Imported here: its packages need not be installed where no gateway is wanted.
-            from actors.connect_gateway.listening import bind_gateway
+            from actors.doors.connect_gateway.listening import bind_gateway
 
             self._gateway = await bind_gateway(self.settings)
             # Also when the start fails: the port must be free again.
@@ -308,12 +323,12 @@ class Service:
         persist: PersistClient,
         scratch: Path,
     ) -> None:
-        from actors.connect_gateway.listening import (
+        from actors.doors.connect_gateway.listening import (
             ConnectFrontServer,
             ConnectGateway,
             GatewayParts,
         )
-        from actors.connect_gateway.own_statements import OwnStatements
+        from actors.doors.connect_gateway.own_statements import OwnStatements
 
         bound, folder = self._gateway, scratch / "connect"
         own = OwnStatements(self._client_as, self.settings)
@@ -444,7 +459,7 @@ class Service:
 
     async def connect_in_process(self, role: str | None = None) -> MemoryConnection[Any, Any]:
         """Return a client's connection without a socket; see `Client.in_process`. With `role` it
-        may do what that role may (`actors.access.access_rules`)."""
+        may do what that role may (`actors.control.access.access_rules`)."""
         if self._server is None:
             raise ResourceClosed("the service has not been started")
         return await self._server.ask(lambda reply: ConnectInProcess(reply, role))

@@ -32,10 +32,33 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from actors.channel_adapter import ClientGone, ResponsesForwarded
-from actors.compute import events as e
-from actors.compute.history import ReconcileObstacle
-from actors.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
-from actors.compute.live import (
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.durable.persist import PersistClient
+from actors.model.protocol.compute import (
+    IndexExport,
+    Peek,
+    PeekResponse,
+    StatusResponse,
+    TaggedCommand,
+    TaggedResponse,
+    TaggedResponses,
+)
+from actors.model.protocol.internal import (
+    BatchEmitted,
+    CopyFinished,
+    DataflowProgress,
+    EmitBatch,
+    InstallUpdates,
+    ProposeCommand,
+    SequencedCommand,
+    StartInputs,
+    StopInputs,
+)
+from actors.model.protocol.storage_internal import ForStorage
+from actors.replica.compute import events as e
+from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
+from actors.replica.compute.live import (
     ActorFactory,
     ChildrenTurn,
     DataflowChildren,
@@ -58,37 +81,15 @@ from actors.compute.live import (
     TasksTurn,
     WorkerSite,
 )
-from actors.compute.logs import WorkerLogs
-from actors.compute.outbox import ResponseOutbox
-from actors.compute.peeking import PeekRunner
-from actors.compute.state import ComputeState
-from actors.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
-from actors.persist import PersistClient
-from actors.protocol.compute import (
-    IndexExport,
-    Peek,
-    PeekResponse,
-    StatusResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
-)
-from actors.protocol.internal import (
-    BatchEmitted,
-    CopyFinished,
-    DataflowProgress,
-    EmitBatch,
-    InstallUpdates,
-    ProposeCommand,
-    SequencedCommand,
-    StartInputs,
-    StopInputs,
-)
-from actors.protocol.storage_internal import ForStorage
-from actors.settings import Settings
-from actors.spans import measure, span_below
-from actors.storage.half import StorageConnectors, StorageHalf, StorageMessage
-from actors.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
+from actors.replica.compute.logs import WorkerLogs
+from actors.replica.compute.outbox import ResponseOutbox
+from actors.replica.compute.peeking import PeekRunner
+from actors.replica.compute.state import ComputeState
+from actors.replica.storage.half import StorageHalf, StorageMessage
+from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure, span_below
+from actors.runtime.telemetry import RECONCILED_REPLACED, RECONCILED_REUSED, WORKER_EMIT
 
 log = logging.getLogger("penstock.worker")
 

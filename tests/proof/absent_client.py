@@ -24,16 +24,16 @@ from crash_campaign import report
 from soak import GROWTH_MAX, resident_mb
 
 from actors import Client, Service, Settings
-from actors.cluster import WorkerCluster
-from actors.cluster.client import LocalClient
-from actors.demo import flights
-from actors.demo.play import VIEWS, ChangeLog, changes_of
-from actors.demo.proof import differences, expected
-from actors.errors import ConnectionBroken
-from actors.kernel import Actor, ActorAddress, ActorSystem
-from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage, SubmitJob
+from actors.durable.persist import PersistClient
+from actors.model.plan.jobs import ExecutorMessage, SubmitJob
+from actors.replica.cluster import WorkerCluster
+from actors.replica.cluster.client import LocalClient
+from actors.runtime.errors import ConnectionBroken
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
 from actors.service import start_spark
+from penstock_flights import flights
+from penstock_flights.play import VIEWS, ChangeLog, changes_of
+from penstock_flights.proof import differences, expected
 
 
 class Counting(Actor[ExecutorMessage]):

@@ -40,12 +40,14 @@ from crash_campaign import Service, free_port
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import s3_server  # type: ignore[import-not-found]
 from actors import Client, TableWrite
-from actors.errors import PenstockError
-from actors.kernel import SystemClock
-from actors.persist.backups import BackupTarget
-from actors.settings import Settings
+from actors.durable.persist.backups import BackupTarget
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 
-SERVE_IN_MEMORY: Final = Path(__file__).resolve().parents[1] / "docs" / "serve_in_memory.py"
+SERVE_IN_MEMORY: Final = (
+    Path(__file__).resolve().parents[1] / "house" / "docs" / "serve_in_memory.py"
+)
 SHARED: Final = {"reader_lease_ms": 4_000}  # expires: of backups that were killed
 """Leases of a killed backup end soon."""
 SETTINGS: Final = {
@@ -219,7 +221,14 @@ class BackupCampaign:
         """Runs the command, and kills it or the service meanwhile."""
         lower = self.model.done
         log = self.folder / "backup.json"
-        command = [sys.executable, "-m", "actors.commands.cli", "backup", self.target.url, "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "actors.doors.commands.cli",
+            "backup",
+            self.target.url,
+            "--json",
+        ]
         command += ["--state-dir", str(self.folder / "state"), *options]
         for name, value in {**SHARED, "backup_blobs_in_flight_max": 1}.items():
             command += ["--set", f"{name}={value}"]
@@ -309,7 +318,7 @@ class BackupCampaign:
     async def _check_restored(self) -> None:
         place = self.folder / f"restored-{self.restored}" / "state"
         place.parent.mkdir()
-        command = [sys.executable, "-m", "actors.commands.cli", "restore", self.target.url]
+        command = [sys.executable, "-m", "actors.doors.commands.cli", "restore", self.target.url]
         command += ["--json", "--state-dir", str(place)]
         done = await anyio.run_process(command, stderr=subprocess.STDOUT, check=False)
         if done.returncode != 0:

@@ -21,8 +21,8 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from actors.kernel import ActorSystem
-from actors.settings import Settings
+from actors.runtime.kernel import ActorSystem
+from actors.runtime.settings import Settings
 from actors.testing.check_views import for_plans_run_once, place_on_spark
 from actors.testing.conformance import (
     QueryJudgement,

@@ -50,16 +50,16 @@ from controller_script import (
 )
 from soak import resident_mb
 
-from actors.cluster import WorkerCluster
-from actors.cluster.cluster import cast_of
-from actors.cluster.connection import ClusterConnection
-from actors.kernel import ActorSystem, SystemClock
-from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
-from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import Answer, ComputeDifference, Job, PreparePlan, RunStep
-from actors.plan.updates import concat, with_time
-from actors.protocol.compute import DataflowDescription, ViewExport
-from actors.settings import Settings
+from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.jobs import Answer, ComputeDifference, Job, PreparePlan, RunStep
+from actors.model.plan.updates import concat, with_time
+from actors.model.protocol.compute import DataflowDescription, ViewExport
+from actors.replica.cluster import WorkerCluster
+from actors.replica.cluster.cluster import cast_of
+from actors.replica.cluster.connection import ClusterConnection
+from actors.runtime.kernel import ActorSystem, SystemClock
+from actors.runtime.settings import Settings
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.patience import PATIENCE_S
 

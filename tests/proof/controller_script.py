@@ -24,14 +24,11 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from actors.cluster import connect
-from actors.cluster.checked import CheckedClient
-from actors.errors import PenstockError
-from actors.plan.delta import DeltaPlan
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.plan.updates import from_ipc, to_ipc
-from actors.progress import EMPTY
-from actors.protocol.compute import (
+from actors.engine.views.compile import compile_view
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import from_ipc, to_ipc
+from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
     CancelPeek,
@@ -57,10 +54,13 @@ from actors.protocol.compute import (
     SubscribeResponse,
     ViewExport,
 )
-from actors.settings import Settings
+from actors.replica.cluster import connect
+from actors.replica.cluster.checked import CheckedClient
+from actors.runtime.errors import PenstockError
+from actors.runtime.progress import EMPTY
+from actors.runtime.settings import Settings
 from actors.testing.analysis import analyze_in_memory
 from actors.testing.patience import PATIENCE_S
-from actors.views.compile import compile_view
 
 Row = tuple[int, ...]
 

@@ -37,12 +37,12 @@ import anyio.abc
 import pyarrow as pa
 
 from actors import Client, TableWrite
-from actors.client.client import concatenate_pieces
-from actors.demo import flights
-from actors.demo.play import VIEWS, ChangeLog, changes_of
-from actors.demo.proof import differences, expected
-from actors.errors import ConnectionBroken, DeadlineExceeded, PenstockError
-from actors.plan.schema import DIFF, TIME
+from actors.doors.client.client import concatenate_pieces
+from actors.model.plan.schema import DIFF, TIME
+from actors.runtime.errors import ConnectionBroken, DeadlineExceeded, PenstockError
+from penstock_flights import flights
+from penstock_flights.play import VIEWS, ChangeLog, changes_of
+from penstock_flights.proof import differences, expected
 
 PLAYED = "played"
 
@@ -88,7 +88,7 @@ class Service:
 
     def program(self) -> list[str]:
         """What Python runs as `penstock`."""
-        return ["-m", "actors.commands.cli"]
+        return ["-m", "actors.doors.commands.cli"]
 
     def settings(self) -> dict[str, Any]:
         """Settings beside its address and its state directory."""
@@ -110,7 +110,7 @@ class Service:
     async def kill_below(self, victim: str) -> None:
         """kill -9 of the engine's process or its JVM, once there is one."""
         assert self.process is not None
-        word = "actors.spark" if victim == "engine" else "java"
+        word = "actors.engine.spark" if victim == "engine" else "java"
         with anyio.fail_after(120):
             while True:
                 found = [pid for pid, command in descendants(self.process.pid) if word in command]

@@ -32,10 +32,10 @@ import pyarrow.parquet as pq
 from actors.connectors.sources.file_listing import FoundFile
 from actors.connectors.sources.file_reading import FileReader, MalformedFile
 from actors.connectors.sources.source import ConnectorContext
-from actors.kernel.clock import SystemClock
-from actors.plan.jobs import Answer, Job
-from actors.plan.schema import TableColumn, TableSchema
-from actors.settings import Settings
+from actors.model.plan.jobs import Answer, Job
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.kernel.clock import SystemClock
+from actors.runtime.settings import Settings
 
 SETTINGS: Final = ("file_decoded_bytes_max", "file_record_bytes_max")
 TEXT: Final = TableSchema((TableColumn("s", "string"),))

@@ -38,7 +38,7 @@ from pyspark.errors import PySparkException
 from pyspark.logger import PySparkLogger
 from pyspark.sql.connect.session import SparkSession
 
-from actors.plan.schema import arrow_type
+from actors.model.plan.schema import arrow_type
 from actors.testing.view_scripts import ViewScript, inlined, parse_script, random_value
 
 SCRIPTS: Final = Path(__file__).resolve().parents[1] / "scripts"
@@ -274,7 +274,7 @@ def spend(check: DoorCheck, queries: int, seed: int, only: str) -> None:
 @contextmanager
 def service(folder: Path, pg_port: int, connect_port: int) -> Iterator[None]:
     """Run a service as a user starts it, with both doors."""
-    command = [sys.executable, "-m", "actors.commands.cli", "serve"]
+    command = [sys.executable, "-m", "actors.doors.commands.cli", "serve"]
     command += ["--state-dir", str(folder / "state"), "--listen", "127.0.0.1:0"]
     command += ["--set", f"pg_listen=127.0.0.1:{pg_port}"]
     command += ["--set", f"connect_listen=127.0.0.1:{connect_port}", "--log-level", "error"]

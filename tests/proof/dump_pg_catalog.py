@@ -1,4 +1,5 @@
-"""Write `src/actors/pg_catalog/postgres_15.json.gz` from a real PostgreSQL 15 on this machine.
+"""Write `src/actors/doors/postgres/pg_catalog/postgres_15.json.gz` from a real PostgreSQL 15 on
+this machine.
 
     python tests/proof/dump_pg_catalog.py [FILE]
 
@@ -17,7 +18,7 @@ import msgspec
 import psycopg
 from psycopg.rows import dict_row
 
-from actors.pg_catalog.catalog_data import DATA_FILE, pack_column
+from actors.doors.postgres.pg_catalog.catalog_data import DATA_FILE, pack_column
 from actors.testing.postgres_server import PostgresServer, postgres_server
 
 MAJOR = 15

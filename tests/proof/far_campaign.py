@@ -57,9 +57,9 @@ from far_processes import ROOT, can_be_apart
 from far_world import FarWorld
 
 from actors import Client
-from actors.client.client import concatenate_pieces
-from actors.errors import DuplicateKey, ObjectExists, PenstockError, UnknownObject
-from actors.plan.schema import TIME
+from actors.doors.client.client import concatenate_pieces
+from actors.model.plan.schema import TIME
+from actors.runtime.errors import DuplicateKey, ObjectExists, PenstockError, UnknownObject
 
 SLOW_SECONDS: Final = 60.0
 """What takes longer is told."""

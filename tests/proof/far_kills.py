@@ -16,7 +16,7 @@ from far_world import WORKERS, FarWorld
 
 AWAY_SECONDS: Final = 10
 JVM: Final = "org.apache.spark"
-ENGINE: Final = "actors.spark"
+ENGINE: Final = "actors.engine.spark"
 EXECUTOR: Final = "CoarseGrainedExecutorBackend"
 
 

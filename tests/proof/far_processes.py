@@ -20,7 +20,7 @@ from typing import Final
 from crash_campaign import descendants
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "spark"))
+sys.path.insert(0, str(ROOT / "tests" / "engine" / "spark"))
 from standalone_cluster import LoggedProcess  # type: ignore[import-not-found] # noqa: E402
 
 END_SECONDS: Final = 30

@@ -24,14 +24,14 @@ from crash_campaign import descendants
 from far_processes import ROOT, ApartProcess, assert_apart
 
 from actors import Client
-from actors.errors import PenstockError
-from actors.spark.class_archive import archives_folder
-from actors.spark.environment import DROPPED_VARIABLES
-from actors.spark.java import JavaHome, find_java
+from actors.engine.spark.class_archive import archives_folder
+from actors.engine.spark.environment import DROPPED_VARIABLES
+from actors.engine.spark.java import JavaHome, find_java
+from actors.runtime.errors import PenstockError
 from actors.testing.postgres_server import reserve_port
 
 sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "tests" / "spark"))
+sys.path.insert(0, str(ROOT / "tests" / "engine" / "spark"))
 from connect_server import STARTED, server_arguments  # type: ignore[import-not-found]
 from standalone_cluster import (  # type: ignore[import-not-found]
     environment_of,
@@ -162,7 +162,7 @@ class FarWorld:
         if not self.connect:
             settings |= {f"spark_conf.{key}": text for key, text in self._spark_conf().items()}
         given = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
-        command = [sys.executable, "-m", "actors.commands.cli", "serve", *given, *options]
+        command = [sys.executable, "-m", "actors.doors.commands.cli", "serve", *given, *options]
         self._start(name, command, self.service_environment())
 
     def _start(
@@ -186,7 +186,7 @@ class FarWorld:
     def run_command(self, name: str, *arguments: str, **settings: str) -> ApartProcess:
         """Start a command of `penstock`, with settings in its environment."""
         given = {f"PENSTOCK_{key.upper()}": text for key, text in settings.items()}
-        command = [sys.executable, "-m", "actors.commands.cli", *arguments]
+        command = [sys.executable, "-m", "actors.doors.commands.cli", *arguments]
         return self._start(name, command, self.service_environment() | given)
 
     # -- environments --------------------------------------------------------------------------

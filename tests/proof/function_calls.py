@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from actors.catalyst.permitted_functions import (
+from actors.engine.catalyst.permitted_functions import (
     FUNCTION_NAMES,
     REFUSED_NAMES,
     TABLE_FUNCTION_NAMES,

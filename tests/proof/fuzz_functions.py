@@ -35,7 +35,7 @@ from typing import Any
 import psycopg
 from function_calls import CALLABLE, TABLE_CALLABLE, CallDrawer, Canaries
 
-from actors.spark.java import JavaHome, find_java
+from actors.engine.spark.java import JavaHome, find_java
 from actors.testing.patience import PATIENCE_S, PROGRAM_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,7 +117,7 @@ def running_service(folder: Path, python: str) -> Iterator[tuple[str, int]]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = f"-Dpenstock.canary={SECRETS[1]} -XX:TieredStopAtLevel=1"
-    command = [python, "-m", "actors.commands.cli", "serve", "--log-level", "error"]
+    command = [python, "-m", "actors.doors.commands.cli", "serve", "--log-level", "error"]
     command += ["--state-dir", str(folder / "state"), "--listen", "127.0.0.1:0"]
     command += ["--set", f"pg_listen=127.0.0.1:{port}", "--set"]
     command.append(f"spark_conf.spark.driver.extraJavaOptions={options}")

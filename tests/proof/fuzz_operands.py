@@ -18,8 +18,8 @@ from random import Random
 import anyio
 from fuzz_functions import documented_examples
 
-from actors.kernel import ActorSystem
-from actors.settings import Settings
+from actors.runtime.kernel import ActorSystem
+from actors.runtime.settings import Settings
 from actors.testing.bad_operands import OperandCheck
 from actors.testing.check_views import for_short_lives, place_on_spark
 from actors.testing.maintain import EngineCaller

@@ -23,10 +23,10 @@ from random import Random
 
 import anyio
 
-from actors.client.client import Client
-from actors.protocol.relations import is_subscribed_view
+from actors.doors.client.client import Client
+from actors.model.protocol.relations import is_subscribed_view
+from actors.runtime.settings import Settings
 from actors.service import Service
-from actors.settings import Settings
 from actors.testing.engine import in_memory_engine
 from actors.testing.pg_fuzz import (
     MESSAGE_BYTES_MAX,

@@ -1,5 +1,5 @@
-"""Random changes of tables and rows against a real PostgreSQL (`tests/sources/postgres_fuzz.py`),
-for as many seeds as asked:
+"""Random changes of tables and rows against a real PostgreSQL
+(`tests/connectors/sources/postgres_fuzz.py`), for as many seeds as asked:
 
     python tests/proof/fuzz_postgres.py --first 0 --seeds 40 --rounds 12
 """
@@ -12,7 +12,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "sources"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "connectors" / "sources"))
 
 from postgres_fuzz import Fuzz  # type: ignore[import-not-found]
 from postgres_house import house  # type: ignore[import-not-found]

@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def golden() -> dict[str, list[bytes]]:
     """Bodies of every message, by direction."""
     found: dict[str, list[bytes]] = {}
-    for line in (ROOT / "protocol" / "golden_frames.txt").read_text().splitlines():
+    for line in (ROOT / "model" / "protocol" / "golden_frames.txt").read_text().splitlines():
         label, _, text = line.rpartition(": ")
         found.setdefault(label.rpartition(": ")[0], []).append(bytes.fromhex(text))
     found["commands by the rules"] = found["controller to cluster"]
@@ -60,7 +60,7 @@ def child(arguments: list[str]) -> None:
     """The fuzzer itself; libFuzzer ends the process."""
     import atheris
 
-    with atheris.instrument_imports(include=["actors.protocol", "actors.cluster"]):
+    with atheris.instrument_imports(include=["actors.model.protocol", "actors.replica.cluster"]):
         from actors.testing.wire_fuzz import mutated
 
     bodies = [body for found in golden().values() for body in found]

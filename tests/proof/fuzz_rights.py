@@ -46,16 +46,16 @@ from rights_requests import drawn_request
 from rights_session import LoginRefused, PgAnswer, PgSession
 from rights_statements import BOSS, ROLES, StatementDrawer, Step
 
-from actors.client.client import Client
-from actors.errors import AccessDenied, PenstockError, QueryRejected
-from actors.kernel import ActorAddress, ActorSystem
-from actors.pgwire.scram import make_verifier
-from actors.plan.jobs import Answer, Job
-from actors.protocol.api import ObjectStatus
-from actors.protocol.relations import is_subscribed_view
-from actors.protocol.role_messages import RoleRight
+from actors.doors.client.client import Client
+from actors.model.pgwire.scram import make_verifier
+from actors.model.plan.jobs import Answer, Job
+from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.relations import is_subscribed_view
+from actors.model.protocol.role_messages import RoleRight
+from actors.runtime.errors import AccessDenied, PenstockError, QueryRejected
+from actors.runtime.kernel import ActorAddress, ActorSystem
+from actors.runtime.settings import Settings
 from actors.service import DoorConnector, Service
-from actors.settings import Settings
 from actors.testing.check_views import for_short_lives
 from actors.testing.engine import InMemoryExecutor
 from actors.testing.patience import PATIENCE_S

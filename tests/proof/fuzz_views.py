@@ -15,8 +15,8 @@ from pathlib import Path
 
 import anyio
 
-from actors.kernel import ActorSystem
-from actors.settings import Settings
+from actors.runtime.kernel import ActorSystem
+from actors.runtime.settings import Settings
 from actors.testing.check_views import CheckReport
 from actors.testing.checking import CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor

@@ -38,9 +38,9 @@ import psycopg
 import trustme
 from pyspark.sql.connect.proto import base_pb2
 
-from actors.client.client import Client
-from actors.cluster import connect
-from actors.settings import Settings
+from actors.doors.client.client import Client
+from actors.replica.cluster import connect
+from actors.runtime.settings import Settings
 from actors.testing.hostile_bytes import HostileCrowd
 
 GROWTH_MB_MAX: Final = 64
@@ -66,7 +66,7 @@ def start(command: list[str], given: dict[str, str], folder: Path) -> subprocess
     path = folder / f"{command[0]}.log"
     with path.open("w") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "actors.commands.cli", *command],
+            [sys.executable, "-m", "actors.doors.commands.cli", *command],
             cwd=folder,
             env=os.environ | {f"PENSTOCK_{name.upper()}": text for name, text in given.items()},
             stdout=subprocess.PIPE,

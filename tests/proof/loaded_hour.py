@@ -30,8 +30,8 @@ import psycopg
 from crash_campaign import Service, free_port
 from soak import sample
 
-from actors.client.client import Client
-from actors.settings import Settings
+from actors.doors.client.client import Client
+from actors.runtime.settings import Settings
 from actors.testing.postgres_server import PostgresServer, binary, postgres_server
 
 TABLES: Final = ("accounts", "branches", "tellers", "history")

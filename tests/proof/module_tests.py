@@ -3,7 +3,8 @@
 `TESTS` names them for some modules. For the others they follow from the imports:
 
 1. the files named after the module (`test_shard.py`, `test_shard_rules.py` and
-   `test_persist_shard.py` for `persist/shard`) that import it, themselves or through a helper,
+   `test_persist_shard.py` for `durable/persist/shard`) that import it, themselves or through a
+   helper,
 2. the files that import it themselves and are in the test folder of its room,
 3. the other files that import it themselves,
 4. files that import it by way of other modules: those named after it, then those in the test folder
@@ -17,8 +18,8 @@ modules of the room, since it uses more of it.
 
 A name that a package re-exports counts as an import of the module that defines it. The name of a
 module in a text counts too (`monkeypatch.setattr("actors.…")`). The test folder of a room has the
-name of one of the module's own folders, or stands in `HOMES`; for modules of the top level it is
-`tests` itself. Left out are the folders of `APART`, and files whose tests all have marks of
+name of one of the module's own folders, or stands in `HOMES`; for modules of the top level `HOMES`
+names them. Left out are the folders of `APART`, and files whose tests all have marks of
 `LEFT_OUT_MARKS`.
 """
 
@@ -33,6 +34,7 @@ from typing import Final, NamedTuple
 FILES_MAX: Final = 6
 FILES_MIN: Final = 3
 HOMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "": ("replica", "service"),
     "object_store": ("persist", "sinks"),
     "sql_session": ("pg_server",),
     "transport": ("cluster",),
@@ -55,13 +57,13 @@ ACCEPTOR: Final = (
     "wal/test_acceptor_machine.py",
 )
 VIEWS: Final = (
-    "views/test_compile_view.py",
-    "views/test_rules_of_rows.py",
-    "testing_kit/test_check_views.py",
-    "views/test_relational_maintained.py",
-    "views/test_maintained_views.py",
+    "engine/views/test_compile_view.py",
+    "engine/views/test_rules_of_rows.py",
+    "testing/test_check_views.py",
+    "engine/views/test_relational_maintained.py",
+    "engine/views/test_maintained_views.py",
 )
-EAGER: Final = ("views/test_eager_sums.py", "test_upgrades.py")
+EAGER: Final = ("engine/views/test_eager_sums.py", "service/test_upgrades.py")
 TESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "wal/acceptor": ACCEPTOR,
     "wal/accepting": ("wal/test_wal_receiver.py",),
@@ -85,47 +87,56 @@ TESTS: Final[Mapping[str, tuple[str, ...]]] = {
     "wal/control": ("wal/test_wal_control.py",),
     "wal/offload": ("wal/test_wal_offload.py",),
     "wal/archive": ("wal/test_wal_offload.py",),
-    "plan/nearby": (
-        "views/test_nearby_rows.py",
-        "plan/test_covered.py",
-        "plan/test_compared_range.py",
+    "model/plan/nearby": (
+        "engine/views/test_nearby_rows.py",
+        "model/plan/test_covered.py",
+        "model/plan/test_compared_range.py",
     ),
-    "plan/plan_splitting": ("plan/test_plan_splitting.py", "views/test_plan_growth.py"),
-    "views/common_subplans": ("views/test_common_subplans.py", "test_doctests.py"),
-    "views/rule_compared": ("views/test_rule_compared.py",),
-    "views/input_uses": ("views/test_input_uses.py",),
-    "views/rule_eager": EAGER,
-    "views/eager_choice": EAGER,
-    "dataflow/policy": ("dataflow/test_policy.py",),
-    "dataflow/touched": ("dataflow/test_touched.py", "arrangement/test_met_pairs.py"),
-    "arrangement/shared": ("arrangement/test_shared.py",),
-    "views/measures": VIEWS,
-    "views/rule_distinct": VIEWS,
-    "views/rule_expansion": VIEWS,
-    "views/rule_extreme": VIEWS,
-    "views/rule_group": VIEWS,
-    "views/rule_join": VIEWS,
-    "views/rule_kept": VIEWS,
-    "views/rule_linear": VIEWS,
-    "views/rule_outer": VIEWS,
-    "views/rule_recompute": VIEWS,
-    "views/rule_temporal": VIEWS,
-    "views/rule_top": VIEWS,
-    "views/rule_window": (
-        "views/test_window_reach.py",
-        "views/test_rules_of_rows.py",
-        "views/test_nearby_rows.py",
+    "model/plan/plan_splitting": (
+        "model/plan/test_plan_splitting.py",
+        "engine/views/test_plan_growth.py",
     ),
-    "commands/backup": ("persist/test_backups.py", "test_cli.py"),
-    "commands/connectors": ("test_sources.py", "test_cli.py"),
-    "commands/shard_reports": ("test_shards.py",),
-    "commands/stores": ("test_shards.py", "persist/test_backups.py"),
-    "commands/sql_shell": ("test_cli.py",),
-    "memory_ledger": ("test_memory.py",),
+    "engine/views/common_subplans": (
+        "engine/views/test_common_subplans.py",
+        "house/test_doctests.py",
+    ),
+    "engine/views/rule_compared": ("engine/views/test_rule_compared.py",),
+    "engine/views/input_uses": ("engine/views/test_input_uses.py",),
+    "engine/views/rule_eager": EAGER,
+    "engine/views/eager_choice": EAGER,
+    "replica/dataflow/policy": ("replica/dataflow/test_policy.py",),
+    "replica/dataflow/touched": (
+        "replica/dataflow/test_touched.py",
+        "durable/arrangement/test_met_pairs.py",
+    ),
+    "durable/arrangement/shared": ("durable/arrangement/test_shared.py",),
+    "engine/views/measures": VIEWS,
+    "engine/views/rule_distinct": VIEWS,
+    "engine/views/rule_expansion": VIEWS,
+    "engine/views/rule_extreme": VIEWS,
+    "engine/views/rule_group": VIEWS,
+    "engine/views/rule_join": VIEWS,
+    "engine/views/rule_kept": VIEWS,
+    "engine/views/rule_linear": VIEWS,
+    "engine/views/rule_outer": VIEWS,
+    "engine/views/rule_recompute": VIEWS,
+    "engine/views/rule_temporal": VIEWS,
+    "engine/views/rule_top": VIEWS,
+    "engine/views/rule_window": (
+        "engine/views/test_window_reach.py",
+        "engine/views/test_rules_of_rows.py",
+        "engine/views/test_nearby_rows.py",
+    ),
+    "doors/commands/backup": ("durable/persist/test_backups.py", "doors/commands/test_cli.py"),
+    "doors/commands/connectors": ("service/test_sources.py", "doors/commands/test_cli.py"),
+    "doors/commands/shard_reports": ("doors/commands/test_shards.py",),
+    "doors/commands/stores": ("doors/commands/test_shards.py", "durable/persist/test_backups.py"),
+    "doors/commands/sql_shell": ("doors/commands/test_cli.py",),
+    "runtime/memory_ledger": ("service/test_memory.py",),
     "worker": (
-        "test_worker.py",
-        "testing_kit/test_simulated_workers.py",
-        "cluster/test_cluster.py",
+        "replica/test_worker.py",
+        "testing/test_simulated_workers.py",
+        "replica/cluster/test_cluster.py",
     ),
 }
 """The tests of modules of which imports say too little, or too much."""
@@ -241,7 +252,7 @@ class ModuleTests:
     def _order(self, file: SuiteFile, module: str, distance: int) -> tuple[int, ...]:
         """Return the group of a file, and its order within the group."""
         *folders, own = module.split("/")
-        homes = {*folders, *HOMES.get(folders[0], ())} if folders else set()
+        homes = {*folders, *(home for each in folders or [""] for home in HOMES.get(each, ()))}
         place = file.path.relative_to(self._tests).parts[:-1]
         at_home = place[-1] in homes if place else not folders
         named = _is_named_after(file.path.stem, own, folders)
@@ -250,7 +261,7 @@ class ModuleTests:
         if distance == OWN:
             return (2 if at_home else 3), len(file.own)
         at_home |= any(_is_named_after(file.path.stem, folder, []) for folder in folders)
-        room = f"actors.{folders[0]}." if folders else "actors."
+        room = ".".join(["actors", *folders, ""])
         mates = sum(each.startswith(room) for each in file.own)
         return 4, not named, not at_home, 0 if at_home else distance, -mates, len(file.own)
 

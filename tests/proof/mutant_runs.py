@@ -95,8 +95,10 @@ class MutantCheckout:
         self._options, options = (), self._options  # the canary is in the default lane
         outcome = self.run([CANARY], None)
         assert outcome.verdict == "passed", f"the copy is not imported: {self._log.read_text()}"
-        errors = self._path("errors")
-        with self._replaced("errors", errors.read_text() + "\nraise RuntimeError('must die')\n"):
+        errors = self._path("runtime/errors")
+        with self._replaced(
+            "runtime/errors", errors.read_text() + "\nraise RuntimeError('must die')\n"
+        ):
             outcome = self.run([CANARY], None)
         assert outcome.verdict == "failed", "a module that raises an error is not noticed"
         self._options = options

@@ -18,12 +18,11 @@ ROOM_MUTANTS_MIN: Final = 3
 """Each room has so many in a draw, if it has so many mutations."""
 ROOMS_APART: Final[Mapping[str, str]] = {
     "testing": "the kit with which tests are written: a weaker kit is no bug of the service",
-    "demo": "a program for show, which only the demo's own proof judges",
 }
 """Rooms that are never drawn, and why."""
 SPARK_ONLY: Final = "runs in the engine's child: no test reaches one of its functions without Spark"
 MODULES_APART: Final[Mapping[str, str]] = {
-    f"spark/{name}": SPARK_ONLY
+    f"engine/spark/{name}": SPARK_ONLY
     for name in (
         "analysis",
         "bridge",
@@ -71,8 +70,10 @@ class Mutation(NamedTuple):
 
     @property
     def room(self) -> str:
-        """Return the room: the first folder, or a module of the top level itself."""
-        return self.module.partition("/")[0]
+        """Return the room with its folder (``durable/persist``, ``wal``), or a module of the top
+        level itself."""
+        *folders, own = self.module.split("/")
+        return "/".join(folders[:2]) or own
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line}: {self.what}"

@@ -36,8 +36,9 @@ import msgspec
 import trustme
 
 from actors import Client, Service, Settings
-from actors.client.client import concatenate_pieces
-from actors.errors import (
+from actors.doors.client.client import concatenate_pieces
+from actors.model.plan.schema import DIFF, TIME
+from actors.runtime.errors import (
     AuthenticationFailed,
     ConnectionBroken,
     DeadlineExceeded,
@@ -49,7 +50,6 @@ from actors.errors import (
     ResourceClosed,
     UnknownCommand,
 )
-from actors.plan.schema import DIFF, TIME
 from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_MS, PATIENCE_S
 from actors.testing.patient_loop import PatientLoop

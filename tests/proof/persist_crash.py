@@ -33,10 +33,10 @@ import anyio
 from msgspec.structs import replace
 from persist_crash_writer import SCHEMA, SETTINGS, SHARDS, rows_at
 
-from actors.kernel import SystemClock
-from actors.persist import PersistClient
-from actors.persist.blob_file import TEMPORARY
-from actors.plan.schema import DIFF
+from actors.durable.persist import PersistClient
+from actors.durable.persist.blob_file import TEMPORARY
+from actors.model.plan.schema import DIFF
+from actors.runtime.kernel import SystemClock
 
 SCRIPT = Path(__file__).with_name("persist_crash_writer.py")
 APPENDS_MAX = 12

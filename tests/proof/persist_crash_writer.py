@@ -11,10 +11,10 @@ import anyio
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.kernel import SystemClock
-from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 
 SCHEMA = TableSchema((TableColumn("a", "bigint"),))
 SHARDS = ("s", "t")

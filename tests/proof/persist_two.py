@@ -35,9 +35,9 @@ from msgspec.structs import replace
 from persist_history import History, check
 from persist_worker import SETTINGS, SHARD, contents
 
-from actors.kernel import SystemClock
-from actors.persist import PersistClient
-from actors.persist.places import open_blob, open_consensus
+from actors.durable.persist import PersistClient
+from actors.durable.persist.places import open_blob, open_consensus
+from actors.runtime.kernel import SystemClock
 
 ROOT = Path(__file__).resolve().parents[1]
 SCRIPT = Path(__file__).with_name("persist_worker.py")

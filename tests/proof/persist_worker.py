@@ -18,12 +18,18 @@ import numpy as np
 import pyarrow as pa
 from persist_history import APPENDED, FAILED, MASK, MISMATCH, OPEN, summed
 
-from actors.errors import PenstockError
-from actors.kernel import SystemClock
-from actors.persist import AppendCommitted, LeasedReader, NewShard, PersistClient, ShardAppend
-from actors.persist.places import open_blob, open_consensus
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist import (
+    AppendCommitted,
+    LeasedReader,
+    NewShard,
+    PersistClient,
+    ShardAppend,
+)
+from actors.durable.persist.places import open_blob, open_consensus
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 
 SHARD = "s"
 SCHEMA = TableSchema((TableColumn("a", "bigint"), TableColumn("pad", "string")))

@@ -30,7 +30,7 @@ import psycopg
 from crash_campaign import Service, free_port
 
 from actors import Client
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 from actors.testing.postgres_server import PostgresServer, binary, postgres_server
 
 TABLES = ("accounts", "branches", "tellers", "history")

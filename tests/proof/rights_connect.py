@@ -25,14 +25,14 @@ from rights_model import CANARY, CODE, CONNECT
 from rights_plans import MARK, DrawnRequest, RequestDrawer
 from rights_statements import ROLES
 
-from actors.access.role_registry import token_digest
-from actors.client.client import Client
-from actors.connect_gateway.gateway import SERVICE_NAME
+from actors.control.access.role_registry import token_digest
+from actors.doors.client.client import Client
+from actors.doors.connect_gateway.gateway import SERVICE_NAME
+from actors.runtime.settings import Settings
 from actors.service import Service
-from actors.settings import Settings
 from actors.testing.patience import PATIENCE_S
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "connect_gateway"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "doors" / "connect_gateway"))
 from gateway_world import SparkStandIn  # type: ignore[import-not-found]
 
 _OPENING: Final = ("ExecutePlan", "AnalyzePlan", "Config")

@@ -8,9 +8,9 @@ from typing import Any, TypeAlias
 
 from rights_model import ADMIN, READ, WRITE, ModelObject, Need, RightsModel
 
-from actors.client.client import Client, TableWrite
-from actors.plan.schema import TableColumn
-from actors.protocol.api import CreateView
+from actors.doors.client.client import Client, TableWrite
+from actors.model.plan.schema import TableColumn
+from actors.model.protocol.api import CreateView
 
 Send: TypeAlias = Callable[[Client], Awaitable[Any]]
 

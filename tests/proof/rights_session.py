@@ -13,7 +13,7 @@ from typing import Self
 from rights_model import ModelObject
 from rights_statements import Effect, Step
 
-from actors.pgwire.messages import encode_message
+from actors.model.pgwire.messages import encode_message
 from actors.testing.patience import PATIENCE_S
 from actors.testing.pg_fuzz import startup_packet
 

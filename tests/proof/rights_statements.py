@@ -26,7 +26,7 @@ from rights_model import (
     RightsModel,
 )
 
-from actors.protocol.relations import RELATIONS
+from actors.model.protocol.relations import RELATIONS
 
 Effect: TypeAlias = Callable[[], None]
 BOSS = "boss"

@@ -23,10 +23,10 @@ from actors.connectors.sinks.delta import DeltaConfig
 from actors.connectors.sinks.kinds import SinkConfig
 from actors.connectors.sinks.messages import SinkEnded, SinkProgress, SinkWork
 from actors.connectors.sinks.parquet import ParquetConfig
-from actors.kernel import Actor, ActorSystem, SystemClock
-from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
-from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from actors.runtime.kernel import Actor, ActorSystem, SystemClock
+from actors.runtime.settings import Settings
 
 SCHEMA: Final = TableSchema((TableColumn("a", "bigint"), TableColumn("b", "string")))
 SHARD: Final = "s"

@@ -20,9 +20,9 @@ from statistics import median
 import anyio
 from crash_campaign import Service, create, descendants
 
-from actors.demo import flights
-from actors.demo.play import VIEWS, changes_of
-from actors.settings import Settings
+from actors.runtime.settings import Settings
+from penstock_flights import flights
+from penstock_flights.play import VIEWS, changes_of
 
 GROWTH_MAX = 1.2
 

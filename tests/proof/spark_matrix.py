@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from actors.spark.spark_releases import NEWEST, RELEASES
+from actors.engine.spark.spark_releases import NEWEST, RELEASES
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PAGE: Final = ROOT / "docs" / "spark-releases.md"
@@ -31,24 +31,24 @@ BEGIN: Final = "<!-- what `make matrix` saw -->\n"
 END: Final = "<!-- end of what it saw -->\n"
 TRIAL_SECONDS_MAX: Final = 3 * 3600
 PYTEST: Final = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-rsf", "-m", "spark")
-PENSTOCK: Final = ("-c", "import sys; from actors.commands.cli import main; sys.exit(main())")
+PENSTOCK: Final = ("-c", "import sys; from actors.doors.commands.cli import main; sys.exit(main())")
 SCRIPTS: Final = "tests/scripts/*.view"
 TRIALS: Final[Mapping[str, tuple[str, ...]]] = {
     "plans of the public queries": ("tests/proof/conformance.py", "--modes"),
     "modes of all view scripts": (*PENSTOCK, "check-views", "--modes", "tests/scripts"),
-    "prepared steps": (*PYTEST, "tests/spark/test_prepared.py"),
-    "delta nodes": (*PYTEST, "tests/spark/test_delta_nodes.py"),
-    "Spark Connect": (*PYTEST, "tests/spark/test_connect.py"),
-    "shards in Spark": (*PYTEST, "--whole", "tests/spark/test_source_on_spark.py"),
+    "prepared steps": (*PYTEST, "tests/engine/spark/test_prepared.py"),
+    "delta nodes": (*PYTEST, "tests/engine/spark/test_delta_nodes.py"),
+    "Spark Connect": (*PYTEST, "tests/engine/spark/test_connect.py"),
+    "shards in Spark": (*PYTEST, "--whole", "tests/engine/spark/test_source_on_spark.py"),
     "streams of changes": (
         *PYTEST,
         "--whole",
-        "tests/connect_gateway/test_streams_on_spark.py",
+        "tests/doors/connect_gateway/test_streams_on_spark.py",
     ),
-    "parts in buckets": (*PYTEST, "--whole", "tests/spark/test_bucket_parts.py"),
-    "Connect gateway": (*PYTEST, "tests/connect_gateway"),
-    "views": (*PYTEST, "tests/views"),
-    "engine, all": (*PYTEST, "tests/spark"),
+    "parts in buckets": (*PYTEST, "--whole", "tests/engine/spark/test_bucket_parts.py"),
+    "Connect gateway": (*PYTEST, "tests/doors/connect_gateway"),
+    "views": (*PYTEST, "tests/engine/views"),
+    "engine, all": (*PYTEST, "tests/engine/spark"),
     "view scripts": (*PENSTOCK, "check-views", SCRIPTS),
 }
 """Arguments of Python, by what is tried."""

@@ -32,9 +32,9 @@ from crash_campaign import Service, free_port
 from sql_model import ACCOUNTS, SUMS, ChangePlanner, ModelState, PlannedChange
 
 from actors import Client
-from actors.protocol.relations import is_subscribed_view
+from actors.model.protocol.relations import is_subscribed_view
 
-SERVE_IN_MEMORY = Path(__file__).resolve().parents[1] / "docs" / "serve_in_memory.py"
+SERVE_IN_MEMORY = Path(__file__).resolve().parents[1] / "house" / "docs" / "serve_in_memory.py"
 FOLLOWED = "SELECT grp, max(amount) AS greatest FROM accounts GROUP BY grp"
 READ_SECONDS = 240
 """Time in which a read must be answered after a start, Spark's own start included."""

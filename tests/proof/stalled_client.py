@@ -40,11 +40,8 @@ from controller_script import (
 )
 from soak import resident_mb
 
-from actors.cluster import connect
-from actors.cluster.checked import CheckedClient
-from actors.errors import PenstockError
-from actors.plan.delta import DeltaPlan
-from actors.protocol.compute import (
+from actors.model.plan.delta import DeltaPlan
+from actors.model.protocol.compute import (
     AllowWrites,
     CreateInstance,
     Hello,
@@ -52,7 +49,10 @@ from actors.protocol.compute import (
     InitializationComplete,
     Peek,
 )
-from actors.settings import Settings
+from actors.replica.cluster import connect
+from actors.replica.cluster.checked import CheckedClient
+from actors.runtime.errors import PenstockError
+from actors.runtime.settings import Settings
 
 EARLY: Final = "early"
 """A peek that is asked before InitializationComplete."""

@@ -198,7 +198,7 @@ def test_mutants_of_a_run_are_run_again(root: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     call = [sys.executable, "tests/proof/mutations.py", "--json"]
     for arguments in (
-        [one, "--only", "boundary", "sequencer"],
+        [one, "--only", "boundary", "replica/sequencer"],
         [other, "--mutants", one, "--against", root],
     ):
         done = subprocess.run(
@@ -208,7 +208,7 @@ def test_mutants_of_a_run_are_run_again(root: Path, tmp_path: Path) -> None:
     assert "0 of 1 lost" in done.stdout
     verdicts = [json.loads(path.read_text())["mutants"][0]["verdict"] for path in (one, other)]
     assert set(verdicts) <= set(DIED)
-    given = [one, "--resume", "--only", "boundary", "sequencer"]
+    given = [one, "--resume", "--only", "boundary", "replica/sequencer"]
     done = subprocess.run(
         [*call, *map(str, given)], cwd=root, capture_output=True, text=True, check=False
     )

@@ -14,11 +14,11 @@ from fuzz_rights import RightsBroken, RoundCounts, run_round
 from rights_connect import run_connect_round
 from rights_model import ADMIN, READ, WRITE, ModelObject, ModelRole, RightsModel
 
-from actors.access.access_rules import AccessRules
-from actors.access.role_registry import RoleEntry, RoleRegistry
-from actors.connect_gateway import gateway
-from actors.connect_gateway.plan_guard import PlanGuard
-from actors.controller.roles import request_rights
+from actors.control.access.access_rules import AccessRules
+from actors.control.access.role_registry import RoleEntry, RoleRegistry
+from actors.control.controller.roles import request_rights
+from actors.doors.connect_gateway import gateway
+from actors.doors.connect_gateway.plan_guard import PlanGuard
 
 STATEMENTS = 200
 SEED = 11

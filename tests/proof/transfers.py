@@ -186,7 +186,7 @@ class TransferProof:
 @contextmanager
 def serving(folder: Path) -> Iterator[TransferProof]:
     """A service process with both doors."""
-    command = [sys.executable, "-m", "actors.commands.cli", "serve", "--log-level", "error"]
+    command = [sys.executable, "-m", "actors.doors.commands.cli", "serve", "--log-level", "error"]
     command += ["--state-dir", str(folder / "state"), "--listen", "127.0.0.1:0"]
     command += ["--set", "pg_listen=127.0.0.1:0", "--set", "connect_listen=127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:

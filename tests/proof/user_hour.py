@@ -143,7 +143,7 @@ class Terminal:
         raise Different(f"{what}: not so after {STUCK_S} s\n{self.run('status')}")
 
     def _command(self, arguments: Sequence[str]) -> list[str]:
-        return [sys.executable, "-m", "actors.commands.cli", *arguments]
+        return [sys.executable, "-m", "actors.doors.commands.cli", *arguments]
 
 
 class Bank:

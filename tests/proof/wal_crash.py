@@ -55,7 +55,7 @@ from wal_crash_processes import (
 )
 from wal_crash_proposer import Orders
 
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 from actors.wal.dialling import dial, parse_addresses
 from actors.wal.following import LogReader
 from actors.wal.framing import START_LSN, RecordDecoder

@@ -103,7 +103,7 @@ def planted(name: str) -> AbstractContextManager[None]:
 
 def main() -> None:
     """See the module."""
-    from actors.commands.cli import main as penstock
+    from actors.doors.commands.cli import main as penstock
 
     with planted(sys.argv[1]):
         sys.argv = ["penstock", "wal", *sys.argv[2:]]

@@ -18,8 +18,8 @@ import msgspec
 from wal_bank import Transfer, payload_of, transfer, transfer_of
 from wal_crash_faults import planted
 
-from actors.commands.console import set_up_logging
-from actors.errors import ConnectionBroken, PenstockError
+from actors.doors.commands.console import set_up_logging
+from actors.runtime.errors import ConnectionBroken, PenstockError
 from actors.wal.dialling import dial, parse_addresses
 from actors.wal.following import LogReader
 from actors.wal.framing import START_LSN, RecordDecoder, encode, framed_bytes_max

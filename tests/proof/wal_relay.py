@@ -41,7 +41,7 @@ from wal_crash_processes import TENANT, TIMELINE, AcceptorProcess, Lines, Stuck
 from actors.testing.postgres_server import NoPostgres, PostgresServer, binary, postgres_server
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 
-RELAY = (sys.executable, "-c", "from actors.commands.cli import main; main()", "wal", "relay")
+RELAY = (sys.executable, "-c", "from actors.doors.commands.cli import main; main()", "wal", "relay")
 ENDED_BY_ANOTHER = 2
 STUCK_S = 600
 PAUSE_S = 1.0

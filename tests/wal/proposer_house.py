@@ -10,7 +10,7 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 from actors.wal import codec_v3
 from actors.wal.acceptor import AcceptorCore
 from actors.wal.dialling import AcceptorAddress

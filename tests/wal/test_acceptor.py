@@ -17,7 +17,7 @@ from acceptor_house import (  # type: ignore[import-not-found]
 )
 from msgspec.structs import replace
 
-from actors.errors import CorruptData, InvalidUsage, WalRefused
+from actors.runtime.errors import CorruptData, InvalidUsage, WalRefused
 from actors.wal.acceptor import AcceptorCore, AcceptorPeer, AppendUnflushed, FlushWal
 from actors.wal.files import ControlState
 from actors.wal.messages import (

@@ -15,7 +15,7 @@ from acceptor_house import (  # type: ignore[import-not-found]
 from msgspec.structs import replace
 from wal_disks import Fault  # type: ignore[import-not-found]
 
-from actors.errors import StorageError
+from actors.runtime.errors import StorageError
 from actors.wal.acceptor import AcceptorPeer, AppendUnflushed, FlushWal
 from actors.wal.messages import (
     AppendRequest,

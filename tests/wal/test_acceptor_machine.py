@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from wal_disks import OPERATIONS, Fault  # type: ignore[import-not-found]
 
-from actors.errors import StorageError, WalRefused
+from actors.runtime.errors import StorageError, WalRefused
 from actors.wal.acceptor import AcceptorPeer, AppendUnflushed, FlushWal
 from actors.wal.history import highest_common_point, visible
 from actors.wal.messages import (

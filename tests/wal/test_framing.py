@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import CorruptData, InvalidUsage
+from actors.runtime.errors import CorruptData, InvalidUsage
 from actors.wal.framing import (
     MANAGER,
     PAYLOAD_BYTES_MAX,

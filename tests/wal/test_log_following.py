@@ -20,8 +20,8 @@ from wal_nodes import (  # type: ignore[import-not-found]
     nodes,
 )
 
-from actors.errors import ConnectionBroken
-from actors.kernel import SystemClock
+from actors.runtime.errors import ConnectionBroken
+from actors.runtime.kernel import SystemClock
 from actors.testing.patience import PATIENCE_MS
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.following import AllRemoved, WalFollower, choose_furthest

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 from actors.wal import quorum
 from actors.wal.messages import (
     WAL_BYTES_MAX,

@@ -14,8 +14,14 @@ from proposer_house import (  # type: ignore[import-not-found]
     houses,
 )
 
-from actors.errors import BadSettings, ConnectionBroken, InvalidUsage, PeerRejected, ResourceClosed
-from actors.settings import Settings, load
+from actors.runtime.errors import (
+    BadSettings,
+    ConnectionBroken,
+    InvalidUsage,
+    PeerRejected,
+    ResourceClosed,
+)
+from actors.runtime.settings import Settings, load
 from actors.wal.dialling import AcceptorAddress, parse_addresses
 from actors.wal.proposer import Effect, ProposerConfig, ProposerPhase
 from actors.wal.proposing import ProposerTiming, propose

@@ -14,14 +14,14 @@ from pathlib import Path
 import typer
 from typer.testing import CliRunner
 
-from actors.wal import push_command as wal_push
+from actors.doors.commands import wal_push
 from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.pushing import parse_pushed
 
 TENANT, TIMELINE = "0a" * 16, "0b" * 16
 COUNT = 600
-PENSTOCK = (sys.executable, "-c", "from actors.commands.cli import main; main()", "wal")
+PENSTOCK = (sys.executable, "-c", "from actors.doors.commands.cli import main; main()", "wal")
 
 
 @contextmanager

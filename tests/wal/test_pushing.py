@@ -19,8 +19,8 @@ from proposer_house import (  # type: ignore[import-not-found]
 )
 from typer.testing import CliRunner
 
-from actors.errors import InvalidUsage, WalRefused
-from actors.wal import push_command as wal_push
+from actors.doors.commands import wal_push
+from actors.runtime.errors import InvalidUsage, WalRefused
 from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.proposer import ProposerConfig
 from actors.wal.proposing import ProposerTiming, propose

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import WalRefused
+from actors.runtime.errors import WalRefused
 from actors.wal.history import (
     check_history,
     highest_common_point,

@@ -17,7 +17,7 @@ from wal_messages import (  # type: ignore[import-not-found]
     proposer_messages,
 )
 
-from actors.errors import LocalProtocolError, MalformedFrame
+from actors.runtime.errors import LocalProtocolError, MalformedFrame
 from actors.wal import codec_v2, codec_v3
 from actors.wal.messages import (
     AcceptorGreeting,

@@ -18,12 +18,12 @@ import pytest
 from test_wal_served import LOG, START, Served, push  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.errors import BadSettings, ConnectionBroken
-from actors.settings import Settings
-from actors.wal import commands as timelines
+from actors.doors.commands import wal_commands as timelines
+from actors.runtime.errors import BadSettings, ConnectionBroken
+from actors.runtime.settings import Settings
 from actors.wal.lsn import lsn_text
 
-PENSTOCK = (sys.executable, "-m", "actors.commands.cli")
+PENSTOCK = (sys.executable, "-m", "actors.doors.commands.cli")
 
 
 async def started(folder: Path, *flags: str) -> tuple[asyncio.subprocess.Process, int]:
@@ -132,7 +132,7 @@ async def test_its_measures_are_on_a_page(tmp_path: Path) -> None:
 def test_an_acceptor_loads_no_engine_and_no_tables() -> None:
     """Or starting took three times as long."""
     program = (
-        "import sys; from actors.transport import sockets; from actors.wal.listener import"
+        "import sys; from actors.runtime.transport import sockets; from actors.wal.listener import"
         " WalListener; print([name for name in ('pyarrow', 'sqlglot') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actors.errors import CorruptData, InvalidUsage, StorageError
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
 from actors.wal.control import CONTROL_NAME, FileControl, create_timeline, decode, encode
 from actors.wal.files import ControlState
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import wal_nodes  # type: ignore[import-not-found]
 
-from actors.settings import Settings
+from actors.runtime.settings import Settings
 from actors.testing.hostile_bytes import HostileCrowd
 from actors.testing.patience import PATIENCE_S
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from actors.commands.cli import app
-from actors.errors import CorruptData, InvalidUsage, StorageError
+from actors.doors.commands.cli import app
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
 from actors.wal.files import ControlState
 from actors.wal.inspection import inspect, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES

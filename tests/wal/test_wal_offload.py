@@ -17,13 +17,14 @@ import pytest
 from test_wal_command import started  # type: ignore[import-not-found]
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
-from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
-from actors.kernel import SystemClock
-from actors.persist.blob_file import FileBlob
-from actors.persist.location import BlobStore
-from actors.persist.memory_stores import MemoryBlob
-from actors.settings import Settings
-from actors.wal import codec_v3, commands
+from actors.doors.commands import wal_commands as commands
+from actors.durable.persist.blob_file import FileBlob
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.memory_stores import MemoryBlob
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, WalRemoved
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
+from actors.wal import codec_v3
 from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.archive import SegmentStamp, WalArchive
 from actors.wal.control import FileControl

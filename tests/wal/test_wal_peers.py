@@ -15,7 +15,7 @@ from acceptor_house import NODE, START, House  # type: ignore[import-not-found]
 from test_wal_command import started  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.errors import MalformedFrame, WalRefused
+from actors.runtime.errors import MalformedFrame, WalRefused
 from actors.wal.acceptor import AppendUnflushed, FlushWal
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.framing import PG_VERSION, START_LSN, encode, framed_bytes_max

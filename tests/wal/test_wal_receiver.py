@@ -15,11 +15,17 @@ import pytest
 from wal_disks import Fault  # type: ignore[import-not-found]
 from wal_wires import ELECTED, GREETING, START, TIMELINE, VOTE, MemoryWire, append, timeline_on  # type: ignore[import-not-found]
 
-from actors import spans
-from actors.errors import ActorDead, ConnectionBroken, MalformedFrame, StorageError, WalRefused
-from actors.kernel import ReplySlot
-from actors.settings import Settings
-from actors.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
+from actors.runtime import spans
+from actors.runtime.errors import (
+    ActorDead,
+    ConnectionBroken,
+    MalformedFrame,
+    StorageError,
+    WalRefused,
+)
+from actors.runtime.kernel import ReplySlot
+from actors.runtime.settings import Settings
+from actors.runtime.telemetry import WAL_QUEUE_BYTES, WAL_QUEUE_DEPTH, WAL_QUEUED, WAL_RECEIVERS
 from actors.testing.isolation import ActorIsolation, SubjectActor
 from actors.wal import codec_v3
 from actors.wal.accepting import GATHERED_BYTES_MAX, QueueMeter, gathered_max

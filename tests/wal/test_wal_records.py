@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import CorruptData
+from actors.runtime.errors import CorruptData
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import MAGICS, RecordScanner
 from tests.simulators.wal.fuzzing import read, seeds

@@ -15,8 +15,8 @@ import pytest
 from wal_disks import Fault, MemoryDisk  # type: ignore[import-not-found]
 from wal_wires import GREETING, START, TIMELINE, append, timeline_on  # type: ignore[import-not-found]
 
-from actors.errors import ConnectionBroken
-from actors.settings import Settings
+from actors.runtime.errors import ConnectionBroken
+from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation
 from actors.wal.acceptor import AppendUnflushed, Message
 from actors.wal.dialling import AcceptorAddress

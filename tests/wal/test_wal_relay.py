@@ -16,14 +16,14 @@ from test_wal_served import served  # type: ignore[import-not-found]
 from typer.testing import CliRunner
 from wal_wires import GREETING, TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.commands.cli import cause_of
-from actors.errors import CorruptData, InvalidUsage
+from actors.connectors.relay_server import FirstRecord, ServerIdentity, replication_dsn
+from actors.doors.commands.cli import cause_of
+from actors.doors.commands.wal_relay import STALL_MS, StallDetector, check_system, relay
+from actors.runtime.errors import CorruptData, InvalidUsage
 from actors.testing.postgres_server import binary, postgres_server
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.records import RecordScanner
-from actors.wal.relay_command import STALL_MS, StallDetector, check_system, relay
-from actors.wal.relay_server import FirstRecord, ServerIdentity, replication_dsn
 from tests.simulators.wal.made_up import MadeUpLog
 
 CAMPAIGN = Path(__file__).parents[1] / "proof" / "wal_relay.py"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import MalformedFrame
+from actors.runtime.errors import MalformedFrame
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback
 from actors.wal.replication import (

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actors.errors import CorruptData
+from actors.runtime.errors import CorruptData
 from actors.wal import records
 from actors.wal import records as runs
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES

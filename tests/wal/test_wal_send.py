@@ -23,8 +23,8 @@ from wal_wires import (  # type: ignore[import-not-found]
     timeline_on,
 )
 
-from actors.errors import PenstockError, StorageError, WalRefused
-from actors.settings import Settings
+from actors.runtime.errors import PenstockError, StorageError, WalRefused
+from actors.runtime.settings import Settings
 from actors.testing.isolation import ActorIsolation
 from actors.wal.files import ControlState
 from actors.wal.listener import WalSender

@@ -24,19 +24,19 @@ from wal_wires import (  # type: ignore[import-not-found]
     VOTE,
 )
 
-from actors.errors import (
+from actors.runtime.errors import (
     AuthenticationFailed,
     ConnectionBroken,
     PeerRejected,
     StateDirectoryError,
     WalRefused,
 )
-from actors.kernel import ActorSystem, SystemClock
-from actors.kernel.clock import ThreadedClock
-from actors.settings import Settings
+from actors.runtime.kernel import ActorSystem, SystemClock
+from actors.runtime.kernel.clock import ThreadedClock
+from actors.runtime.settings import Settings
+from actors.runtime.transport.security import TransportSecurity
 from actors.testing.patience import PATIENCE_MS
 from actors.testing.postgres_server import binary
-from actors.transport.security import TransportSecurity
 from actors.wal import codec_v3, dialling
 from actors.wal.dialling import (
     AcceptorAddress,

@@ -14,7 +14,6 @@ import anyio
 import pytest
 from wal_nodes import TENANT, TIMELINE, Node, append, nodes  # type: ignore[import-not-found]
 
-from actors.client.client import Client
 from actors.connectors.sources.source import (
     ConnectorContext,
     ExportFailed,
@@ -26,11 +25,12 @@ from actors.connectors.sources.source import (
 )
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
-from actors.errors import CorruptData, InvalidUsage
-from actors.kernel import SystemClock
-from actors.plan.schema import TableColumn
-from actors.protocol.api import SourceStatus
-from actors.settings import Settings
+from actors.doors.client.client import Client
+from actors.model.plan.schema import TableColumn
+from actors.model.protocol.api import SourceStatus
+from actors.runtime.errors import CorruptData, InvalidUsage
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text, parse_lsn
 from service_house import running_service  # type: ignore[import-not-found]
 

@@ -17,7 +17,7 @@ import anyio.to_thread
 import pytest
 from test_push_killed import TENANT, TIMELINE, acceptor, push  # type: ignore[import-not-found]
 
-from actors.client.client import Client
+from actors.doors.client.client import Client
 from service_house import service_process  # type: ignore[import-not-found]
 
 pytestmark = pytest.mark.anyio

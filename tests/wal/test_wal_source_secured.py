@@ -20,11 +20,11 @@ from actors.connectors.sources.source import (
 from actors.connectors.sources.source_secrets import check_secrets
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
-from actors.errors import InvalidUsage
-from actors.kernel import SystemClock
-from actors.plan.schema import TableColumn
-from actors.settings import Settings
-from actors.transport.security import TransportSecurity
+from actors.model.plan.schema import TableColumn
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
+from actors.runtime.transport.security import TransportSecurity
 
 TOKEN = "a-token-of-sixteen"
 

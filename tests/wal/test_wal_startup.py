@@ -6,15 +6,15 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from actors.errors import (
+from actors.model.pgwire.decoder import packet_bytes, parse_packet
+from actors.model.pgwire.messages import CancelRequest, EncryptionRequest, StartupPacket
+from actors.runtime.errors import (
     AuthenticationFailed,
     FrameTooLarge,
     MalformedFrame,
     PenstockError,
     WalRefused,
 )
-from actors.pgwire.decoder import packet_bytes, parse_packet
-from actors.pgwire.messages import CancelRequest, EncryptionRequest, StartupPacket
 from actors.wal import startup
 from actors.wal.startup import (
     AskReceivers,

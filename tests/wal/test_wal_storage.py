@@ -10,7 +10,7 @@ from random import Random
 import msgspec
 import pytest
 
-from actors.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, StoreFull, WalRemoved
 from actors.wal.files import ControlState
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.storage import FileWal

@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 from test_wal_served import served  # type: ignore[import-not-found]
 from wal_wires import TENANT, TIMELINE  # type: ignore[import-not-found]
 
-from actors.errors import AuthenticationFailed, BadSettings
-from actors.pgwire.messages import CLEARTEXT_PASSWORD_REQUEST
-from actors.settings import Settings
+from actors.model.pgwire.messages import CLEARTEXT_PASSWORD_REQUEST
+from actors.runtime.errors import AuthenticationFailed, BadSettings
+from actors.runtime.settings import Settings
 from actors.wal.startup import StartupHandshake, TenantGrant
 from actors.wal.tokens import TOKEN_BYTES_MAX, load_keys, token_check, verify_token
 

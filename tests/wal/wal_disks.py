@@ -16,7 +16,7 @@ import enum
 from collections.abc import Callable
 from typing import Final
 
-from actors.errors import InvalidUsage, StorageError
+from actors.runtime.errors import InvalidUsage, StorageError
 from actors.wal.files import ControlState
 from actors.wal.lsn import ALIGNMENT, SEGMENT_BYTES
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import anyio
 import anyio.lowlevel
 
-from actors.kernel import ActorSystem, SystemClock
-from actors.settings import Settings
+from actors.runtime.kernel import ActorSystem, SystemClock
+from actors.runtime.settings import Settings
 from actors.wal.dialling import AcceptorAddress
 from actors.wal.framing import PG_VERSION, START_LSN
 from actors.wal.listener import WalListener

@@ -7,7 +7,7 @@ from collections import deque
 
 from wal_disks import MemoryControl, MemoryDisk, MemoryWal  # type: ignore[import-not-found]
 
-from actors.errors import ConnectionBroken, PenstockError
+from actors.runtime.errors import ConnectionBroken, PenstockError
 from actors.testing.isolation import ActorIsolation
 from actors.wal import codec_v3
 from actors.wal.files import ControlState

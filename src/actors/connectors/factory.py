@@ -24,14 +24,18 @@ from actors.connectors.sources.source import (
     SourceConnector,
     check_configuration,
 )
-from actors.errors import InvalidUsage
-from actors.kernel import Actor, ActorAddress, ActorClock
-from actors.persist import PersistClient
-from actors.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, SubmitJob
-from actors.progress import ObjectId
-from actors.protocol.storage import ConnectorConfiguration, RunOneshotIngestion, SinkDescription
-from actors.settings import Settings
-from actors.storage.half import StorageConnectors
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.durable.persist import PersistClient
+from actors.model.plan.jobs import Answer, CancelJob, ExecutorMessage, Job, SubmitJob
+from actors.model.protocol.storage import (
+    ConnectorConfiguration,
+    RunOneshotIngestion,
+    SinkDescription,
+)
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import Actor, ActorAddress, ActorClock
+from actors.runtime.progress import ObjectId
+from actors.runtime.settings import Settings
 
 
 class ConnectorFactory:

@@ -21,7 +21,6 @@ from typing import Any, TypeAlias, assert_never
 import anyio
 import msgspec
 
-from actors.arrangement import ArrangementStatistics
 from actors.connectors.ingest.contents import KeyedContents
 from actors.connectors.ingest.intake import IntakeDone, SourceIntake, Work
 from actors.connectors.ingest.meters import OF_SOURCE, TaskMeters
@@ -37,13 +36,14 @@ from actors.connectors.sources.source import (
     SourceUpserts,
     hint_of,
 )
-from actors.errors import PenstockError, UnknownObject
-from actors.kernel import Actor, ActorAddress
-from actors.memory_ledger import MemoryUse
-from actors.persist import BatchPart
-from actors.progress import Frontier, ObjectId
-from actors.protocol.message_parts import OperatorStatistics
-from actors.settings import Settings
+from actors.durable.arrangement import ArrangementStatistics
+from actors.durable.persist import BatchPart
+from actors.model.protocol.message_parts import OperatorStatistics
+from actors.runtime.errors import PenstockError, UnknownObject
+from actors.runtime.kernel import Actor, ActorAddress
+from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.progress import Frontier, ObjectId
+from actors.runtime.settings import Settings
 
 log = logging.getLogger("penstock.ingest")
 

@@ -24,18 +24,18 @@ import pyarrow as pa
 from actors.connectors.sources.file_reading import MalformedFile
 from actors.connectors.sources.oneshot import FilesProgress
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import InvalidUsage, PenstockError, StorageError, to_wire
-from actors.kernel import Actor, ActorAddress
-from actors.persist import BatchPart, PersistClient
-from actors.progress import ShardId
-from actors.protocol.storage import (
+from actors.durable.persist import BatchPart, PersistClient
+from actors.model.protocol.storage import (
     FilesStaged,
     RunOneshotIngestion,
     StagedBatch,
     StagingFailed,
     StagingResult,
 )
-from actors.settings import Settings
+from actors.runtime.errors import InvalidUsage, PenstockError, StorageError, to_wire
+from actors.runtime.kernel import Actor, ActorAddress
+from actors.runtime.progress import ShardId
+from actors.runtime.settings import Settings
 
 log = logging.getLogger("penstock.ingest")
 

@@ -30,7 +30,6 @@ import anyio.lowlevel
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement.gathered import GatheredUpdates, check_positive
 from actors.connectors.ingest.meters import OF_SINK, TaskMeters
 from actors.connectors.sinks.kinds import SinkConfig, make_sink
 from actors.connectors.sinks.messages import (
@@ -51,17 +50,18 @@ from actors.connectors.sinks.sink import (
     stretches_in_error,
 )
 from actors.connectors.sources.source import hint_of
-from actors.errors import InvalidUsage, PenstockError
-from actors.kernel import Actor, ActorAddress, ActorClock, RunningEffect
-from actors.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
-from actors.plan.updates import advance, between, sliced, split_errors
-from actors.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
-from actors.protocol.internal import WritesAllowed
-from actors.settings import Settings
-from actors.threshold_probes import SINK_COMMIT
+from actors.durable.arrangement.gathered import GatheredUpdates, check_positive
+from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import advance, between, sliced, split_errors
+from actors.model.protocol.internal import WritesAllowed
+from actors.runtime.errors import InvalidUsage, PenstockError
+from actors.runtime.kernel import Actor, ActorAddress, ActorClock, RunningEffect
+from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import SINK_COMMIT
 
 if TYPE_CHECKING:
-    from actors.persist import LeasedReader, PersistClient
+    from actors.durable.persist import LeasedReader, PersistClient
 
 R = TypeVar("R")
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeAlias
 
 from sqlglot import exp
 
-from actors.errors import QueryRejected
+from actors.runtime.errors import QueryRejected
 from actors.testing.expressions import (
     WIDE,
     Columns,

@@ -20,17 +20,19 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.catalyst.permitted_functions import FUNCTION_NAMES, REFUSED_NAMES, refusal_of
-from actors.errors import AccessDenied, QueryRejected
-from actors.plan.jobs import (
+from actors.engine.catalyst.permitted_functions import FUNCTION_NAMES, REFUSED_NAMES, refusal_of
+from actors.engine.spark.remote_analysis import volatility_of
+from actors.engine.views.operators import UnsupportedConstruct
+from actors.engine.views.query_analysis import Conf, Tables
+from actors.model.plan.jobs import (
     AnalyzeStatement,
     ParseText,
     QueryAnalyzed,
     QueryTranslation,
     StatementParsed,
 )
-from actors.plan.schema import TableColumn, TableSchema
-from actors.spark.remote_analysis import volatility_of
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import AccessDenied, QueryRejected
 from actors.testing.aggregates import aggregate_type, by_one_name
 from actors.testing.expressions import (
     Compiled,
@@ -41,8 +43,6 @@ from actors.testing.parsed.build import build, probe_texts
 from actors.testing.parsed.char_columns import check_char_columns
 from actors.testing.parsed.parse import UnknownTable, read_tables
 from actors.testing.parsed.resolve import resolve
-from actors.views.operators import UnsupportedConstruct
-from actors.views.query_analysis import Conf, Tables
 
 _INT_RESULTS: Final = (exp.RowNumber,)
 _RANKS: Final = ("rank", "denserank", "ntile", "rownumber")

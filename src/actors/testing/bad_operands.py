@@ -16,11 +16,11 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.errors import DefiniteError, InvalidUsage, PenstockError, SqlSyntaxError
-from actors.plan.delta import DeltaPlan
-from actors.plan.schema import TableColumn, TableSchema
+from actors.engine.views.compile import compile_view
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import DefiniteError, InvalidUsage, PenstockError, SqlSyntaxError
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated
-from actors.views.compile import compile_view
 
 _CONSTANT: Final = re.compile(
     r"""'(?:[^'\\]|''|\\.)*'|(?<![\w.'"`])\d+(?:\.\d+)?(?![\w.'"`])""", re.DOTALL

@@ -36,16 +36,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.dataflow.contents import contents
-from actors.dataflow.engine import EngineClient
-from actors.errors import DefiniteError, PenstockError
-from actors.kernel import ActorAddress, SystemClock
-from actors.persist.blob_file import FileBlob
-from actors.plan.delta import INTERVAL_SCHEMA, DeltaPlan, MatchState, PairRows, columns_of
-from actors.plan.jobs import ComputeDifference, JobRows
-from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.plan.updates import negate, set_column, to_ipc
-from actors.settings import Settings
+from actors.durable.persist.blob_file import FileBlob
+from actors.model.plan.delta import INTERVAL_SCHEMA, DeltaPlan, MatchState, PairRows, columns_of
+from actors.model.plan.jobs import ComputeDifference, JobRows
+from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.model.plan.updates import negate, set_column, to_ipc
+from actors.replica.dataflow.contents import contents
+from actors.replica.dataflow.engine import EngineClient
+from actors.runtime.errors import DefiniteError, PenstockError
+from actors.runtime.kernel import ActorAddress, SystemClock
+from actors.runtime.settings import Settings
 from actors.testing.base_rows import RANGES, UnmakeableTable, base_rows, script_values
 from actors.testing.check_stores import check_stores
 from actors.testing.checking import LIVE_SETTINGS, CheckedScript, CheckPlace

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.testing.engine import table_of
 from actors.testing.nodes import NodeRelation
 

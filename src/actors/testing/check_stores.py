@@ -13,12 +13,12 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from actors.kernel import SystemClock
-from actors.persist import PersistClient
-from actors.persist.location import BlobStore
-from actors.persist.memory_stores import MemoryConsensus
-from actors.persist.places import open_blob
-from actors.settings import Settings
+from actors.durable.persist import PersistClient
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.memory_stores import MemoryConsensus
+from actors.durable.persist.places import open_blob
+from actors.runtime.kernel import SystemClock
+from actors.runtime.settings import Settings
 
 
 @asynccontextmanager

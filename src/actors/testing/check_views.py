@@ -23,14 +23,15 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from actors.errors import InvalidUsage, PenstockError
-from actors.kernel import ActorAddress, ActorSystem
-from actors.kernel.clock import ActorClock
-from actors.settings import Settings
-from actors.spark.launch import EngineProcess, launch
-from actors.spark.remote_address import is_remote
-from actors.spark.spark_releases import installed_version, release_of
-from actors.spark_executor import SparkExecutor
+from actors.engine.spark.launch import EngineProcess, launch
+from actors.engine.spark.remote_address import is_remote
+from actors.engine.spark.spark_releases import installed_version, release_of
+from actors.engine.spark_executor import SparkExecutor
+from actors.runtime.errors import InvalidUsage, PenstockError
+from actors.runtime.kernel import ActorAddress, ActorSystem
+from actors.runtime.kernel.clock import ActorClock
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.drawn_settings import (
     ENGINE_SETTINGS,
@@ -40,7 +41,6 @@ from actors.testing.drawn_settings import (
 )
 from actors.testing.scaling import measure_reads
 from actors.testing.view_scripts import ViewScript, for_release, parse_script
-from actors.threshold_probes import LIMIT_RESERVE, use_kernel_limits
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
 """Callback with each result, the number of views done, and the number of views."""

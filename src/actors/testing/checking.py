@@ -27,13 +27,16 @@ from typing import TYPE_CHECKING, Final
 import anyio
 import msgspec
 
-from actors.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
-from actors.kernel import ActorAddress, ActorSystem, SystemClock
-from actors.persist.memory_stores import MemoryBlob
-from actors.plan.delta import AUTO, DeltaPlan
-from actors.plan.jobs import ComputeDifference
-from actors.plan.schema import TableColumn, TableSchema
-from actors.settings import Settings
+from actors.durable.persist.memory_stores import MemoryBlob
+from actors.engine.views.compile import compile_view
+from actors.engine.views.eager_choice import EagerChoice
+from actors.engine.views.fingerprint import with_policy
+from actors.model.plan.delta import AUTO, DeltaPlan
+from actors.model.plan.jobs import ComputeDifference
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import DefiniteError, InvalidUsage, PenstockError, QueryRejected
+from actors.runtime.kernel import ActorAddress, ActorSystem, SystemClock
+from actors.runtime.settings import Settings
 from actors.testing.check_stores import check_stores
 from actors.testing.drawn_settings import ENGINE_SETTINGS, draw_settings, drawn_text
 from actors.testing.maintain import EngineCaller, MaintainedView, accumulated, updates_of
@@ -51,9 +54,6 @@ from actors.testing.view_scripts import (
     rows_of,
     times_of,
 )
-from actors.views.compile import compile_view
-from actors.views.eager_choice import EagerChoice
-from actors.views.fingerprint import with_policy
 
 if TYPE_CHECKING:
     from actors.testing.stage import ScriptStage

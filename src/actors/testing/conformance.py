@@ -29,16 +29,16 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.settings import Settings
+from actors.engine.views.compile import compile_view
+from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.settings import Settings
 from actors.testing.base_check import BaseCheck
 from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, first_line
 from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 from actors.testing.maintain import EngineCaller
 from actors.testing.view_scripts import ScriptUpdate, ViewScript, ViewText
-from actors.views.compile import compile_view
 
 TIMES: Final = (10, 20, 21, 22, 30)
 """Times of the changes; the view is hydrated at the first."""

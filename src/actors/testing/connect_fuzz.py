@@ -18,24 +18,24 @@ import zstandard
 from google.protobuf.message import EncodeError
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 
-from actors.connect_gateway.error_status import SparkCondition
-from actors.connect_gateway.plain_reads import direct_read
-from actors.connect_gateway.plan_decoding import NESTING_MAX, decode_request
-from actors.connect_gateway.plan_rewriting import (
+from actors.doors.connect_gateway.error_status import SparkCondition
+from actors.doors.connect_gateway.plain_reads import direct_read
+from actors.doors.connect_gateway.plan_decoding import NESTING_MAX, decode_request
+from actors.doors.connect_gateway.plan_rewriting import (
     bind_names,
     find_names,
     relation_of_command,
     statement_of,
     written_text_of,
 )
-from actors.connect_gateway.sql_names import (
+from actors.doors.connect_gateway.sql_names import (
     dropped_view_of,
     is_query,
     needs_no_rows,
     setting_of,
     temporary_view_of,
 )
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
 from actors.testing.wire_fuzz import mutated
 
 BYTES_MAX: Final = 1 << 20

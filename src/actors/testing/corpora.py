@@ -32,8 +32,8 @@ import pyarrow.parquet as pq
 
 from actors.connectors.sources import nexmark
 from actors.connectors.sources.tpch import SCHEMAS as TPCH
-from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.runtime.errors import InvalidUsage
 from actors.testing.tpcds import SCHEMAS as TPCDS
 
 NEXMARK_EVENTS: Final = 10_000_000

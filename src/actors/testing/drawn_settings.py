@@ -1,9 +1,9 @@
 """Settings drawn from a seed, so that small data take the paths of large data.
 
-Each threshold (`actors.threshold_probes`) keeps its default in `DEFAULT_SHARE` of all draws; else
-it takes one of a few small values, so small that ten rows lie beyond it. A setting draws from a
-stream of its own, so that one more setting leaves the draws of all others unchanged; and a value
-that contradicts those drawn before it (`Settings.check`) is left out.
+Each threshold (`actors.runtime.threshold_probes`) keeps its default in `DEFAULT_SHARE` of all
+draws; else it takes one of a few small values, so small that ten rows lie beyond it. A setting
+draws from a stream of its own, so that one more setting leaves the draws of all others unchanged;
+and a value that contradicts those drawn before it (`Settings.check`) is left out.
 
 The same seed draws the same settings: a run is replayed by its seed alone.
 """
@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import BadSettings
-from actors.settings import Settings
+from actors.runtime.errors import BadSettings
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import KERNEL_LIMITS, use_kernel_limits
 from actors.testing.patience import PATIENCE_MS
-from actors.threshold_probes import KERNEL_LIMITS, use_kernel_limits
 
 SEED_VARIABLE: Final = "DRAWN_SETTINGS_SEED"
 DEFAULT_SHARE: Final = 0.4

@@ -27,12 +27,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pyarrow as pa
 
-from actors.access.open_sessions import OpenSession
-from actors.cluster.connection import LocalInbox
-from actors.cluster.serving import WireOutlet
-from actors.controller.replicas.replica import ReplicaLink
-from actors.controller.sessions.memory_link import MemoryConnection
-from actors.kernel import (
+from actors.control.access.open_sessions import OpenSession
+from actors.control.controller.replicas.replica import ReplicaLink
+from actors.control.controller.sessions.memory_link import MemoryConnection
+from actors.engine.spark.launch import EngineProcess
+from actors.model.plan.updates import from_ipc, to_ipc
+from actors.replica.cluster.connection import LocalInbox
+from actors.replica.cluster.serving import WireOutlet
+from actors.runtime.kernel import (
     Actor,
     ActorAddress,
     ActorContext,
@@ -41,9 +43,7 @@ from actors.kernel import (
     ReplySlot,
     RunningEffect,
 )
-from actors.plan.updates import from_ipc, to_ipc
-from actors.spark.launch import EngineProcess
-from actors.transport.connection import FramedConnection
+from actors.runtime.transport.connection import FramedConnection
 
 M = TypeVar("M")
 

@@ -22,19 +22,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import (
-    DefiniteError,
-    EngineUnavailable,
-    InvalidUsage,
-    OperationCanceled,
-    PenstockError,
-)
-from actors.kernel import Actor, ActorAddress, ActorSystem, ReplySlot, RunningEffect
-from actors.persist.schemas import read_as
-from actors.plan.delta import TO, DeltaPlan, summed_first
-from actors.plan.input_names import InputKind
-from actors.plan.job_log import JobLog
-from actors.plan.jobs import (
+from actors.durable.persist.schemas import read_as
+from actors.engine.spark.bucket_reading import bucket_spec, open_bucket, open_part
+from actors.model.plan.delta import TO, DeltaPlan, summed_first
+from actors.model.plan.input_names import InputKind
+from actors.model.plan.job_log import JobLog
+from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
     BucketObject,
@@ -58,11 +51,18 @@ from actors.plan.jobs import (
     SelectContents,
     kind_of,
 )
-from actors.plan.schema import DIFF, TIME, TableSchema, arrow_type
-from actors.plan.updates import advance, between, from_ipc, to_ipc
-from actors.protocol.api import TIME_ZONE
-from actors.settings import Settings
-from actors.spark.bucket_reading import bucket_spec, open_bucket, open_part
+from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.model.plan.updates import advance, between, from_ipc, to_ipc
+from actors.model.protocol.api import TIME_ZONE
+from actors.runtime.errors import (
+    DefiniteError,
+    EngineUnavailable,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+)
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem, ReplySlot, RunningEffect
+from actors.runtime.settings import Settings
 from actors.testing.analysis import analyzed, parsed
 from actors.testing.expressions import WIDE
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated, frozen

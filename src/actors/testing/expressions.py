@@ -7,7 +7,7 @@ Logic is three-valued, None is NULL. Overflow, division by zero and malformed ca
 `DefiniteError`, as ANSI Spark does; what is outside the subset raises `QueryRejected`. Values:
 int, float, `Decimal`, str, bool, `date`, `datetime`, bytes.
 
-It shares nothing with `actors.spark`, and knows neither tables nor aggregates.
+It shares nothing with `actors.engine.spark`, and knows neither tables nor aggregates.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final, TypeAlias
 import sqlglot
 from sqlglot import exp
 
-from actors.errors import DefiniteError, QueryRejected
+from actors.runtime.errors import DefiniteError, QueryRejected
 
 Row: TypeAlias = Sequence[Any]
 Function: TypeAlias = Callable[[Row], Any]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from sqlglot import exp
 
-from actors.errors import DefiniteError, QueryRejected
+from actors.runtime.errors import DefiniteError, QueryRejected
 from actors.testing.expressions import (
     INTEGERS,
     WIDE,

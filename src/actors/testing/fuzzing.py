@@ -15,7 +15,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from actors.errors import QueryRejected
+from actors.runtime.errors import QueryRejected
 from actors.testing.check_views import CheckReport, Show
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
 from actors.testing.fuzz import FuzzCase, QueryWriter, make_case

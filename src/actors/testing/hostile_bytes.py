@@ -19,7 +19,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from actors.transport.address import NetworkAddress
+from actors.runtime.transport.address import NetworkAddress
 
 OVERSIZED_BYTES: Final = 512 * 1024
 """Bytes that a peer sends behind the header of a large frame: as many as the kernel takes."""

@@ -23,7 +23,7 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from actors.kernel import (
+from actors.runtime.kernel import (
     Actor,
     ActorAddress,
     ActorCrashed,

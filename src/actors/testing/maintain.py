@@ -23,9 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.errors import DefiniteError, InvalidUsage
-from actors.kernel import ActorAddress
-from actors.plan.delta import (
+from actors.engine.views.query_analysis import AnalyzeQuery
+from actors.model.plan.delta import (
     INTERVAL,
     INTERVAL_SCHEMA,
     TO,
@@ -34,8 +33,8 @@ from actors.plan.delta import (
     StateLookup,
     missed_later,
 )
-from actors.plan.input_names import InputKind, InputName
-from actors.plan.jobs import (
+from actors.model.plan.input_names import InputKind, InputName
+from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
     ComputeDifference,
@@ -49,14 +48,15 @@ from actors.plan.jobs import (
     RunStep,
     SubmitJob,
 )
-from actors.plan.nearby import ComparedRange, covered_changes, nearby_rows, rows_in_range
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.plan.updates import from_ipc, to_ipc
+from actors.model.plan.nearby import ComparedRange, covered_changes, nearby_rows, rows_in_range
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import from_ipc, to_ipc
+from actors.runtime.errors import DefiniteError, InvalidUsage
+from actors.runtime.kernel import ActorAddress
 from actors.testing.analysis import ParsedTranslation
 from actors.testing.engine import table_of
 from actors.testing.nodes import NodeRelation, consolidated, frozen, group_key
 from actors.testing.nodes import Update as Row
-from actors.views.query_analysis import AnalyzeQuery
 
 
 class EngineCaller:
@@ -522,7 +522,7 @@ def split_output(plan: DeltaPlan, table: pa.Table) -> tuple[list[Row], tuple[lis
 
 def _made(table: pa.Table) -> NodeRelation:
     """Return a stratum's output, its types read off Arrow."""
-    from actors.plan.schema import spark_type
+    from actors.model.plan.schema import spark_type
 
     fields = [field for field in table.schema if field.name not in (TIME, DIFF)]
     columns = tuple((field.name, spark_type(field.type)) for field in fields)

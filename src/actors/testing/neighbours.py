@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from actors.errors import PenstockError
-from actors.kernel import STOP, Actor, ActorAddress, ActorSystem
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import STOP, Actor, ActorAddress, ActorSystem
 
 if TYPE_CHECKING:
     from actors.testing.isolation import ActorIsolation

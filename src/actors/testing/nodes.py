@@ -1,4 +1,4 @@
-"""Delta nodes in pure Python: the same algebra that `actors.spark` runs, one row at a time.
+"""Delta nodes in pure Python: the same algebra that `actors.engine.spark` runs, one row at a time.
 
 A relation is its columns (name, Spark type) and its updates (values, time, diff). Joins compare
 with SQL's ``=`` (NULL matches nothing) or null-safe. Groups and rows compare null-safe. In
@@ -19,8 +19,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.errors import InvalidUsage, QueryRejected
-from actors.plan.delta import (
+from actors.model.plan.delta import (
     AccumulateTotals,
     ConsolidateRows,
     ExpandRows,
@@ -40,6 +39,7 @@ from actors.plan.delta import (
     UnionRows,
     WeighRows,
 )
+from actors.runtime.errors import InvalidUsage, QueryRejected
 from actors.testing.aggregates import compile_aggregates
 from actors.testing.expressions import (
     INTEGERS,

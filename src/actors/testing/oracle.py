@@ -25,8 +25,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.errors import DefiniteError, QueryRejected
-from actors.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import DefiniteError, QueryRejected
 from actors.testing.aggregates import by_one_name
 from actors.testing.expressions import cast_value, type_text
 from actors.testing.oracle_functions import register, to_sqlite

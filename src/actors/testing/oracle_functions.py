@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import apsw
 
-from actors.errors import DefiniteError
+from actors.runtime.errors import DefiniteError
 from actors.testing.expressions import cast_value
 
 

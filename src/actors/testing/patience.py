@@ -2,7 +2,7 @@
 
 A wait for a condition needs some limit, so that a test fails instead of hanging. The limit must say
 nothing about speed: it is far beyond what the slowest machine needs, and costs nothing while tests
-pass. `tests/test_suite_deadlines.py` refuses shorter limits on real time.
+pass. `tests/house/test_suite_deadlines.py` refuses shorter limits on real time.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ import anyio
 import anyio.abc
 import msgspec
 
-from actors.demo.door import DoorConnection
-from actors.errors import PenstockError, RemoteProtocolError
-from actors.pgwire.decoder import FrontendDecoder
-from actors.pgwire.messages import EncryptionRequest, StartupPacket, encode_message
+from actors.model.pgwire.decoder import FrontendDecoder
+from actors.model.pgwire.messages import EncryptionRequest, StartupPacket, encode_message
+from actors.runtime.errors import PenstockError, RemoteProtocolError
 from actors.service import Service
 from actors.testing.patience import PATIENCE_S
 from actors.testing.wire_fuzz import mutated
+from penstock_flights.door import DoorConnection
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 TABLE: Final = "CREATE TABLE IF NOT EXISTS f (a BIGINT, b STRING, PRIMARY KEY (a))"

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from actors.spark.spark_releases import NEWEST, installed_version, release_of
+from actors.engine.spark.spark_releases import NEWEST, installed_version, release_of
 
 _TITLE: Final = "# "
 DIFFERENCE_LINES_MAX: Final = 40

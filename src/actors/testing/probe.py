@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar
 import anyio
 import anyio.lowlevel
 
-from actors.kernel import Actor, ActorAddress, ActorSystem
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
 from actors.testing.patience import PATIENCE_S
 from actors.testing.virtual_time import TURNS_MAX, VirtualLivelock, VirtualTimeLoop
 

@@ -16,8 +16,8 @@ the bytes, one per direction. The faults hold for present and later connections,
 - `stop_reading(side)`: bytes from that side are not read any more, the other direction goes on.
 
 A side is ``"client"`` or ``"target"``. A pump stops reading while `CHUNKS_MAX` chunks are unsent.
-Addresses are those of `actors.transport.address`, so Unix sockets work too. The proxy does not
-interpret the bytes, so TLS passes through it.
+Addresses are those of `actors.runtime.transport.address`, so Unix sockets work too. The proxy does
+not interpret the bytes, so TLS passes through it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from typing import Any, Final, Literal, Self, TypeAlias
 
 import anyio
 
-from actors.transport import sockets
-from actors.transport.address import NetworkAddress
+from actors.runtime.transport import sockets
+from actors.runtime.transport.address import NetworkAddress
 
 Side: TypeAlias = Literal["client", "target"]
 SIDES: Final[tuple[Side, Side]] = ("client", "target")

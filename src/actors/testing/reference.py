@@ -20,10 +20,10 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.errors import DefiniteError, QueryRejected
-from actors.plan.delta import DeltaPlan
-from actors.plan.jobs import ComputeDifference, JobRows
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.jobs import ComputeDifference, JobRows
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import DefiniteError, QueryRejected
 from actors.testing.freedom import NONE, QueryFreedom, freedom_of
 from actors.testing.maintain import EngineCaller, rows_message, updates_of, weighted
 from actors.testing.oracle import RowDifference as RowDifference

@@ -25,16 +25,16 @@ from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any, Final
 
-from actors.errors import PenstockError
-from actors.plan.delta import columns_kept
-from actors.plan.schema import TableSchema
+from actors.engine.views.delta import BESIDE
+from actors.engine.views.input_uses import input_uses
+from actors.model.plan.delta import columns_kept
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import PenstockError
 from actors.testing.checking import CheckedScript, ViewResult
 from actors.testing.expressions import INTEGERS, WIDE, decimal_digits
 from actors.testing.maintain import MaintainedView
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import inlined, random_value
-from actors.views.delta import BESIDE
-from actors.views.input_uses import input_uses
 
 COPIES: Final = 9
 _COUNTED: Final = re.compile(r"\bcount\s*\(\s*\*\s*\)")

@@ -23,17 +23,20 @@ from typing import Any, Final
 import anyio
 import pyarrow as pa
 
-from actors.dataflow.dataflow import DataflowActor
-from actors.errors import PenstockError
+from actors.durable.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
+from actors.engine.views.input_uses import input_filter
 from actors.fetch_task import FetchTask
-from actors.kernel import Actor, ActorAddress, ActorSystem
 from actors.listen_task import ListenTask
-from actors.persist import AppendCommitted, NewShard, PersistClient, ShardAppend
-from actors.plan.delta import DeltaPlan
-from actors.plan.schema import DIFF, ERROR, TIME, TableSchema
-from actors.plan.updates import between
-from actors.protocol.compute import DataflowDescription, ShardImport, StatusResponse, ViewExport
-from actors.protocol.internal import (
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
+from actors.model.plan.updates import between
+from actors.model.protocol.compute import (
+    DataflowDescription,
+    ShardImport,
+    StatusResponse,
+    ViewExport,
+)
+from actors.model.protocol.internal import (
     BatchEmitted,
     DataflowProgress,
     DataflowScheduled,
@@ -44,13 +47,15 @@ from actors.protocol.internal import (
     UpdatesInstalled,
     WritesAllowed,
 )
-from actors.settings import Settings
+from actors.replica.dataflow.dataflow import DataflowActor
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import Actor, ActorAddress, ActorSystem
+from actors.runtime.settings import Settings
 from actors.testing.engine import table_of
 from actors.testing.maintain import updates_of
 from actors.testing.nodes import NodeRelation
 from actors.testing.nodes import Update as Row
 from actors.testing.patience import PATIENCE_S
-from actors.views.input_uses import input_filter
 
 RETAIN: Final = "retain"
 WAIT_SECONDS: Final = PATIENCE_S

@@ -1,9 +1,9 @@
 """Counts how often a test run took each side of each threshold, and writes the page of counts.
 
 `ThresholdCounting` is a pytest plugin, registered by a conftest. It names a folder in the
-environment, in which every process of the run keeps its counts (`actors.threshold_probes`): the
-processes of pytest-xdist, services in processes of their own, and engines. At the end it sums them.
-A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed) reports
+environment, in which every process of the run keeps its counts (`actors.runtime.threshold_probes`):
+the processes of pytest-xdist, services in processes of their own, and engines. At the end it sums
+them. A *full run* (``--whole``; no path, no ``-k``, ``-m`` or ``--lf``; all tests passed) reports
 each side never taken (and fails if `REQUIRED_VARIABLE` is 1), and its counts are kept in pytest's
 cache. ``--thresholds`` prints the counts of any run. When the environment variable is set already,
 its folder is used and stays, so that the counts of several runs add up.
@@ -25,7 +25,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from actors.threshold_probes import (
+from actors.runtime.threshold_probes import (
     COUNT_BYTES,
     COUNTS_SUFFIX,
     COUNTS_VARIABLE,

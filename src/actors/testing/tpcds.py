@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
 
 _KINDS: Final = {
     "money": "decimal(7,2)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from actors.connectors.sources.tpch import SCHEMAS as TABLES
-from actors.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema
 
 _UNREAD: Final = "partsupp"
 """The table that none of the queries reads."""

@@ -16,8 +16,8 @@ from itertools import product
 from pathlib import Path
 from typing import Final, TypeAlias
 
-from actors.dataflow.events import LIVE, REST, DataflowPhase, TransitionTable
-from actors.dataflow.machine import DataflowMachine
+from actors.replica.dataflow.events import LIVE, REST, DataflowPhase, TransitionTable
+from actors.replica.dataflow.machine import DataflowMachine
 
 StateGroup: TypeAlias = frozenset[DataflowPhase]
 StateMove: TypeAlias = tuple[DataflowPhase, DataflowPhase]
@@ -35,7 +35,7 @@ NODES: Final[Mapping[StateGroup, str]] = {
 def state_diagram(table: TransitionTable) -> str:
     """Return the diagram of a table, without fences.
 
-    >>> from actors.dataflow.events import StepComputed, on_event, moves
+    >>> from actors.replica.dataflow.events import StepComputed, on_event, moves
     >>> leads = moves([DataflowPhase.RUNNING], DataflowPhase.COMMITTING, stays=True)
     >>> print(state_diagram(on_event(StepComputed, lambda machine, event: [], leads)))
     stateDiagram-v2

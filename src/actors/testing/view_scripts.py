@@ -19,9 +19,9 @@ from typing import Any, Final, TypeAlias
 import msgspec
 from sqlglot.errors import SqlglotError
 
-from actors.errors import InvalidUsage, PenstockError, QueryRejected
-from actors.plan.schema import TableColumn, TableSchema, arrow_type
-from actors.spark.spark_releases import release_of
+from actors.engine.spark.spark_releases import release_of
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.runtime.errors import InvalidUsage, PenstockError, QueryRejected
 from actors.testing.expressions import WIDE, cast_value, compile_text, decimal_digits
 from actors.testing.nodes import frozen
 

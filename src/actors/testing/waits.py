@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeVar
 
-from actors.kernel import BoundedMailbox
-from actors.kernel.actor import HANDLING
+from actors.runtime.kernel import BoundedMailbox
+from actors.runtime.kernel.actor import HANDLING
 
 M = TypeVar("M")
 

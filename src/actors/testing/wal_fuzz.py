@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any, Final, TypeAlias
 
-from actors.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
+from actors.runtime.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
 from actors.testing.wire_fuzz import mutated
 from actors.wal import codec_v2, codec_v3
 from actors.wal.dialling import read_row

@@ -17,21 +17,21 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.cluster.rules import CommandRules
-from actors.errors import (
+from actors.model.plan import jobs
+from actors.model.protocol.api import ClientMessage, ServiceMessage
+from actors.model.protocol.compute import Command, CreateInstance, Hello, Response
+from actors.replica.cluster.rules import CommandRules
+from actors.runtime.errors import (
     ConnectionBroken,
     InvalidUsage,
     PenstockError,
     RemoteProtocolError,
     ResourceBusy,
 )
-from actors.plan import jobs
-from actors.protocol.api import ClientMessage, ServiceMessage
-from actors.protocol.compute import Command, CreateInstance, Hello, Response
-from actors.protocol.frames import HEADER, FrameBuffer, FrameCodec
-from actors.settings import Settings
-from actors.telemetry import split_context
-from actors.transport.connection import (
+from actors.runtime.frames import HEADER, FrameBuffer, FrameCodec
+from actors.runtime.settings import Settings
+from actors.runtime.telemetry import split_context
+from actors.runtime.transport.connection import (
     HandshakeOpening,
     check_token,
     exchange,

@@ -28,7 +28,7 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import CorruptData, InvalidUsage, PeerRejected, StorageError, WalRefused
+from actors.runtime.errors import CorruptData, InvalidUsage, PeerRejected, StorageError, WalRefused
 from actors.wal.files import ControlState, ControlStore, WalStore
 from actors.wal.history import (
     check_history,

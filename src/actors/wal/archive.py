@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Final, Self
 import anyio
 import msgspec
 
-from actors.errors import CorruptData, StorageError
-from actors.kernel import ActorClock
-from actors.settings import Settings
+from actors.runtime.errors import CorruptData, StorageError
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES, segment_name
 
 if TYPE_CHECKING:
-    from actors.persist.location import BlobStore
+    from actors.durable.persist.location import BlobStore
 
 log = logging.getLogger("penstock.wal")
 
@@ -61,10 +61,10 @@ class WalArchive:
 
     @classmethod
     async def at(cls, url: str, settings: Settings, clock: ActorClock) -> Self:
-        """Open the archive of a URL (`actors.persist.places`). A bucket is not contacted yet.
-        Raises `InvalidUsage`, `StorageError`."""
+        """Open the archive of a URL (`actors.durable.persist.places`). A bucket is not contacted
+        yet. Raises `InvalidUsage`, `StorageError`."""
         # Imported here: it loads persist and pyarrow, three times what an acceptor needs to start.
-        from actors.persist.places import open_blob
+        from actors.durable.persist.places import open_blob
 
         async def open_tenant(tenant: str) -> BlobStore:
             return await open_blob(url, settings, clock, exclusive=False, below=tenant)

@@ -9,7 +9,7 @@ import bisect
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 from actors.wal import quorum
 from actors.wal.history import last_log_term
 from actors.wal.messages import (

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from typing import Final
 
-from actors.errors import LocalProtocolError
+from actors.runtime.errors import LocalProtocolError
 from actors.wal.fields import ID_DIGITS, Bytes, MessageFields, check_wal, is_id, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,

@@ -18,7 +18,7 @@ from typing import Final
 
 import google_crc32c
 
-from actors.errors import CorruptData, InvalidUsage, StorageError, storage_error
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, storage_error
 from actors.wal.files import ControlState, FileSystem, OperatingSystemFiles
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 

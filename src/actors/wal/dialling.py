@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.errors import (
+from actors.runtime.errors import (
     ConnectionBroken,
     FrameTooLarge,
     InvalidUsage,

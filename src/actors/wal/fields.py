@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, TypeAlias
 
-from actors.errors import LocalProtocolError, MalformedFrame
+from actors.runtime.errors import LocalProtocolError, MalformedFrame
 from actors.wal.messages import WAL_BYTES_MAX, TermEntry
 
 Bytes: TypeAlias = bytes | bytearray | memoryview

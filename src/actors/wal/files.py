@@ -14,7 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from actors.object_store.file_modes import PRIVATE_FOLDER
+from actors.durable.object_store.file_modes import PRIVATE_FOLDER
 from actors.wal.messages import MembershipConfig, TermEntry
 
 # -- The disk of an acceptor, as protocols: a control file and a log -------------------------------

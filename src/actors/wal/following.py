@@ -20,8 +20,8 @@ from typing import Final, TypeAlias
 import anyio
 import msgspec
 
-from actors.errors import ConnectionBroken, MalformedFrame, PenstockError, WalRemoved
-from actors.kernel import ActorClock
+from actors.runtime.errors import ConnectionBroken, MalformedFrame, PenstockError, WalRemoved
+from actors.runtime.kernel import ActorClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, start_replication
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.messages import PageserverFeedback

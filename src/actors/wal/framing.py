@@ -20,7 +20,7 @@ from typing import Final
 import google_crc32c
 import msgspec
 
-from actors.errors import CorruptData, InvalidUsage
+from actors.runtime.errors import CorruptData, InvalidUsage
 from actors.wal.lsn import ALIGNMENT, PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 
 PG_VERSION: Final = 170005

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import pairwise, takewhile
 
-from actors.errors import WalRefused
+from actors.runtime.errors import WalRefused
 from actors.wal.lsn import lsn_text
 from actors.wal.messages import TermEntry
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import CorruptData, InvalidUsage, storage_error
+from actors.runtime.errors import CorruptData, InvalidUsage, storage_error
 from actors.wal.lsn import (
     PAGE_BYTES,
     PARTIAL,

@@ -23,7 +23,9 @@ from typing import Final
 import anyio
 import anyio.abc
 
-from actors.errors import (
+from actors.model.pgwire.decoder import parse_text
+from actors.model.pgwire.messages import COPY_DONE
+from actors.runtime.errors import (
     AuthenticationFailed,
     ConnectionBroken,
     PeerRejected,
@@ -32,12 +34,10 @@ from actors.errors import (
     WalRefused,
     WalRemoved,
 )
-from actors.kernel import STOP, ActorClock, ActorSystem, ReplySlot
-from actors.pgwire.decoder import parse_text
-from actors.pgwire.messages import COPY_DONE
-from actors.settings import Settings
-from actors.transport import sockets
-from actors.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.kernel import STOP, ActorClock, ActorSystem, ReplySlot
+from actors.runtime.settings import Settings
+from actors.runtime.transport import sockets
+from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.wal import codec_v2, codec_v3
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 
 INVALID: Final = 0
 LSN_MAX: Final = 2**64 - 1

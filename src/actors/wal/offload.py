@@ -24,11 +24,11 @@ import anyio
 import anyio.abc
 import msgspec
 
-from actors.errors import PenstockError
-from actors.kernel import ActorClock, with_jitter
-from actors.settings import Settings
-from actors.spans import measure
-from actors.telemetry import (
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import ActorClock, with_jitter
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure
+from actors.runtime.telemetry import (
     WAL_BACKUP_LAG,
     WAL_OFFLOAD_FAILURES,
     WAL_OFFLOADED,

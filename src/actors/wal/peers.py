@@ -22,11 +22,17 @@ import anyio.abc
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from actors.errors import ConnectionBroken, InvalidUsage, MalformedFrame, PenstockError, WalRefused
-from actors.kernel import ActorClock
-from actors.settings import Settings
-from actors.spans import measure
-from actors.telemetry import (
+from actors.runtime.errors import (
+    ConnectionBroken,
+    InvalidUsage,
+    MalformedFrame,
+    PenstockError,
+    WalRefused,
+)
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure
+from actors.runtime.telemetry import (
     WAL_RECOVERED_BYTES,
 )
 from actors.wal.accepting import GroupFlush, gathered_max

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from actors.errors import InvalidUsage, WalRefused
+from actors.runtime.errors import InvalidUsage, WalRefused
 from actors.wal import quorum
 from actors.wal.candidate import CandidatePeer, ProposerCandidate
 from actors.wal.history import highest_common_point

@@ -11,7 +11,7 @@ from typing import Self, TypeAlias
 import msgspec
 from msgspec.structs import replace
 
-from actors.settings import Settings
+from actors.runtime.settings import Settings
 from actors.wal.lsn import SEGMENT_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, MembershipConfig, ProposerMessage
 

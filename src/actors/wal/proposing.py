@@ -27,7 +27,7 @@ import anyio
 import msgspec
 from anyio.abc import TaskGroup
 
-from actors.errors import (
+from actors.runtime.errors import (
     ConnectionBroken,
     InvalidUsage,
     PeerRejected,
@@ -35,8 +35,8 @@ from actors.errors import (
     ResourceClosed,
     first_error,
 )
-from actors.kernel import RetryLoop
-from actors.settings import Settings, backoff_ms
+from actors.runtime.kernel import RetryLoop
+from actors.runtime.settings import Settings, backoff_ms
 from actors.wal import codec_v3
 from actors.wal.dialling import (
     AcceptorAddress,

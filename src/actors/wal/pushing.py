@@ -20,7 +20,7 @@ from typing import Any, BinaryIO, Final
 import anyio
 import msgspec
 
-from actors.errors import ConnectionBroken, InvalidUsage, WalRefused
+from actors.runtime.errors import ConnectionBroken, InvalidUsage, WalRefused
 from actors.wal.dialling import AcceptorAddress, dial
 from actors.wal.following import LogReader
 from actors.wal.framing import PAYLOAD_BYTES_MAX, RecordDecoder, encode, framed_bytes_max

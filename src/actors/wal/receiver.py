@@ -23,11 +23,17 @@ from typing import Protocol, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import ActorDead, ConnectionBroken, PenstockError, ResourceClosed, WouldBlock
-from actors.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
-from actors.settings import Settings
-from actors.spans import measure
-from actors.telemetry import WAL_RECEIVERS
+from actors.runtime.errors import (
+    ActorDead,
+    ConnectionBroken,
+    PenstockError,
+    ResourceClosed,
+    WouldBlock,
+)
+from actors.runtime.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.settings import Settings
+from actors.runtime.spans import measure
+from actors.runtime.telemetry import WAL_RECEIVERS
 from actors.wal.accepting import (
     AcceptorInput,
     FromProposer,

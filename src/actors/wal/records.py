@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from actors.errors import CorruptData
+from actors.runtime.errors import CorruptData
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text
 
 # -- Checks many whole records of a log at once: the fast path of `records` ------------------------

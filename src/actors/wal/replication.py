@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.errors import MalformedFrame
+from actors.runtime.errors import MalformedFrame
 from actors.wal.fields import Bytes, MessageFields, pack
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 from actors.wal.files import FileSystem, OpenFile
 from actors.wal.lsn import PAGE_BYTES, PARTIAL, SEGMENT_BYTES, parse_segment_name, segment_name
 from actors.wal.records import CONTINUED, LONG, LONG_HEADER_BYTES, SHORT_HEADER_BYTES

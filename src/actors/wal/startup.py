@@ -22,15 +22,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.errors import (
-    AuthenticationFailed,
-    FrameTooLarge,
-    MalformedFrame,
-    PeerRejected,
-    WalRefused,
-)
-from actors.pgwire.decoder import parse_packet, parse_text
-from actors.pgwire.messages import (
+from actors.model.pgwire.decoder import parse_packet, parse_text
+from actors.model.pgwire.messages import (
     AUTHENTICATION_OK,
     CLEARTEXT_PASSWORD_REQUEST,
     ENCRYPTION_ACCEPTED,
@@ -46,6 +39,13 @@ from actors.pgwire.messages import (
     encode_parameter_status,
     encode_ready,
     encode_row_description,
+)
+from actors.runtime.errors import (
+    AuthenticationFailed,
+    FrameTooLarge,
+    MalformedFrame,
+    PeerRejected,
+    WalRefused,
 )
 from actors.wal.lsn import parse_lsn
 from actors.wal.messages import WAL_BYTES_MAX

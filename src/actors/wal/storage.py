@@ -18,7 +18,7 @@ from typing import Final
 
 import msgspec
 
-from actors.errors import CorruptData, InvalidUsage, StorageError, WalRemoved, storage_error
+from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, WalRemoved, storage_error
 from actors.wal.files import ControlState, FileSystem, OpenFile, OperatingSystemFiles
 from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
 from actors.wal.records import MAGICS, BadRecord, RecordScanner

@@ -12,10 +12,10 @@ import asyncio
 import ssl
 from typing import Any, Final
 
-from actors.errors import ConnectionBroken, MalformedFrame, PenstockError
-from actors.pgwire.decoder import packet_bytes
-from actors.pgwire.messages import encode_copy_data
-from actors.settings import Settings
+from actors.model.pgwire.decoder import packet_bytes
+from actors.model.pgwire.messages import encode_copy_data
+from actors.runtime.errors import ConnectionBroken, MalformedFrame, PenstockError
+from actors.runtime.settings import Settings
 from actors.wal.receiver import CopyEnd
 from actors.wal.startup import COPY_BYTES_MAX, body_bytes
 

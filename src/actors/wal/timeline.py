@@ -21,10 +21,10 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
-from actors.errors import PenstockError, StorageError, WalRefused, WalRemoved
-from actors.kernel import ActorClock
-from actors.spans import measure, measuring
-from actors.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
+from actors.runtime.errors import PenstockError, StorageError, WalRefused, WalRemoved
+from actors.runtime.kernel import ActorClock
+from actors.runtime.spans import measure, measuring
+from actors.runtime.telemetry import WAL_BYTES, WAL_FLUSH_SECONDS, WAL_MESSAGES, WAL_WRITE_SECONDS
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal, Message
 from actors.wal.archive import WalArchive
 from actors.wal.files import ControlState, ControlStore, WalStore

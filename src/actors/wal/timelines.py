@@ -21,16 +21,16 @@ from typing import IO, Final, Protocol
 
 import anyio
 
-from actors.errors import (
+from actors.durable.object_store.file_modes import PRIVATE_FOLDER, private_opener, warn_if_open
+from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
     StateDirectoryError,
     WalRefused,
     storage_error,
 )
-from actors.kernel import ActorClock
-from actors.object_store.file_modes import PRIVATE_FOLDER, private_opener, warn_if_open
-from actors.settings import Settings
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings
 from actors.wal.archive import WalArchive
 from actors.wal.control import FileControl, create_timeline
 from actors.wal.files import ControlState, ControlStore

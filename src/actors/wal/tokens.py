@@ -16,8 +16,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.errors import AuthenticationFailed, BadSettings, WalRefused
-from actors.settings import Settings
+from actors.runtime.errors import AuthenticationFailed, BadSettings, WalRefused
+from actors.runtime.settings import Settings
 from actors.wal.startup import TenantGrant, checked_id
 
 TOKEN_BYTES_MAX: Final = 8_192

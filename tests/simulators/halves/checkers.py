@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from actors.errors import OperationCanceled
-from actors.progress import Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.protocol import storage_internal as internal
-from actors.protocol.internal import Half
+from actors.model.protocol import compute, storage
+from actors.model.protocol import storage_internal as internal
+from actors.model.protocol.internal import Half
+from actors.runtime.errors import OperationCanceled
+from actors.runtime.progress import Frontier, ObjectId
 from tests.simulators.halves.wishes import (
     ComputeTruth,
     Shape,
@@ -27,8 +27,8 @@ from tests.simulators.halves.wishes import (
 from tests.simulators.service.history import CheckerViolation
 
 if TYPE_CHECKING:
-    from actors.compute.state import ComputeState
-    from actors.storage.state import StorageState
+    from actors.replica.compute.state import ComputeState
+    from actors.replica.storage.state import StorageState
     from tests.simulators.halves.outside import SimulatedConnectors
 
 KINDS = ("write", "input", "output")

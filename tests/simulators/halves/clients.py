@@ -12,19 +12,19 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from actors.cluster.checked import ResponseRules
-from actors.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.cluster.rules import CommandRules
-from actors.cluster.storage_connection import StoragePartitioned
-from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
-from actors.compute.history import ComputeHistory
-from actors.errors import PenstockError, RemoteProtocolError
-from actors.plan.delta import DeltaPlan
-from actors.plan.schema import TableColumn, TableSchema
-from actors.progress import EMPTY, Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.settings import Settings
-from actors.storage.history import StorageHistory
+from actors.model.plan.delta import DeltaPlan
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol import compute, storage
+from actors.replica.cluster.checked import ResponseRules
+from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
+from actors.replica.cluster.rules import CommandRules
+from actors.replica.cluster.storage_connection import StoragePartitioned
+from actors.replica.cluster.storage_rules import StorageCommandRules, StorageResponseRules
+from actors.replica.compute.history import ComputeHistory
+from actors.replica.storage.history import StorageHistory
+from actors.runtime.errors import PenstockError, RemoteProtocolError
+from actors.runtime.progress import EMPTY, Frontier, ObjectId
+from actors.runtime.settings import Settings
 from tests.simulators.halves.checkers import require
 from tests.simulators.halves.wishes import Shape, StorageWish, shapes
 

@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from actors.channel_adapter import ConnectClient, DisconnectClient, NonceVerdict, StashRules
-from actors.compute import events as ce
-from actors.compute.outbox import ResponseOutbox
-from actors.compute.state import ComputeState
-from actors.kernel import ActorAddress, FlowWindow
-from actors.progress import ObjectId
-from actors.protocol import storage_internal as internal
-from actors.protocol.compute import TaggedCommand, TaggedResponse
-from actors.protocol.internal import BatchEmitted, Half, SequencedCommand
-from actors.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
-from actors.storage import events as e
-from actors.storage.half import StorageOutbox
-from actors.storage.renderings import owner_of
-from actors.storage.state import StorageState
+from actors.model.protocol import storage_internal as internal
+from actors.model.protocol.compute import TaggedCommand, TaggedResponse
+from actors.model.protocol.internal import BatchEmitted, Half, SequencedCommand
+from actors.model.protocol.storage import StatusUpdate, StorageTagged, StorageTaggedResponse
+from actors.replica.compute import events as ce
+from actors.replica.compute.outbox import ResponseOutbox
+from actors.replica.compute.state import ComputeState
+from actors.replica.storage import events as e
+from actors.replica.storage.half import StorageOutbox
+from actors.replica.storage.renderings import owner_of
+from actors.replica.storage.state import StorageState
+from actors.runtime.kernel import ActorAddress, FlowWindow
+from actors.runtime.progress import ObjectId
 from tests.simulators.halves.checkers import require
 from tests.simulators.halves.clients import SETTINGS
 

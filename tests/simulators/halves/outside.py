@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from actors.compute import events as ce
-from actors.progress import EMPTY, Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.protocol.compute import StatusResponse
-from actors.protocol.internal import DataflowProgress, DataflowScheduled, EmitBatch
-from actors.protocol.message_parts import ObjectStatistics
-from actors.protocol.storage import FilesStaged, StagingFailed
-from actors.protocol.storage_internal import ResumeState
-from actors.storage import events as e
-from actors.storage.renderings import owner_of
+from actors.model.protocol import compute, storage
+from actors.model.protocol.compute import StatusResponse
+from actors.model.protocol.internal import DataflowProgress, DataflowScheduled, EmitBatch
+from actors.model.protocol.message_parts import ObjectStatistics
+from actors.model.protocol.storage import FilesStaged, StagingFailed
+from actors.model.protocol.storage_internal import ResumeState
+from actors.replica.compute import events as ce
+from actors.replica.storage import events as e
+from actors.replica.storage.renderings import owner_of
+from actors.runtime.progress import EMPTY, Frontier, ObjectId
 from tests.simulators.halves.checkers import require
 from tests.simulators.halves.clients import AS_OF
 from tests.simulators.halves.wishes import Shape, shapes

@@ -9,23 +9,23 @@ from unittest import mock
 from msgspec.structs import replace
 
 from actors.channel_adapter import NonceVerdict, StashRules
-from actors.cluster import partitioned
-from actors.cluster import storage_connection as storage_partitioned
-from actors.compute import history as compute_reconcile
-from actors.compute.history import ReconcileObstacle
-from actors.compute.reads import PeekHolds
-from actors.compute.state import ComputeState
-from actors.progress import Frontier
-from actors.protocol.compute import CreateDataflow, TaggedCommand
-from actors.protocol.storage import SinkDescription, StorageTagged
-from actors.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
-from actors.storage import events as e
-from actors.storage import history as storage_reconcile
-from actors.storage import state as storage_state
-from actors.storage.pursuits import DesiredState
-from actors.storage.state import StorageState
-from actors.storage.tasks import Shape, StorageTaskRunner
-from actors.storage.telling import HealthBoard, StatisticsSums
+from actors.model.protocol.compute import CreateDataflow, TaggedCommand
+from actors.model.protocol.storage import SinkDescription, StorageTagged
+from actors.model.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
+from actors.replica.cluster import partitioned
+from actors.replica.cluster import storage_connection as storage_partitioned
+from actors.replica.compute import history as compute_reconcile
+from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.state import ComputeState
+from actors.replica.storage import events as e
+from actors.replica.storage import history as storage_reconcile
+from actors.replica.storage import state as storage_state
+from actors.replica.storage.pursuits import DesiredState
+from actors.replica.storage.state import StorageState
+from actors.replica.storage.tasks import Shape, StorageTaskRunner
+from actors.replica.storage.telling import HealthBoard, StatisticsSums
+from actors.runtime.progress import Frontier
 from tests.simulators.mutants import Mutants
 
 PLANTED: Final = Mutants()
@@ -144,7 +144,7 @@ def reads_hold_nothing() -> Iterator[None]:
         return None
 
     with (
-        mock.patch("actors.compute.reads.PendingPeeks.earliest", earliest),
+        mock.patch("actors.replica.compute.reads.PendingPeeks.earliest", earliest),
         mock.patch.object(PeekHolds, "validate"),
     ):
         yield

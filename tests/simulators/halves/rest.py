@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from actors.progress import EMPTY
-from actors.protocol import compute
-from actors.storage.renderings import owner_of
+from actors.model.protocol import compute
+from actors.replica.storage.renderings import owner_of
+from actors.runtime.progress import EMPTY
 from tests.simulators.halves.checkers import KINDS, require
 from tests.simulators.halves.clients import ComputeClient, StorageClient
 from tests.simulators.halves.wishes import shapes, timeless

@@ -15,13 +15,13 @@ from itertools import chain, islice
 from typing import Any, Final, TypeAlias, TypeVar
 
 from actors.channel_adapter import ConnectClient, DisconnectClient
-from actors.errors import PenstockError
-from actors.progress import EMPTY, Frontier, ObjectId
-from actors.protocol import compute, storage
-from actors.protocol.internal import Half, ProposeCommand
-from actors.protocol.storage_internal import ForwardedCommand
-from actors.sequencer import CommandOrder
-from actors.storage import events as e
+from actors.model.protocol import compute, storage
+from actors.model.protocol.internal import Half, ProposeCommand
+from actors.model.protocol.storage_internal import ForwardedCommand
+from actors.replica.sequencer import CommandOrder
+from actors.replica.storage import events as e
+from actors.runtime.errors import PenstockError
+from actors.runtime.progress import EMPTY, Frontier, ObjectId
 from tests.simulators.halves import schedule as plan
 from tests.simulators.halves.checkers import (
     BlameChecker,

@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from actors.protocol.internal import Half
+from actors.model.protocol.internal import Half
 from tests.simulators.service.faults import FAIL, HANG, InjectedFault
 
 SAY_STORAGE: Final = "storage says"

@@ -11,8 +11,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.progress import EMPTY, Frontier, ObjectId
-from actors.protocol import compute, storage
+from actors.model.protocol import compute, storage
+from actors.runtime.progress import EMPTY, Frontier, ObjectId
 
 Shape: TypeAlias = tuple[str, ...]
 """Owner of an upper: a shard, or an external system."""

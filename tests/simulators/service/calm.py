@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Final
 
-from actors.errors import (
+from actors.runtime.errors import (
     ConnectionBroken,
     DeadlineExceeded,
     EngineError,

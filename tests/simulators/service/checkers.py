@@ -14,15 +14,10 @@ from typing import Any
 
 import msgspec
 
-from actors.cluster.checked import ResponseRules
-from actors.cluster.rules import CommandRules
-from actors.cluster.storage_rules import StorageCommandRules, StorageResponseRules
-from actors.errors import InvalidUsage, RemoteProtocolError
-from actors.plan.schema import DIFF, TIME
-from actors.plan.updates import from_ipc
-from actors.progress import EMPTY
-from actors.protocol import storage
-from actors.protocol.api import (
+from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.updates import from_ipc
+from actors.model.protocol import storage
+from actors.model.protocol.api import (
     ClientHello,
     EndRequest,
     ReadContents,
@@ -34,8 +29,13 @@ from actors.protocol.api import (
     WaitFor,
     WriteCommitted,
 )
-from actors.protocol.compute import Command, PeekResponse, Response
-from actors.settings import Settings
+from actors.model.protocol.compute import Command, PeekResponse, Response
+from actors.replica.cluster.checked import ResponseRules
+from actors.replica.cluster.rules import CommandRules
+from actors.replica.cluster.storage_rules import StorageCommandRules, StorageResponseRules
+from actors.runtime.errors import InvalidUsage, RemoteProtocolError
+from actors.runtime.progress import EMPTY
+from actors.runtime.settings import Settings
 from tests.simulators.service.growth import factor_of
 from tests.simulators.service.history import CheckerViolation, ShardHistories
 from tests.simulators.service.queries import Bag, Row, contents, projected, trimmed

@@ -33,22 +33,22 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from actors.cluster.client import ClusterClient, LocalClient
-from actors.cluster.cluster import ClusterStatistics, WorkerCluster
-from actors.cluster.hosts import LocalReplicas
-from actors.controller.replicas.replica import ReplicaClient
-from actors.errors import ConnectionBroken, PenstockError
-from actors.kernel import ActorAddress, ActorCrashed, ActorStatistics, ActorSystem
-from actors.kernel.cell import ActorCell
-from actors.persist import PersistClient
-from actors.persist.location import CompareAndSet
-from actors.plan.jobs import ExecutorMessage
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.control.controller.replicas.replica import ReplicaClient
+from actors.durable.persist import PersistClient
+from actors.durable.persist.location import CompareAndSet
+from actors.model.plan.jobs import ExecutorMessage
+from actors.replica.cluster.client import ClusterClient, LocalClient
+from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster
+from actors.replica.cluster.hosts import LocalReplicas
+from actors.runtime.errors import ConnectionBroken, PenstockError
+from actors.runtime.kernel import ActorAddress, ActorCrashed, ActorStatistics, ActorSystem
+from actors.runtime.kernel.cell import ActorCell
+from actors.runtime.settings import Settings
+from actors.runtime.transport.connection import TransportListener
 from actors.service import Service
-from actors.settings import Settings
-from actors.storage.half import StorageConnectors
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
-from actors.transport.connection import TransportListener
 from actors.worker import Worker
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
 from tests.simulators.service.crash import LIFE, CrashableLoop, EndlessRun, undisturbed

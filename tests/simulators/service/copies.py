@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
+from actors.runtime.errors import ConnectionBroken, PenstockError, ResourceClosed
 from tests.simulators.service.checkers import WriteRecord
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.queries import Row

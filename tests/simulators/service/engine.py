@@ -11,8 +11,7 @@ from typing import Any
 
 import msgspec
 
-from actors.errors import EngineLost
-from actors.plan.jobs import (
+from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
     Job,
@@ -21,6 +20,7 @@ from actors.plan.jobs import (
     QueryAnalyzed,
     kind_of,
 )
+from actors.runtime.errors import EngineLost
 from actors.testing.engine import EngineControls, InMemoryExecutor
 from tests.simulators.service.faults import KILL, FaultInjector
 

@@ -23,8 +23,8 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceRows,
 )
-from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
 
 _NAME: Final = re.compile(r"x(\d+)")
 PIECE_ROWS: Final = 40

@@ -19,15 +19,15 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from actors.controller.catalog.catalog import CATALOG_KEY, INDEX, CatalogSnapshot
-from actors.controller.catalog.quarantine import decode_catalog
-from actors.persist.documents import decode_shard, decode_tables
-from actors.persist.location import CompareAndSet
-from actors.persist.parts import decode, decode_list, unread, with_parts
-from actors.persist.schemas import schema_of
-from actors.persist.shard import TABLES_UPPER, BatchPart, ShardBatch, ShardState
-from actors.plan.schema import DIFF, ERROR, TIME
-from actors.progress import EMPTY
+from actors.control.controller.catalog.catalog import CATALOG_KEY, INDEX, CatalogSnapshot
+from actors.control.controller.catalog.quarantine import decode_catalog
+from actors.durable.persist.documents import decode_shard, decode_tables
+from actors.durable.persist.location import CompareAndSet
+from actors.durable.persist.parts import decode, decode_list, unread, with_parts
+from actors.durable.persist.schemas import schema_of
+from actors.durable.persist.shard import TABLES_UPPER, BatchPart, ShardBatch, ShardState
+from actors.model.plan.schema import DIFF, ERROR, TIME
+from actors.runtime.progress import EMPTY
 from tests.simulators.service.queries import Bag, Row, trimmed
 from tests.simulators.service.stores import SimulatedDisk
 

@@ -15,17 +15,17 @@ from contextlib import suppress
 from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
-from actors.cluster.client import ClusterClient, LocalClient, WireClient
-from actors.cluster.serving import ConversationServer
-from actors.cluster.storage_connection import StorageServer
-from actors.errors import ConnectionBroken, PenstockError, ResourceClosed
-from actors.kernel import ActorAddress
-from actors.progress import Nonce
-from actors.protocol.compute import Command, Peek, PeekRows, Response
-from actors.protocol.storage import StorageTaggedResponse
-from actors.settings import Settings
+from actors.model.protocol.compute import Command, Peek, PeekRows, Response
+from actors.model.protocol.storage import StorageTaggedResponse
+from actors.replica.cluster.client import ClusterClient, LocalClient, WireClient
+from actors.replica.cluster.serving import ConversationServer
+from actors.replica.cluster.storage_connection import StorageServer
+from actors.runtime.errors import ConnectionBroken, PenstockError, ResourceClosed
+from actors.runtime.kernel import ActorAddress
+from actors.runtime.progress import Nonce
+from actors.runtime.settings import Settings
+from actors.runtime.transport.address import NetworkAddress as Place
 from actors.testing.encoding import carry_by_reference
-from actors.transport.address import NetworkAddress as Place
 from tests.simulators.service.faults import DISCONNECT, FaultInjector, InjectedFault
 
 MESSAGES_MAX: Final = 64

@@ -26,15 +26,15 @@ from actors.connectors.sink_task import SinkTask
 from actors.connectors.sinks.messages import SinkWork
 from actors.connectors.sinks.sink import SinkConnector, SinkStatistics
 from actors.connectors.sources.source import Given, SourceConnector, SourceExport, SourceUnreachable
-from actors.errors import WriterFenced
-from actors.kernel import Actor, ActorAddress, ActorClock
-from actors.persist import PersistClient
-from actors.plan.jobs import ExecutorMessage
-from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.progress import Frontier, ObjectId, ShardId
-from actors.protocol.storage import ConnectorConfiguration, SinkDescription
-from actors.settings import Settings
-from actors.storage.half import StorageConnectors as Reach
+from actors.connectors.storage_connectors import StorageConnectors as Reach
+from actors.durable.persist import PersistClient
+from actors.model.plan.jobs import ExecutorMessage
+from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.model.protocol.storage import ConnectorConfiguration, SinkDescription
+from actors.runtime.errors import WriterFenced
+from actors.runtime.kernel import Actor, ActorAddress, ActorClock
+from actors.runtime.progress import Frontier, ObjectId, ShardId
+from actors.runtime.settings import Settings
 from tests.simulators.service.faults import FAIL, LOST_ANSWER, FaultInjector
 from tests.simulators.service.growth import GrowingSource, InnerSource
 from tests.simulators.service.history import CheckerViolation, ShardHistories, Update

@@ -8,18 +8,18 @@ from typing import Any, Final
 from unittest import mock
 
 from actors.channel_adapter import ChannelAdapter, NonceVerdict, ResponsesForwarded, StashRules
-from actors.cluster.connection import AcceptConnection, ConnectionAcceptor
-from actors.compute.reads import PeekHolds
-from actors.dataflow.rivals import ReplicaAppend, ReplicaFollower
-from actors.errors import ConnectionDisplaced, PenstockError
+from actors.durable.persist.location import CompareAndSet, ConsensusStore
+from actors.durable.persist.machine import ShardMachine
 from actors.fetch_task import FetchTask
-from actors.kernel import ActorAddress
 from actors.listen_task import ListenTask
-from actors.persist.location import CompareAndSet, ConsensusStore
-from actors.persist.machine import ShardMachine
-from actors.plan.updates import empty_updates
-from actors.protocol.compute import TaggedResponse
-from actors.protocol.internal import PartFetched
+from actors.model.plan.updates import empty_updates
+from actors.model.protocol.compute import TaggedResponse
+from actors.model.protocol.internal import PartFetched
+from actors.replica.cluster.connection import AcceptConnection, ConnectionAcceptor
+from actors.replica.compute.reads import PeekHolds
+from actors.replica.dataflow.rivals import ReplicaAppend, ReplicaFollower
+from actors.runtime.errors import ConnectionDisplaced, PenstockError
+from actors.runtime.kernel import ActorAddress
 from tests.simulators.mutants import Mutants
 from tests.simulators.service import planted_storage
 

@@ -13,17 +13,17 @@ from actors.connectors.ingest.shards import IngestShards
 from actors.connectors.ingest_task import IngestRunning, IngestTask
 from actors.connectors.sink_task import SinkTask, _Driver
 from actors.connectors.sinks.messages import hold_of
-from actors.dataflow import commit
-from actors.plan.schema import TableSchema
-from actors.protocol.storage import StorageTaggedResponse
-from actors.protocol.storage_internal import CreateIngestionDataflow, DropObjects
-from actors.storage.events import CancelLookUp
-from actors.storage.half import StorageHalf
-from actors.storage.history import reconcile
-from actors.storage.pursuits import DesiredState
-from actors.storage.renderings import RenderingEnded
-from actors.storage.state import StorageState
-from actors.storage.telling import dataflow_rows
+from actors.model.plan.schema import TableSchema
+from actors.model.protocol.storage import StorageTaggedResponse
+from actors.model.protocol.storage_internal import CreateIngestionDataflow, DropObjects
+from actors.replica.dataflow import commit
+from actors.replica.storage.events import CancelLookUp
+from actors.replica.storage.half import StorageHalf
+from actors.replica.storage.history import reconcile
+from actors.replica.storage.pursuits import DesiredState
+from actors.replica.storage.renderings import RenderingEnded
+from actors.replica.storage.state import StorageState
+from actors.replica.storage.telling import dataflow_rows
 from tests.simulators.mutants import Mutants
 from tests.simulators.service.storage_checkers import id_of
 
@@ -82,7 +82,7 @@ def unmentioned_kept() -> Iterator[None]:
     def keeping(*args: Any) -> Any:
         return replace(reconcile(*args), drop=())
 
-    with mock.patch("actors.storage.state.reconcile", keeping):
+    with mock.patch("actors.replica.storage.state.reconcile", keeping):
         yield
 
 

@@ -27,19 +27,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
-from actors.cluster.client import ClusterClient
-from actors.compute.history import ComputeHistory
-from actors.errors import (
-    ConnectionBroken,
-    ConnectionDisplaced,
-    InvalidUsage,
-    PenstockError,
-    ResourceClosed,
-)
-from actors.errors import RemoteProtocolError as ProtocolError
-from actors.plan.updates import from_ipc
-from actors.protocol.api import SubscribeChanges, SubscribeObject
-from actors.protocol.compute import (
+from actors.model.plan.updates import from_ipc
+from actors.model.protocol.api import SubscribeChanges, SubscribeObject
+from actors.model.protocol.compute import (
     CancelPeek,
     Command,
     CreateDataflow,
@@ -59,7 +49,17 @@ from actors.protocol.compute import (
     SubscribeResponse,
     ViewExport,
 )
-from actors.storage.history import StorageHistory
+from actors.replica.cluster.client import ClusterClient
+from actors.replica.compute.history import ComputeHistory
+from actors.replica.storage.history import StorageHistory
+from actors.runtime.errors import (
+    ConnectionBroken,
+    ConnectionDisplaced,
+    InvalidUsage,
+    PenstockError,
+    ResourceClosed,
+)
+from actors.runtime.errors import RemoteProtocolError as ProtocolError
 from tests.simulators.service.checkers import ReplicaChecker, SubscribeChecker, difference
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.links import FaultyClusterClient

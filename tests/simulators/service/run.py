@@ -13,15 +13,15 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Final
 
-from actors.client.client import Client, TableWrite
-from actors.errors import (
+from actors.doors.client.client import Client, TableWrite
+from actors.model.plan.schema import TableColumn
+from actors.runtime.errors import (
     ConnectionBroken,
     InvalidUsage,
     ObjectExists,
     PenstockError,
     ResourceClosed,
 )
-from actors.plan.schema import TableColumn
 from tests.simulators.service.calm import (
     CALM_S,
     EXCUSED,

@@ -14,20 +14,20 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.kernel.cell import ActorCell
-from actors.progress import EMPTY, Frontier, Nonce, ObjectId
-from actors.protocol.relations import PREFIX
-from actors.protocol.storage import (
+from actors.model.protocol.relations import PREFIX
+from actors.model.protocol.storage import (
     FrontierUpper,
     IngestionDescription,
     Response,
     RunOneshotIngestion,
     StagedBatches,
 )
-from actors.sequencer import Sequencer
-from actors.storage.renderings import LogEntry
-from actors.storage.state import StorageState
-from actors.storage.telling import Described
+from actors.replica.sequencer import Sequencer
+from actors.replica.storage.renderings import LogEntry
+from actors.replica.storage.state import StorageState
+from actors.replica.storage.telling import Described
+from actors.runtime.kernel.cell import ActorCell
+from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId
 from actors.worker import Worker
 from tests.simulators.service.history import CheckerViolation, ShardHistories
 from tests.simulators.service.outside import SinksChecker

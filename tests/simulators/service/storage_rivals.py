@@ -30,11 +30,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from actors.cluster.client import ClusterClient
-from actors.errors import ConnectionDisplaced
-from actors.progress import EMPTY, ObjectId
-from actors.protocol.compute import AllowCompaction, AllowWrites, Hello, InitializationComplete
-from actors.protocol.storage import (
+from actors.model.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Hello,
+    InitializationComplete,
+)
+from actors.model.protocol.storage import (
     CancelOneshotIngestion,
     Command,
     ConnectorConfiguration,
@@ -48,7 +50,10 @@ from actors.protocol.storage import (
     SinkDescription,
     UpdateStorageConfiguration,
 )
-from actors.storage.history import StorageHistory
+from actors.replica.cluster.client import ClusterClient
+from actors.replica.storage.history import StorageHistory
+from actors.runtime.errors import ConnectionDisplaced
+from actors.runtime.progress import EMPTY, ObjectId
 from tests.simulators.service.checkers import StorageChecker
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.service.links import FaultyClusterClient

@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn, Protocol
 
-from actors.errors import StorageError
-from actors.kernel import ActorClock
-from actors.persist import PersistClient
-from actors.persist.location import BlobInfo, CompareAndSet, VersionedData
-from actors.persist.memory_stores import MemoryBlob, MemoryConsensus
-from actors.persist.shard import ShardState
-from actors.progress import ShardId
+from actors.durable.persist import PersistClient
+from actors.durable.persist.location import BlobInfo, CompareAndSet, VersionedData
+from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
+from actors.durable.persist.shard import ShardState
+from actors.runtime.errors import StorageError
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import ShardId
 from tests.simulators.service.faults import (
     CRASH,
     CRASH_AFTER,

@@ -8,16 +8,15 @@ from unittest import mock
 
 from msgspec.structs import replace
 
-from actors.errors import CorruptData, LeaseLost, StorageError
-from actors.persist import PersistClient, upkeep
-from actors.persist import change as appending
-from actors.persist.change import ChangeOutcome, ShardDocuments
-from actors.persist.machine import ShardMachine
-from actors.persist.orphans import OrphanCollector, SuspectBlobs
-from actors.persist.part_store import PartStore
-from actors.persist.parts import PartLists, list_lost_error
-from actors.persist.reader import LeaseBook
-from actors.persist.shard import (
+from actors.durable.persist import PersistClient, upkeep
+from actors.durable.persist import change as appending
+from actors.durable.persist.change import ChangeOutcome, ShardDocuments
+from actors.durable.persist.machine import ShardMachine
+from actors.durable.persist.orphans import OrphanCollector, SuspectBlobs
+from actors.durable.persist.part_store import PartStore
+from actors.durable.persist.parts import PartLists, list_lost_error
+from actors.durable.persist.reader import LeaseBook
+from actors.durable.persist.shard import (
     BatchPart,
     PartList,
     ReaderLease,
@@ -26,6 +25,7 @@ from actors.persist.shard import (
     compacted,
     renewed,
 )
+from actors.runtime.errors import CorruptData, LeaseLost, StorageError
 from tests.simulators.mutants import Mutants
 
 PLANTED: Final = Mutants()
@@ -165,7 +165,7 @@ def since_goes_back() -> Iterator[None]:
         held = [*then.holds.values(), *(lease.since for lease in then.leases.values())]
         return replace(then, since=min(held, default=then.since) - (1 if then.since > 2 else 0))
 
-    with mock.patch("actors.persist.reader.renewed", hasty):
+    with mock.patch("actors.durable.persist.reader.renewed", hasty):
         yield
 
 

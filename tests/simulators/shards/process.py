@@ -15,9 +15,9 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
-from actors.errors import CorruptData, StorageError
-from actors.persist import PersistClient
-from actors.persist.reader import LeasedReader
+from actors.durable.persist import PersistClient
+from actors.durable.persist.reader import LeasedReader
+from actors.runtime.errors import CorruptData, StorageError
 from actors.testing.virtual_time import VirtualClock
 from tests.simulators.service.crash import LIFE, CrashableLoop
 from tests.simulators.service.history import CheckerViolation
@@ -26,7 +26,7 @@ from tests.simulators.shards.stores import ShardBlob, ShardConsensus
 from tests.simulators.shards.work import ProcessWork
 
 if TYPE_CHECKING:
-    from actors.persist.location import CompareAndSet
+    from actors.durable.persist.location import CompareAndSet
     from tests.simulators.shards.run import ShardsWorld
 
 DOWN_S: Final = 0.005

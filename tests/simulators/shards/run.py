@@ -14,9 +14,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final
 
-from actors.errors import StorageError
-from actors.persist import NewShard, PersistClient
-from actors.settings import Settings
+from actors.durable.persist import NewShard, PersistClient
+from actors.runtime.errors import StorageError
+from actors.runtime.settings import Settings
 from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from tests.simulators.service.cluster import RunReport, crashable_loop, quiet_run, report_of

@@ -12,7 +12,7 @@ import contextvars
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
-from actors.persist.location import CompareAndSet
+from actors.durable.persist.location import CompareAndSet
 from tests.simulators.service.crash import LIFE
 from tests.simulators.service.faults import LATE, FaultInjector, InjectedFault
 from tests.simulators.service.stores import (

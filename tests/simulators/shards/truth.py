@@ -27,11 +27,11 @@ from typing import Any
 
 import msgspec
 
-from actors.persist.documents import decode_shard
-from actors.persist.location import CompareAndSet
-from actors.persist.parts import decode
-from actors.persist.shard import BatchPart, ShardState
-from actors.plan.schema import DIFF, TIME
+from actors.durable.persist.documents import decode_shard
+from actors.durable.persist.location import CompareAndSet
+from actors.durable.persist.parts import decode
+from actors.durable.persist.shard import BatchPart, ShardState
+from actors.model.plan.schema import DIFF, TIME
 from tests.simulators.service.history import CheckerViolation, whole
 from tests.simulators.service.stores import SimulatedDisk
 

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Final, TypeVar
 import anyio
 import pyarrow as pa
 
-from actors.errors import (
+from actors.durable.persist import (
+    AppendCommitted,
+    BatchPart,
+    LeasedReader,
+    PersistClient,
+    ShardAppend,
+)
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.runtime.errors import (
     CorruptData,
     LeaseLost,
     ReadBelowSince,
@@ -25,9 +33,7 @@ from actors.errors import (
     StorageError,
     WriterFenced,
 )
-from actors.persist import AppendCommitted, BatchPart, LeasedReader, PersistClient, ShardAppend
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.progress import EMPTY
+from actors.runtime.progress import EMPTY
 from tests.simulators.service.history import CheckerViolation
 from tests.simulators.shards.calls import (
     DONE,

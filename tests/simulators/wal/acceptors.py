@@ -12,7 +12,7 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from actors.errors import CorruptData, StorageError, WalRefused
+from actors.runtime.errors import CorruptData, StorageError, WalRefused
 from actors.wal.acceptor import AcceptorCore, AppendUnflushed, FlushWal
 from actors.wal.files import ControlState, ControlStore, WalStore
 from actors.wal.messages import AppendRequest, ProposerElected

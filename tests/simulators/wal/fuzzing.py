@@ -7,7 +7,8 @@ from typing import Final
 
 import google_crc32c
 
-from actors.errors import CorruptData, InvalidUsage
+from actors.connectors.relay_server import FirstRecord
+from actors.runtime.errors import CorruptData, InvalidUsage
 from actors.wal.control import decode, encode
 from actors.wal.files import ControlState
 from actors.wal.framing import RecordDecoder
@@ -16,7 +17,6 @@ from actors.wal.inspection import inspect_bytes, lines
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES
 from actors.wal.messages import ConfigMember, MembershipConfig, TermEntry
 from actors.wal.records import MAGICS, RECORD_BYTES_MAX, BadRecord, RecordScanner, run_of
-from actors.wal.relay_server import FirstRecord
 from tests.simulators.wal.made_up import MadeUpLog
 
 _START: Final = SEGMENT_BYTES - 2 * PAGE_BYTES + 24

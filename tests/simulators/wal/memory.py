@@ -15,7 +15,7 @@ import random
 import struct
 from typing import Final
 
-from actors.errors import InvalidUsage, StorageError
+from actors.runtime.errors import InvalidUsage, StorageError
 from actors.wal.files import ControlState
 from tests.simulators.service.faults import CRASH, FAIL, InjectedFault
 from tests.simulators.wal.files import MachineCrashed

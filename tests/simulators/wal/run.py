@@ -11,7 +11,7 @@ import random
 from collections import Counter
 from typing import Final
 
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 from actors.wal.acceptor import AcceptorPeer
 from actors.wal.files import ControlState
 from actors.wal.lsn import SEGMENT_BYTES

@@ -18,12 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.arrangement.arrangement import Arrangement, ArrangementStatistics
 from actors.connectors.sources.source import KEPT, OP, UpsertOp
-from actors.errors import CorruptData, RemoteProtocolError
-from actors.kernel import ActorClock
-from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.plan.updates import at_time, consolidate
+from actors.durable.arrangement.arrangement import Arrangement, ArrangementStatistics
+from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.model.plan.updates import at_time, consolidate
+from actors.runtime.errors import CorruptData, RemoteProtocolError
+from actors.runtime.kernel import ActorClock
 
 # -- Converts upserts into updates, for callers of `connectors.sources.source.SourceConnector`. Pure
 # ------------------- Theory of operation. The changes of one mark are concatenated in order; of

@@ -18,7 +18,6 @@ from typing import TypeAlias, assert_never
 import msgspec
 import pyarrow as pa
 
-from actors.arrangement import ArrangementStatistics
 from actors.connectors.ingest.contents import KeyedContents
 from actors.connectors.ingest.shards import IngestShards
 from actors.connectors.ingest.staging import IngestStaging
@@ -32,11 +31,12 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUpserts,
 )
-from actors.errors import PenstockError
-from actors.persist import BatchPart
-from actors.plan.schema import DIFF, ERROR
-from actors.plan.updates import at_time, negate
-from actors.progress import Time
+from actors.durable.arrangement import ArrangementStatistics
+from actors.durable.persist import BatchPart
+from actors.model.plan.schema import DIFF, ERROR
+from actors.model.plan.updates import at_time, negate
+from actors.runtime.errors import PenstockError
+from actors.runtime.progress import Time
 
 
 class ResolveUpserts(msgspec.Struct, frozen=True, gc=False):

@@ -12,9 +12,9 @@ from typing import Final
 
 import msgspec
 
-from actors.memory_ledger import MemoryUse
-from actors.progress import ObjectId
-from actors.protocol.message_parts import OperatorStatistics
+from actors.model.protocol.message_parts import OperatorStatistics
+from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.progress import ObjectId
 
 OF_SOURCE: Final = {
     "Append": "Append position and rows of all tables at one time",

@@ -20,12 +20,12 @@ import msgspec
 import pyarrow as pa
 
 from actors.connectors.ingest.staging import IngestBatch, SourceFault
-from actors.errors import CorruptData, WriterFenced
-from actors.memory_ledger import MemoryLedger
-from actors.persist import BatchPart, PersistClient, ShardAppend, UpperMismatch
-from actors.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.plan.updates import between, concat, consolidate, error_update
-from actors.progress import Frontier, ShardId, Time
+from actors.durable.persist import BatchPart, PersistClient, ShardAppend, UpperMismatch
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
+from actors.model.plan.updates import between, concat, consolidate, error_update
+from actors.runtime.errors import CorruptData, WriterFenced
+from actors.runtime.memory_ledger import MemoryLedger
+from actors.runtime.progress import Frontier, ShardId, Time
 
 REMAP: Final = TableSchema(
     (TableColumn("position", "string", False), TableColumn("failed", "string", False))

@@ -30,12 +30,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.connectors.sources.source import ExportFailed, PositionMark, SourceRows
-from actors.errors import PenstockError
-from actors.persist import BatchPart
-from actors.plan.schema import DIFF
-from actors.plan.updates import at_time
-from actors.progress import Frontier, Time
-from actors.threshold_probes import TRANSACTION_BYTES
+from actors.durable.persist import BatchPart
+from actors.model.plan.schema import DIFF
+from actors.model.plan.updates import at_time
+from actors.runtime.errors import PenstockError
+from actors.runtime.progress import Frontier, Time
+from actors.runtime.threshold_probes import TRANSACTION_BYTES
 
 GATHER_MS_MAX: Final = 100
 _GATHER_SHARE: Final = 8

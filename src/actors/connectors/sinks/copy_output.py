@@ -24,10 +24,8 @@ import pyarrow as pa
 
 from actors.connectors.sinks.formats import OutputFiles, check_format
 from actors.connectors.sinks.outlets import SinkStorage, local_path, open_storage
-from actors.errors import InvalidUsage, StorageError
-from actors.kernel import ActorClock, RetryLoop
-from actors.object_store.bucket_paths import bucket_path, is_bucket
-from actors.object_store.bucket_store import (
+from actors.durable.object_store.bucket_paths import bucket_path, is_bucket
+from actors.durable.object_store.bucket_store import (
     GIVE_UP_S,
     PIECE_BYTES,
     PIECES_MAX,
@@ -35,10 +33,12 @@ from actors.object_store.bucket_store import (
     ObjectVersion,
     run_to_its_end,
 )
-from actors.plan.copy_manifest import MANIFEST, CopyManifest, decode_manifest, encode_manifest
-from actors.progress import ObjectId
-from actors.protocol.compute import CopyToExport
-from actors.settings import Settings
+from actors.model.plan.copy_manifest import MANIFEST, CopyManifest, decode_manifest, encode_manifest
+from actors.model.protocol.compute import CopyToExport
+from actors.runtime.errors import InvalidUsage, StorageError
+from actors.runtime.kernel import ActorClock, RetryLoop
+from actors.runtime.progress import ObjectId
+from actors.runtime.settings import Settings
 
 R = TypeVar("R")
 

@@ -39,13 +39,13 @@ from actors.connectors.sinks.formats import (
 from actors.connectors.sinks.outlets import SinkStorage, SinkThreads
 from actors.connectors.sinks.sink import SinkStatistics
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import InvalidUsage, StorageError, WriterFenced
-from actors.kernel import ActorClock
-from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, TIME, TableSchema
-from actors.progress import Frontier, ObjectId
-from actors.settings import Settings
-from actors.threshold_probes import SINK_FILE
+from actors.model.plan.copy_manifest import WrittenFile
+from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.runtime.errors import InvalidUsage, StorageError, WriterFenced
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import Frontier, ObjectId
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import SINK_FILE
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

@@ -20,12 +20,12 @@ import pyarrow.parquet as pq
 from actors.connectors.sinks.formats import OutputFiles
 from actors.connectors.sinks.outlets import SinkThreads
 from actors.connectors.sinks.staging import SinkStaging, as_storage_errors
-from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, TableSchema
-from actors.plan.updates import comparable, consolidate
-from actors.progress import Frontier
-from actors.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
+from actors.model.plan.copy_manifest import WrittenFile
+from actors.model.plan.schema import DIFF, TableSchema
+from actors.model.plan.updates import comparable, consolidate
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.progress import Frontier
+from actors.runtime.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
 # -- Subtracts rows from a bag of rows, exactly. Pure, over Arrow ----------------------------------
 # Rows are the same when they are bit by bit, NULL being NULL, other than in engines that merge by

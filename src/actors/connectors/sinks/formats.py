@@ -28,12 +28,12 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from actors.connectors.sources.json_rows import RowsOfTable
-from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import WrittenFile
-from actors.plan.schema import DIFF, TableSchema
-from actors.plan.updates import sliced
-from actors.protocol.compute import CopyToExport
-from actors.threshold_probes import SINK_FILE, SLICED_ROWS
+from actors.model.plan.copy_manifest import WrittenFile
+from actors.model.plan.schema import DIFF, TableSchema
+from actors.model.plan.updates import sliced
+from actors.model.protocol.compute import CopyToExport
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.threshold_probes import SINK_FILE, SLICED_ROWS
 
 # -- External columns of a sink: the names and types that files and tables can hold ----------------
 

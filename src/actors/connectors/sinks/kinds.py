@@ -14,11 +14,11 @@ from actors.connectors.sinks.outlets import open_storage
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
 from actors.connectors.sources.source import choices_hint
-from actors.errors import InvalidUsage, nearest_hint
-from actors.kernel import ActorClock
-from actors.object_store.bucket_paths import is_bucket
-from actors.progress import ObjectId
-from actors.settings import Settings
+from actors.durable.object_store.bucket_paths import is_bucket
+from actors.runtime.errors import InvalidUsage, nearest_hint
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import ObjectId
+from actors.runtime.settings import Settings
 
 SinkConfig: TypeAlias = DeltaConfig | ParquetConfig
 KINDS: Final[Mapping[str, type[SinkConfig]]] = {"delta": DeltaConfig, "parquet": ParquetConfig}

@@ -11,10 +11,10 @@ import msgspec
 
 from actors.connectors.sinks.kinds import SinkConfig
 from actors.connectors.sinks.sink import SinkStatistics
-from actors.errors import PenstockError
-from actors.plan.schema import TableSchema
-from actors.progress import Frontier, ObjectId, ShardId, Time
-from actors.protocol.message_parts import OperatorStatistics
+from actors.model.plan.schema import TableSchema
+from actors.model.protocol.message_parts import OperatorStatistics
+from actors.runtime.errors import PenstockError
+from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
 
 
 class SinkWork(msgspec.Struct, frozen=True, gc=False):

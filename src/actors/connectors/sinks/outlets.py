@@ -32,7 +32,23 @@ from actors.connectors.sinks.staging import (
     as_storage_errors,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import (
+from actors.durable.object_store.bucket_calls import BucketCalls
+from actors.durable.object_store.bucket_paths import (
+    BucketPath,
+    allowed_bucket,
+    hint_for,
+    is_bucket,
+    reason,
+)
+from actors.durable.object_store.bucket_store import (
+    PAGE_KEYS,
+    FetchedObject,
+    ObjectVersion,
+    allows_http,
+)
+from actors.durable.object_store.file_modes import make_shared_folder
+from actors.durable.object_store.folder_calls import sync_file, sync_folder, write_file
+from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
     ResourceBusy,
@@ -40,19 +56,8 @@ from actors.errors import (
     WriterFenced,
     storage_error,
 )
-from actors.kernel import ActorClock
-from actors.object_store.bucket_calls import BucketCalls
-from actors.object_store.bucket_paths import (
-    BucketPath,
-    allowed_bucket,
-    hint_for,
-    is_bucket,
-    reason,
-)
-from actors.object_store.bucket_store import PAGE_KEYS, FetchedObject, ObjectVersion, allows_http
-from actors.object_store.file_modes import make_shared_folder
-from actors.object_store.folder_calls import sync_file, sync_folder, write_file
-from actors.settings import Settings, without_user
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings, without_user
 
 # Runs the blocking calls of a sink in threads: one at a time, each to its end or to a deadline
 # After a deadline the calls are over (`given_up`). Whatever the abandoned call still commits is

@@ -28,9 +28,9 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.plan.schema import TIME, TableSchema
-from actors.plan.updates import set_column
-from actors.progress import Frontier, Time
+from actors.model.plan.schema import TIME, TableSchema
+from actors.model.plan.updates import set_column
+from actors.runtime.progress import Frontier, Time
 
 # -- Chooses the upper of a sink's next batch. Pure ------------------------------------------------
 # A batch reaches from the durable upper outside, `lower`, up to a sealed time. It is cut at an

@@ -17,12 +17,12 @@ from threading import Event
 from typing import IO, Any, Final, Protocol
 
 from actors.connectors.sinks.formats import FilePlace
-from actors.errors import storage_error
-from actors.object_store.bucket_calls import BucketCalls
-from actors.object_store.bucket_store import UploadStopped
-from actors.object_store.file_modes import PRIVATE_FOLDER, share_file
-from actors.object_store.folder_calls import sync_folder
-from actors.progress import Frontier
+from actors.durable.object_store.bucket_calls import BucketCalls
+from actors.durable.object_store.bucket_store import UploadStopped
+from actors.durable.object_store.file_modes import PRIVATE_FOLDER, share_file
+from actors.durable.object_store.folder_calls import sync_folder
+from actors.runtime.errors import storage_error
+from actors.runtime.progress import Frontier
 
 _NAME: Final = re.compile(r"_?penstock-(\d{20})-.*\.parquet")
 

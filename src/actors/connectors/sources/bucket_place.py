@@ -44,17 +44,22 @@ from actors.connectors.sources.file_places import (
 )
 from actors.connectors.sources.file_reading import MalformedFile
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
-from actors.errors import InvalidUsage, PenstockError, StorageError
-from actors.object_store.bucket_paths import allowed_bucket, hint_for, is_bucket
-from actors.object_store.bucket_store import (
+from actors.durable.object_store.bucket_paths import allowed_bucket, hint_for, is_bucket
+from actors.durable.object_store.bucket_store import (
     PIECE_BYTES,
     BucketStore,
     ListedObject,
     ObjectVersion,
     Opener,
 )
-from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, CopyManifest, decode_manifest
-from actors.threshold_probes import LISTED_FILES
+from actors.model.plan.copy_manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    CopyManifest,
+    decode_manifest,
+)
+from actors.runtime.errors import InvalidUsage, PenstockError, StorageError
+from actors.runtime.threshold_probes import LISTED_FILES
 
 # -- Finds the new objects of a bucket, by a position of bounded size. Pure ------------------------
 # Theory of operation. As with files (`file_listing`), objects are taken in the order of (time of

@@ -28,8 +28,8 @@ from actors.connectors.sources.generators import (
     updates,
 )
 from actors.connectors.sources.source import SourceExport, SourceRows
-from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
 
 EXPORT: Final = "rows"
 SCHEMA: Final = TableSchema(

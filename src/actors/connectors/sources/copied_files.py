@@ -17,9 +17,9 @@ import pyarrow as pa
 import pyarrow.csv
 
 from actors.connectors.sources.json_rows import RowMisfit, RowsOfTable
-from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import CopyManifest
-from actors.plan.schema import DIFF, TableSchema
+from actors.model.plan.copy_manifest import CopyManifest
+from actors.model.plan.schema import DIFF, TableSchema
+from actors.runtime.errors import InvalidUsage
 
 BLOCK_BYTES_MAX: Final = 64 << 20
 """Greatest length of one CSV row."""

@@ -17,7 +17,7 @@ from actors.connectors.sources.generators import (
     updates,
 )
 from actors.connectors.sources.source import SourceExport, SourceRows
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
 
 EXPORT: Final = "counter"
 SCHEMA: Final = TableSchema((TableColumn("counter", "bigint", False),), ("counter",))

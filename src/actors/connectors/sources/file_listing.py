@@ -30,10 +30,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from actors.errors import InvalidUsage
-from actors.object_store.bucket_store import ObjectVersion
-from actors.settings import Settings
-from actors.threshold_probes import LISTED_FILES
+from actors.durable.object_store.bucket_store import ObjectVersion
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import LISTED_FILES
 
 RECENT_MAX: Final = 2_000
 HASH_BYTES: Final = 12

@@ -27,8 +27,13 @@ from actors.connectors.sources.file_listing import (
 )
 from actors.connectors.sources.file_reading import FileReader, MalformedFile
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
-from actors.errors import InvalidUsage
-from actors.plan.copy_manifest import MANIFEST, MANIFEST_BYTES_MAX, CopyManifest, decode_manifest
+from actors.model.plan.copy_manifest import (
+    MANIFEST,
+    MANIFEST_BYTES_MAX,
+    CopyManifest,
+    decode_manifest,
+)
+from actors.runtime.errors import InvalidUsage
 
 
 class FileLedger(Protocol):

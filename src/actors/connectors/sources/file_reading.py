@@ -29,7 +29,10 @@ from actors.connectors.sources.parquet_bounds import (
 )
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
-from actors.errors import (
+from actors.model.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.updates import TextTooLong, fit_texts_of, from_ipc
+from actors.runtime.errors import (
     ConnectionBroken,
     DefiniteError,
     EngineError,
@@ -38,10 +41,7 @@ from actors.errors import (
     ResourceBusy,
     ResourceClosed,
 )
-from actors.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
-from actors.plan.schema import TableColumn, TableSchema
-from actors.plan.updates import TextTooLong, fit_texts_of, from_ipc
-from actors.threshold_probes import FILE_PIECE
+from actors.runtime.threshold_probes import FILE_PIECE
 
 Format: TypeAlias = Literal["parquet", "csv", "json"]
 

@@ -58,11 +58,11 @@ from actors.connectors.sources.source import (
     SourceRows,
     SourceUnreachable,
 )
-from actors.errors import InvalidUsage
-from actors.object_store.bucket_paths import bucket_path, is_bucket
-from actors.object_store.bucket_store import BucketStore, Opener
-from actors.plan.schema import DIFF, TableColumn, TableSchema
-from actors.settings import without_user
+from actors.durable.object_store.bucket_paths import bucket_path, is_bucket
+from actors.durable.object_store.bucket_store import BucketStore, Opener
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.settings import without_user
 
 EXPORT: Final = "rows"
 WARNED_NAMES_MAX: Final = 3

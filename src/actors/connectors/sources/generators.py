@@ -36,10 +36,10 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceRows,
 )
-from actors.errors import InvalidUsage
-from actors.kernel import ActorClock
-from actors.plan.schema import DIFF, TableColumn, TableSchema
-from actors.threshold_probes import GENERATED_EVENTS
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import ActorClock
+from actors.runtime.threshold_probes import GENERATED_EVENTS
 
 
 class GeneratorConfig(SourceConfig, frozen=True, kw_only=True):

@@ -23,9 +23,9 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from actors.errors import InvalidUsage
-from actors.plan.schema import DIFF, TableColumn, TableSchema, arrow_type
-from actors.plan.updates import fit_texts
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema, arrow_type
+from actors.model.plan.updates import fit_texts
+from actors.runtime.errors import InvalidUsage
 
 FLOAT_MAX: Final = 3.4028234663852886e38
 """Greatest float of 32 bits."""

@@ -28,8 +28,8 @@ from actors.connectors.sources.source_secrets import SecretUser, check_secrets
 from actors.connectors.sources.tpch import TpchConfig, TpchSeries
 from actors.connectors.sources.wal import WalSource
 from actors.connectors.sources.wal_config import WalConfig
-from actors.errors import InvalidUsage, nearest_hint
-from actors.settings import Settings
+from actors.runtime.errors import InvalidUsage, nearest_hint
+from actors.runtime.settings import Settings
 
 
 def _postgres(config: PostgresConfig, around: ConnectorContext) -> SourceConnector:

@@ -33,7 +33,7 @@ from actors.connectors.sources.generators import (
     updates,
 )
 from actors.connectors.sources.source import SourceExport, SourceRows
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
 
 
 def _schema(text: str, key: tuple[str, ...]) -> TableSchema:

@@ -29,11 +29,11 @@ from actors.connectors.sources.file_reading import (
     check_options,
 )
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
-from actors.errors import InvalidUsage
-from actors.object_store.bucket_store import BucketStore, Opener
-from actors.plan.copy_manifest import VERSION, CopyManifest
-from actors.plan.schema import DIFF, TableSchema
-from actors.plan.updates import from_ipc
+from actors.durable.object_store.bucket_store import BucketStore, Opener
+from actors.model.plan.copy_manifest import VERSION, CopyManifest
+from actors.model.plan.schema import DIFF, TableSchema
+from actors.model.plan.updates import from_ipc
+from actors.runtime.errors import InvalidUsage
 
 FILES_AT_ONCE: Final = 1_000
 BYTES_AT_ONCE: Final = 256 * 1024 * 1024

@@ -26,7 +26,7 @@ from actors.connectors.sources.parquet_pages import (
     kind_of_column,
     read_pages,
 )
-from actors.settings import Settings
+from actors.runtime.settings import Settings
 
 BATCH_ROWS: Final = 64 * 1024
 BATCH_BYTES: Final = 64 << 20

@@ -28,7 +28,7 @@ from actors.connectors.sources.postgres_copy import (
     be64,
 )
 from actors.connectors.sources.postgres_names import qualified_name
-from actors.errors import RemoteProtocolError
+from actors.runtime.errors import RemoteProtocolError
 
 XLOG_HEADER_BYTES: Final = 25
 EPOCH_MS: Final = 946_684_800_000

@@ -79,9 +79,9 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceUnreachable,
 )
-from actors.errors import InvalidUsage, ProtocolError, first_error
-from actors.kernel.clock import ActorClock, SystemClock
-from actors.plan.schema import TableColumn
+from actors.model.plan.schema import TableColumn
+from actors.runtime.errors import InvalidUsage, ProtocolError, first_error
+from actors.runtime.kernel.clock import ActorClock, SystemClock
 
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002

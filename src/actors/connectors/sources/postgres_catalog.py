@@ -27,8 +27,8 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
-from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.runtime.errors import InvalidUsage
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000

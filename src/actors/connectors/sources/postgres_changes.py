@@ -55,8 +55,8 @@ from actors.connectors.sources.source import (
     SourceUpserts,
     UpsertOp,
 )
-from actors.errors import RemoteProtocolError
-from actors.plan.schema import DIFF, arrow_type
+from actors.model.plan.schema import DIFF, arrow_type
+from actors.runtime.errors import RemoteProtocolError
 
 
 class ColumnsDue(msgspec.Struct, frozen=True):

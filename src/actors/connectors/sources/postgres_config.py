@@ -11,7 +11,7 @@ import msgspec
 
 from actors.connectors.sources.source import SourceConfig
 from actors.connectors.sources.source_secrets import SecretTarget
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 
 CONNECT_TIMEOUT_S: Final = 10
 FITTING: Final = "fitting"

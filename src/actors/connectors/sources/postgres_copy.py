@@ -33,7 +33,7 @@ from actors.connectors.sources.postgres_errors import (
     refused_raw,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 
 # -- Payloads of many PostgreSQL messages in one buffer, and the numbers in them. Pure -------------
 

@@ -6,7 +6,7 @@ from psycopg.pq import DiagnosticField as Field
 from psycopg.pq.abc import PGresult
 
 from actors.connectors.sources.source import SourceUnreachable
-from actors.errors import PenstockError
+from actors.runtime.errors import PenstockError
 
 
 class ServerRefused(PenstockError):

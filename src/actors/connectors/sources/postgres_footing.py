@@ -36,7 +36,7 @@ from actors.connectors.sources.postgres_catalog import (
 from actors.connectors.sources.postgres_names import is_called
 from actors.connectors.sources.postgres_types import TypeFacts, column_type, numeric_held_by
 from actors.connectors.sources.source import SourceExport
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 
 ANEW: Final = "drop this source's table here and add it again: it is then filled anew"
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from actors.errors import InvalidUsage
+from actors.runtime.errors import InvalidUsage
 
 _PART: Final = r'("(?:[^"]|"")+"|[^".][^.]*)'
 _QUALIFIED: Final = re.compile(rf"(?:{_PART}\.)?{_PART}", re.DOTALL)

@@ -16,9 +16,9 @@ from actors.connectors.sources.postgres_names import identifier
 from actors.connectors.sources.postgres_types import UNBOUNDED
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
-from actors.errors import InvalidUsage
-from actors.pgwire.type_map import DECIMAL_DIGITS_MAX
-from actors.plan.schema import TableSchema
+from actors.model.pgwire.type_map import DECIMAL_DIGITS_MAX
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import InvalidUsage
 
 _SCALE: Final = 18
 """Scale, if nothing asks for another one: that of a table that PostgreSQL's clients make here."""

@@ -39,7 +39,7 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
-from actors.plan.schema import DIFF
+from actors.model.plan.schema import DIFF
 
 BUFFER_BYTES: Final = 256 * 1024
 PIECE_BYTES: Final = 8 * 1024 * 1024

@@ -26,7 +26,7 @@ from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceUnreachable
-from actors.kernel.clock import ActorClock
+from actors.runtime.kernel.clock import ActorClock
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000

@@ -54,8 +54,8 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
-from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
 
 # -- Checks the server before a source begins, and creates the publication -------------------------
 # `describe` checks all and changes nothing; `publish` makes the publication. Every error says what

@@ -30,8 +30,8 @@ from actors.connectors.sources.postgres_copy import (
     be32,
     be64,
 )
-from actors.pgwire.decimal_digits import cast_decimals
-from actors.pgwire.type_map import (
+from actors.model.pgwire.decimal_digits import cast_decimals
+from actors.model.pgwire.type_map import (
     BOOL,
     BPCHAR,
     BYTEA,
@@ -53,7 +53,7 @@ from actors.pgwire.type_map import (
     US_TO_2000,
     VARCHAR,
 )
-from actors.plan.schema import arrow_type, spark_type
+from actors.model.plan.schema import arrow_type, spark_type
 
 UNBOUNDED: Final = "numeric"
 """Stands for the type of ``numeric`` without a precision where none is chosen yet."""

@@ -39,7 +39,9 @@ from typing import Final, Literal, NamedTuple, Protocol, Self, TypeAlias, get_ar
 import msgspec
 import pyarrow as pa
 
-from actors.errors import (
+from actors.model.plan.jobs import Answer, Job
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import (
     CorruptData,
     EngineUnavailable,
     InvalidUsage,
@@ -48,10 +50,8 @@ from actors.errors import (
     StoreFull,
     WriterFenced,
 )
-from actors.kernel import ActorClock
-from actors.plan.jobs import Answer, Job
-from actors.plan.schema import TableColumn, TableSchema
-from actors.settings import Settings
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings
 
 # The context that the service gives its sources: the clock, the settings, a folder, the engine
 

@@ -18,8 +18,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
-from actors.errors import AccessDenied, InvalidUsage
-from actors.settings import Settings
+from actors.runtime.errors import AccessDenied, InvalidUsage
+from actors.runtime.settings import Settings
 
 VARIABLES: Final = ("password_env", "token_env")
 """Options that name a variable with a secret."""

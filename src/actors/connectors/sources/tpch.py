@@ -36,9 +36,9 @@ from actors.connectors.sources.draws import (
 )
 from actors.connectors.sources.generators import GeneratorConfig, at_least
 from actors.connectors.sources.source import SourceExport, SourceRows, SourceUnreachable
-from actors.errors import InvalidUsage
-from actors.kernel import ActorClock
-from actors.plan.schema import DIFF, TableColumn, TableSchema
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.kernel import ActorClock
 
 # -- New TPC-H orders with their lineitems, as the specification's clause 4.2.3 makes them ---------
 # An order is a function of its number (from 0, in order of creation), so that its retraction

@@ -36,8 +36,8 @@ from actors.connectors.sources.source import (
     SourceUnreachable,
 )
 from actors.connectors.sources.wal_config import WalConfig, check_json
-from actors.errors import ConnectionBroken, CorruptData, InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import ConnectionBroken, CorruptData, InvalidUsage
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, dial
 from actors.wal.following import AllRemoved, WalFollower
 from actors.wal.framing import FramedPayload, RecordDecoder

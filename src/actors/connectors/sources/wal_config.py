@@ -13,8 +13,8 @@ from actors.connectors.sources.generators import at_least
 from actors.connectors.sources.json_rows import check_type
 from actors.connectors.sources.source import SourceConfig
 from actors.connectors.sources.source_secrets import SecretTarget
-from actors.errors import InvalidUsage
-from actors.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.runtime.errors import InvalidUsage
 from actors.wal.dialling import AcceptorAddress, parse_addresses
 from actors.wal.framing import START_LSN, RecordDecoder
 from actors.wal.lsn import parse_lsn

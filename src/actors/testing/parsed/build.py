@@ -16,8 +16,7 @@ from typing import Final
 import msgspec
 from sqlglot import exp
 
-from actors.errors import InvalidUsage
-from actors.plan.relational import (
+from actors.model.plan.relational import (
     AggregateCall,
     AggregateFormula,
     AggregationNode,
@@ -31,9 +30,10 @@ from actors.plan.relational import (
     UnionAll,
     columns_of,
 )
-from actors.plan.relational_text import render
-from actors.plan.relational_walk import inputs_of, nodes, with_inputs
-from actors.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.model.plan.relational_text import render
+from actors.model.plan.relational_walk import inputs_of, nodes, with_inputs
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.runtime.errors import InvalidUsage
 from actors.testing.parsed.resolve import ResolvedQuery
 from actors.testing.parsed.subquery import check_claim
 from actors.testing.parsed.trees import UnsupportedConstruct, quote, tree_of

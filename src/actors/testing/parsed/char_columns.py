@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actors.plan.relational import (
+from actors.model.plan.relational import (
     AggregationNode,
     DistinctNode,
     FilterNode,
@@ -17,8 +17,8 @@ from actors.plan.relational import (
     ScanNode,
     SemiJoin,
 )
-from actors.plan.relational_walk import nodes
-from actors.plan.schema import TableSchema
+from actors.model.plan.relational_walk import nodes
+from actors.model.plan.schema import TableSchema
 from actors.testing.parsed.trees import UnsupportedConstruct, reads
 
 

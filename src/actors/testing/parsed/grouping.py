@@ -12,7 +12,7 @@ from typing import Any, Final
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import SAME_DISTINCT, AggregateCall, GroupKey
+from actors.model.plan.relational import SAME_DISTINCT, AggregateCall, GroupKey
 from actors.testing.parsed.joins import FreshColumnIds
 from actors.testing.parsed.parse import Tree
 from actors.testing.parsed.scope import Listing, NameReplacement

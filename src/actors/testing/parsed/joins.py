@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import (
+from actors.model.plan.relational import (
     AggregationNode,
     ColumnEquality,
     DistinctNode,

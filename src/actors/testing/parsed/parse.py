@@ -16,8 +16,8 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
-from actors.errors import QueryRejected
-from actors.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import QueryRejected
 from actors.testing.parsed.dialect import VerbatimSpark
 
 DIALECT: Final = VerbatimSpark

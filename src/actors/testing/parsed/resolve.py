@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import (
+from actors.model.plan.relational import (
     AggregationNode,
     DistinctNode,
     GroupKey,
@@ -34,8 +34,8 @@ from actors.plan.relational import (
     UnionAll,
     columns_of,
 )
-from actors.plan.relational_walk import pruned
-from actors.plan.schema import TableSchema
+from actors.model.plan.relational_walk import pruned
+from actors.model.plan.schema import TableSchema
 from actors.testing.parsed.clauses import (
     ORDER,
     TableExpression,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import msgspec
 from sqlglot import exp
 
-from actors.plan.relational import Plan
+from actors.model.plan.relational import Plan
 from actors.testing.parsed.parse import Tree
 from actors.testing.parsed.trees import UnsupportedConstruct, bare
 

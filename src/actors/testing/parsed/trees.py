@@ -15,9 +15,9 @@ from typing import Any, Final
 import sqlglot
 from sqlglot import exp
 
-from actors.plan.relational_text import quote as quote
+from actors.engine.views.operators import UnsupportedConstruct as UnsupportedConstruct
+from actors.model.plan.relational_text import quote as quote
 from actors.testing.parsed.parse import DIALECT, Tree
-from actors.views.operators import UnsupportedConstruct as UnsupportedConstruct
 
 _SCALAR_WORDS: Final = """
 Column Identifier Dot Literal RawString HexString Boolean Null Cast TryCast DataType

@@ -1,0 +1,320 @@
+"""Feeds of the demo's flights: written by SQL, or through a PostgreSQL database.
+
+`SqlFeed` makes tables in the service and writes into them, by the statements that the demo prints.
+`FromPostgres` starts a server for the demo, writes there (INSERT and UPDATE, one transaction an
+hour of flights), and has the service ingest the tables by a source of kind postgres.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import anyio
+import anyio.to_thread
+import pyarrow as pa
+
+from actors.connectors.sources.postgres_names import identifier, literal
+from actors.doors.client.client import Client, concatenate_pieces
+from actors.model.plan.schema import TIME
+from actors.runtime.errors import InvalidUsage
+from actors.runtime.progress import Time
+from actors.testing.postgres_server import NoPostgres, PostgresServer
+from penstock_flights import statements as texts
+from penstock_flights.flights import TABLES, FlightDelta, FlightTransaction
+from penstock_flights.play import ChangeLog, DemoView, pace, rows_of
+from penstock_flights.script import DemoScript
+
+if TYPE_CHECKING:
+    from actors.connectors.sources.postgres_wire import PostgresConnection
+
+PLAYED: Final = "played"
+SOURCE: Final = "airline"
+_TYPES: Final = {
+    "string": "text",
+    "bigint": "bigint",
+    "double": "double precision",
+    "timestamp": "timestamp with time zone",
+}
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_POLL_MS: Final = 1_000
+
+
+class DemoFeed(Protocol):
+    """One way of writing the flights. `log` has a transaction as soon as the service has it."""
+
+    log: ChangeLog
+    name: str
+    """The writer's name, for people."""
+
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
+        """Make the tables with their first contents, and wait until the service has them."""
+        ...
+
+    async def play(
+        self,
+        stream: Sequence[FlightTransaction],
+        speed: float | None,
+        written: Callable[[FlightTransaction], None],
+    ) -> None:
+        """Write the stream (see `play.pace`); `written` is called with each durable transaction."""
+        ...
+
+    async def settle(self) -> None:
+        """Wait until the service has all written transactions."""
+        ...
+
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
+        """Return the external database's own result of a view's text, now; None: there is no such
+        database."""
+        ...
+
+
+class SqlFeed:
+    """Feed by statements of SQL; see `DemoFeed`."""
+
+    name = "SQL"
+
+    def __init__(self) -> None:
+        self.log = ChangeLog()
+        self._script: DemoScript | None = None
+
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
+        """See `DemoFeed`."""
+        self._script = script
+        for name in TABLES:
+            await script.run(texts.create_table(name))
+        # One transaction: the log has one time for all that it begins with.
+        await script.run("BEGIN")
+        for delta in opening.deltas:
+            assert delta.insert is not None, "the opening has new rows alone"
+            await script.copy_in(texts.copy_in(delta.table), texts.copy_rows(delta.insert))
+        await script.run("COMMIT")
+        await script.run(texts.INDEX)
+        result = await script.run(texts.WRITTEN_AT)
+        self.log.add(_time_of(result.rows), opening.deltas)
+
+    async def play(
+        self,
+        stream: Sequence[FlightTransaction],
+        speed: float | None,
+        written: Callable[[FlightTransaction], None],
+    ) -> None:
+        """See `DemoFeed`."""
+        await pace(self._write, stream, speed, written)
+
+    async def _write(self, transaction: FlightTransaction) -> None:
+        assert self._script is not None, "begun"
+        statements = [*texts.transaction_statements(transaction), texts.WRITTEN_AT]
+        # One text, and so one round trip.
+        *_, told = await self._script.door.query("; ".join(statements))
+        self.log.add(_time_of(told.rows), transaction.deltas)
+
+    async def settle(self) -> None:
+        """See `DemoFeed`: writes are awaited, so nothing is left to wait for."""
+
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
+        """See `DemoFeed`."""
+        return None
+
+
+def _time_of(rows: Sequence[Sequence[str | None]]) -> Time:
+    ((text,),) = rows
+    return int(text or 0)
+
+
+class FromPostgres:
+    """Feed through a database; see `DemoFeed`. Made by `from_postgres`."""
+
+    name = "PostgreSQL"
+
+    def __init__(self, server: PostgresServer, wire: PostgresConnection) -> None:
+        self.log = ChangeLog()
+        self._server = server
+        self._wire = wire
+        self._played: list[FlightTransaction] = []
+        self._arrived = 0
+        """Number of the played transactions that the service has."""
+        self._moved = anyio.Event()
+        self._group: anyio.abc.TaskGroup | None = None
+
+    async def begin(self, script: DemoScript, client: Client, opening: FlightTransaction) -> None:
+        """See `DemoFeed`. The opening is in the tables before the service takes its snapshot."""
+        assert self._group is not None, "running"
+        for statement in definitions():
+            await self._wire.query(statement)
+        await self._write(opening)
+        server = self._server
+        options = {"host": str(server.folder), "port": str(server.port)}
+        options |= {"user": server.user, "poll_ms": str(_POLL_MS)}
+        tables = {f"public.{name}": name for name in (*TABLES, PLAYED)}
+        await script.run(texts.create_source(SOURCE, options, tables))
+        self._group.start_soon(self._follow, client)
+        await self.settle()
+
+    async def _write(self, transaction: FlightTransaction) -> None:
+        self._played.append(transaction)
+        await self._wire.query(statements(len(self._played), transaction.deltas))
+
+    async def play(
+        self,
+        stream: Sequence[FlightTransaction],
+        speed: float | None,
+        written: Callable[[FlightTransaction], None],
+    ) -> None:
+        """See `DemoFeed`."""
+        await pace(self._write, stream, speed, written)
+
+    async def _follow(self, client: Client) -> None:
+        """Note at which time the service has each transaction."""
+        # Each transaction writes its number into ``played``, and tables of one transaction share a
+        # time.
+        async for change in concatenate_pieces(client.subscribe(PLAYED)):
+            if change.table is None or not change.table.num_rows:
+                continue
+            names = (TIME, "number")
+            found = sorted(zip(*(change.table[name].to_pylist() for name in names), strict=True))
+            for time in sorted({time for time, _ in found}):
+                # Several transactions may share a time: the log then has one entry for them all.
+                numbers = [number for at, number in found if at == time]
+                together = [self._played[number - 1] for number in numbers]
+                deltas = [delta for transaction in together for delta in transaction.deltas]
+                self.log.add(time, deltas, len(numbers))
+                self._arrived += len(numbers)
+            self._moved.set()
+            self._moved = anyio.Event()
+
+    async def settle(self) -> None:
+        """See `DemoFeed`."""
+        while self._arrived < len(self._played):
+            await self._moved.wait()
+
+    async def answer(self, view: DemoView, schema: pa.Schema) -> pa.Table | None:
+        """See `DemoFeed`."""
+        rows = await self._wire.query(as_postgres_writes(view.sql))
+        read: dict[pa.DataType, Callable[[str], Any]] = {pa.int64(): int, pa.float64(): float}
+        columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+        arrays = [
+            pa.array(
+                [None if text is None else read.get(field.type, str)(text) for text in column],
+                field.type,
+            )
+            for field, column in zip(schema, columns, strict=True)
+        ]
+        return pa.table(arrays, schema=schema)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[FromPostgres]:
+        """Follow the service while the block runs; a failure to follow cancels it."""
+        async with anyio.create_task_group() as group:
+            self._group = group
+            yield self
+            group.cancel_scope.cancel()
+
+
+@contextlib.asynccontextmanager
+async def from_postgres() -> AsyncIterator[FromPostgres]:
+    """Run a server of its own, removed when the block or this process ends. Raises `InvalidUsage`
+    if PostgreSQL or psycopg is not installed, or the server does not start."""
+    try:
+        # Imported here: psycopg is an optional dependency.
+        from actors.connectors.sources.postgres_wire import PostgresConnection
+    except ImportError as error:
+        raise InvalidUsage(
+            f"flights from PostgreSQL need psycopg ({error}): "
+            "pip install 'penstock-views[postgres]'"
+        ) from None
+    with contextlib.ExitStack() as stack:
+        try:
+            server = await anyio.to_thread.run_sync(lambda: stack.enter_context(_server()))
+        except NoPostgres as error:
+            raise InvalidUsage(f"flights from PostgreSQL: {error}") from None
+        parameters = {"host": str(server.folder), "port": str(server.port), "user": server.user}
+        wire = await PostgresConnection.connect(parameters | {"dbname": "postgres"})
+        try:
+            yield FromPostgres(server, wire)
+        finally:
+            wire.close()
+
+
+@contextlib.contextmanager
+def _server() -> Iterator[PostgresServer]:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-pg-"))
+    try:
+        server = PostgresServer(folder, {"wal_level": "logical"})
+        # Guarded: the server also ends when this process is killed.
+        with server.guarded():
+            server.start()
+            yield server
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+# -- SQL ---------------------------------------------------------------------------------------
+
+
+def definitions() -> list[str]:
+    """Return the statements that create the tables."""
+    made = []
+    for name, (columns, key) in TABLES.items():
+        parts = [f"{identifier(column)} {_TYPES[type_]}" for column, type_ in columns.items()]
+        if key:
+            parts.append(f"PRIMARY KEY ({', '.join(map(identifier, key))})")
+        made.append(f"CREATE TABLE {identifier(name)} ({', '.join(parts)})")
+        if not key:
+            # Without a key a change must send the whole old row: nothing else identifies it.
+            made.append(f"ALTER TABLE {identifier(name)} REPLICA IDENTITY FULL")
+    return [*made, f"CREATE TABLE {PLAYED} (number bigint PRIMARY KEY)"]
+
+
+def statements(number: int, deltas: Sequence[FlightDelta]) -> str:
+    """Return one transaction as SQL: its number, and its changes."""
+    parts = [f"INSERT INTO {PLAYED} VALUES ({number})"]
+    for delta in deltas:
+        if delta.insert is not None:
+            parts.append(f"INSERT INTO {identifier(delta.table)} {_values(delta, delta.insert)}")
+        if delta.update is not None:
+            parts.append(_update(delta, delta.update))
+    return "; ".join(["BEGIN", *parts, "COMMIT"])
+
+
+def _update(delta: FlightDelta, rows: pa.Table) -> str:
+    columns, key = TABLES[delta.table]
+    names = rows.column_names
+    sets = [f"{identifier(name)} = new.{identifier(name)}" for name in names if name not in key]
+    same = [f"old.{identifier(name)} = new.{identifier(name)}" for name in key]
+    # Casts: PostgreSQL would take a column of NULLs for text.
+    typed = [f"{identifier(name)}::{_TYPES[columns[name]]}" for name in names]
+    listed = ", ".join(map(identifier, names))
+    return (
+        f"UPDATE {identifier(delta.table)} AS old SET {', '.join(sets)} FROM "
+        f"(SELECT {', '.join(typed)} FROM ({_values(delta, rows)}) AS given ({listed})) AS new "
+        f"WHERE {' AND '.join(same)}"
+    )
+
+
+def _values(delta: FlightDelta, rows: pa.Table) -> str:
+    types = TABLES[delta.table][0]
+    made = (
+        ", ".join(_literal(value, types[name]) for name, value in row.items())
+        for row in rows_of(rows)
+    )
+    return "VALUES " + ", ".join(f"({row})" for row in made)
+
+
+def _literal(value: Any, type_: str) -> str:
+    if value is None:
+        return "NULL"
+    if type_ == "timestamp":
+        value = (_EPOCH + timedelta(microseconds=value)).isoformat()
+    return str(value) if type_ == "bigint" else literal(str(value))
+
+
+def as_postgres_writes(sql: str) -> str:
+    """Return a view's text for PostgreSQL, where the quotient of integers is an integer."""
+    return sql.replace("/ count(*)", "/ count(*)::double precision")

@@ -1,0 +1,1 @@
+"""The controller, and who may do what."""

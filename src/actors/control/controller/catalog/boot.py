@@ -1,0 +1,143 @@
+"""The durable state from which a controller starts: the catalog, and the state of every shard in
+it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from actors.control.access.role_registry import RoleRegistry
+from actors.control.controller.catalog.catalog import (
+    CATALOG_KEY,
+    INDEX,
+    PLAIN_VIEW,
+    SINK,
+    TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+    columns_read,
+)
+from actors.control.controller.catalog.quarantine import decode_catalog
+from actors.control.controller.connectors.cleanup_record import CleanupRecord
+from actors.control.controller.connectors.cleanup_record import load as load_leftovers
+from actors.control.controller.holds import RETAIN, dataflow_holder, sink_holder
+from actors.control.controller.roles.role_record import load_roles
+from actors.durable.persist import PersistClient, ShardState
+from actors.durable.persist.handed import CONSUMER
+from actors.model.plan.delta import DeltaPlan
+from actors.model.protocol.compute import (
+    DataflowDescription,
+    Export,
+    IndexExport,
+    ShardImport,
+    ViewExport,
+)
+from actors.runtime.errors import StateDirectoryError, UnknownObject
+from actors.runtime.progress import EMPTY, Frontier, ObjectId, ShardId, Time
+
+
+class BootState(msgspec.Struct, frozen=True):
+    """All durable state that the controller needs."""
+
+    catalog: CatalogSnapshot
+    seqno: int | None
+    """Sequence number of the catalog's key; None if the key was never written."""
+    states: dict[ShardId, ShardState]
+    tables_upper: Frontier
+    leftovers: tuple[CleanupRecord, ...] = ()
+    """External resources of dropped sources."""
+    roles: RoleRegistry = RoleRegistry()
+    roles_seqno: int | None = None
+    """Sequence number of the roles' key; None if it was never written."""
+
+
+async def load(persist: PersistClient) -> BootState:
+    """Read the durable state. Raises `StateDirectoryError` when it is of a newer version or
+    incomplete, and `StorageError`."""
+    head = await persist.head(CATALOG_KEY)
+    catalog = CatalogSnapshot() if head is None else decode_catalog(head.data)
+    states: dict[ShardId, ShardState] = {}
+    for entry in catalog.objects:
+        for shard in entry.shards:
+            try:
+                states[shard] = await persist.state(shard)
+            except UnknownObject:
+                if entry.id in catalog.quarantined:
+                    continue
+                raise StateDirectoryError(
+                    f"{entry.kind} {entry.name} is in the catalog and its shard {shard} is not "
+                    f"there: restore the state directory from a copy"
+                ) from None
+    live = {RETAIN, *(dataflow_holder(entry.dataflow_id) for entry in catalog.objects)}
+    live |= {sink_holder(entry.id) for entry in catalog.of_kind(SINK)}
+    for shard, state in states.items():
+        # A hold without an object is of a subscribe that ended with its service, or of a catalog
+        # change that a crash left undone. Consumers have owners elsewhere, who drop them.
+        for holder in sorted(set(state.holds) - live):
+            if not holder.startswith(CONSUMER):
+                await persist.drop_hold(shard, holder)
+    leftovers = await load_leftovers(persist)
+    tables_upper = await persist.tables_upper()
+    roles, roles_seqno = await load_roles(persist)
+    seqno = None if head is None else head.seqno
+    return BootState(catalog, seqno, states, tables_upper, leftovers, roles, roles_seqno)
+
+
+def shard_import(entry: CatalogObject, plan: DeltaPlan | None = None) -> ShardImport:
+    """Return a table or view as an import of a dataflow, which may be that of a view's plan."""
+    assert entry.shard is not None, entry.name
+    schema = columns_read(plan, entry.name, entry.schema)
+    return ShardImport(entry.shard, schema, entry.kind == TABLE)
+
+
+def describe_dataflow(
+    catalog: CatalogSnapshot, entry: CatalogObject, as_of: Time
+) -> DataflowDescription:
+    """Return the dataflow that maintains a view or an index."""
+    below = (catalog.by_id(id_) for id_ in entry.depends)
+    # A plain view is in the text already, with the objects that it reads.
+    imports = tuple(shard_import(each, entry.plan) for each in below if each.kind != PLAIN_VIEW)
+    export: Export
+    if entry.kind == INDEX:
+        export = IndexExport(entry.key, entry.schema)
+    else:
+        assert entry.plan is not None, entry.name
+        assert entry.shard is not None, entry.name
+        export = ViewExport(
+            entry.plan,
+            entry.shard,
+            entry.hidden_shards,
+            entry.rebuilt_at,
+            entry.target_lag_ms,
+            entry.dataflow,
+            entry.taken_shard or "",
+        )
+    return DataflowDescription(entry.dataflow_id, entry.name, imports, export, as_of)
+
+
+def last_sealed_time(upper: Frontier) -> Time:
+    """Return the last sealed time; 0 if there is none."""
+    return max(0, min(upper, EMPTY - 1) - 1)
+
+
+def restart_as_of(boot: BootState, entry: CatalogObject) -> Time:
+    """Return the `as_of` at which an object's dataflow resumes after a restart."""
+    if entry.kind == INDEX:
+        return index_as_of(boot.catalog, boot.states, boot.tables_upper, entry.depends[0])
+    assert entry.shard is not None, entry.name
+    # The output is durable below its upper: the dataflow resumes there, and not at its first as_of.
+    return max(last_sealed_time(boot.states[entry.shard].upper), entry.as_of)
+
+
+def index_as_of(
+    catalog: CatalogSnapshot,
+    states: dict[ShardId, ShardState],
+    tables_upper: Frontier,
+    on: ObjectId,
+) -> Time:
+    """Return the latest time at which the object below an index can be read."""
+    target = catalog.by_id(on)
+    assert target.shard is not None, target.name
+    state = states[target.shard]
+    # An idle table is sealed by the shared upper alone; its own shard's upper stays behind.
+    upper = max(state.upper, tables_upper) if target.kind == TABLE else state.upper
+    return max(state.since, last_sealed_time(upper))

@@ -1,0 +1,136 @@
+"""Reads the catalog's document, and keeps aside the objects that this release cannot use.
+
+No object keeps a service from starting. One that cannot be read, and what reads its contents, is in
+*quarantine*: listed with its reason, run by nobody, and dropped or replaced like any other. Its
+stored form stays as it is, for a release that can read it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Final
+
+import msgspec
+
+from actors.control.controller.catalog.catalog import (
+    CATALOG_KEY,
+    FORMAT_VERSION,
+    SOURCE_TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+    Quarantine,
+)
+from actors.model.plan.delta import AUTO, DeltaPlan
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import CorruptData, PenstockError, StateDirectoryError
+from actors.runtime.progress import ObjectId
+
+_NEEDED: Final = ("id", "name", "kind")
+"""Fields without which an object cannot be listed, let alone dropped."""
+_UNREAD: Final = object()
+
+
+class _Format(msgspec.Struct, frozen=True):
+    """The part of the document that every version can read."""
+
+    format: int
+
+
+class _Document(msgspec.Struct, frozen=True):
+    next_id: int
+    objects: tuple[msgspec.Raw, ...]
+
+
+def decode_catalog(data: bytes) -> CatalogSnapshot:
+    """Return the catalog in a document. Raises `StateDirectoryError` (another format),
+    `CorruptData` (no catalog at all)."""
+    try:
+        # The format first: a document of another version is refused by name and not taken for
+        # corrupt.
+        found = msgspec.msgpack.decode(data, type=_Format).format
+        if found not in (2, FORMAT_VERSION):
+            than = "a newer one" if found > FORMAT_VERSION else "another state directory"
+            raise StateDirectoryError(
+                f"the catalog has format {found}; this version knows {FORMAT_VERSION}: "
+                f"use the version that wrote it, or {than}"
+            )
+        document = msgspec.msgpack.decode(data, type=_Document)
+        quarantined: dict[ObjectId, Quarantine] = {}
+        objects: dict[ObjectId, CatalogObject] = {}
+        for raw in document.objects:
+            entry, why = _read(bytes(raw))
+            objects[entry.id] = entry
+            why = why or _cause(entry, objects, quarantined)
+            if why:
+                quarantined[entry.id] = Quarantine(why, bytes(raw))
+    except msgspec.MsgspecError as error:
+        raise CorruptData(f"consensus key {CATALOG_KEY!r}: {error}", determinate=True) from None
+    return CatalogSnapshot(tuple(objects.values()), document.next_id, quarantined)
+
+
+def _read(raw: bytes) -> tuple[CatalogObject, str]:
+    """Return an object, and the reason why some of it cannot be read; a plan alone is no such
+    reason, since `upgrade_views` compiles it again."""
+    try:
+        return msgspec.msgpack.decode(raw, type=CatalogObject), ""
+    except msgspec.ValidationError as error:
+        why = f"this release cannot read its definition: {error}"
+    stored: dict[str, Any] = msgspec.msgpack.decode(raw, type=dict)
+    read: dict[str, Any] = {}
+    lost: list[str] = []
+    for field in msgspec.structs.fields(CatalogObject):
+        if field.name not in stored:
+            continue
+        try:
+            read[field.name] = msgspec.convert(stored[field.name], field.type)
+        except msgspec.ValidationError:
+            if field.name in _NEEDED:
+                raise
+            lost.append(field.name)
+    if "plan" in lost:
+        plan = stored["plan"]
+        policy = plan.get("policy", AUTO) if isinstance(plan, dict) else AUTO
+        # Without a digest the view counts as stale.
+        read |= {"plan": _unreadable_plan(str(policy)), "fingerprint": "", "compiled_by": ""}
+    # What can be read is kept: its shards go with it when it is dropped.
+    entry = CatalogObject(**{"schema": TableSchema(()), **read})
+    return entry, "" if lost == ["plan"] else why
+
+
+def _unreadable_plan(policy: str) -> DeltaPlan:
+    """Return a placeholder for a plan of another version, until its view is compiled anew."""
+    return DeltaPlan((), (), TableSchema(()), "", "opaque", "of another version", policy=policy)
+
+
+def _cause(
+    entry: CatalogObject,
+    objects: dict[ObjectId, CatalogObject],
+    quarantined: dict[ObjectId, Quarantine],
+) -> str:
+    """Return why an object cannot run because of what it reads; "" if it can."""
+    for id_ in entry.depends:
+        below = objects.get(id_)
+        # A table that a source has filled can be read without the source.
+        if below is not None and id_ in quarantined and entry.kind != SOURCE_TABLE:
+            return f"it reads {below.kind} {below.name}, which is quarantined"
+    return ""
+
+
+def find_unusable(
+    objects: Iterable[CatalogObject], describe: Callable[[CatalogObject], object]
+) -> dict[ObjectId, Quarantine]:
+    """Return the objects of which no description can be made, with the reasons."""
+    found = {}
+    for entry in objects:
+        try:
+            describe(entry)
+        except Exception as error:  # noqa: BLE001 - whatever one object raises harms no other
+            found[entry.id] = Quarantine(fault_text(error))
+    return found
+
+
+def fault_text(error: Exception) -> str:
+    """Return the reason that an error gives; of a fault of this program with its class."""
+    if isinstance(error, PenstockError):
+        return str(error)
+    return f"internal fault: {type(error).__name__}: {error}"

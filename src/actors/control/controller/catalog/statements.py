@@ -1,0 +1,517 @@
+"""Statements that change the catalog: queued, carried out strictly one at a time.
+
+Each is an effect of `ddl.CatalogStore` on the present catalog. When it is durable the catalog in
+memory follows, the replica is told, and only then the client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Final
+
+import msgspec
+
+from actors.control.controller.catalog.added_columns import add_columns, grown_schema
+from actors.control.controller.catalog.alterations import (
+    alter_object,
+    create_plain_view,
+)
+from actors.control.controller.catalog.backlog import (
+    ForgetTaken,
+    OwnStatement,
+    QueuedStatement,
+    RestartView,
+    Statement,
+    StatementBacklog,
+    SwapView,
+)
+from actors.control.controller.catalog.boot import describe_dataflow, last_sealed_time
+from actors.control.controller.catalog.catalog import (
+    CONNECTOR_KINDS,
+    INDEX,
+    PLAIN_VIEW,
+    SOURCE_TABLE,
+    TABLE,
+    CatalogObject,
+    CatalogSnapshot,
+)
+from actors.control.controller.catalog.ddl import CatalogChanged, cascade_notices
+from actors.control.controller.catalog.replacements import (
+    forget_taken,
+)
+from actors.control.controller.catalog.subscribed_views import SubscribedViews
+from actors.control.controller.catalog.view_replacements import ViewReplacements
+from actors.control.controller.connectors.objects import ConnectorObjects
+from actors.control.controller.holds import RETAIN, dataflow_holder
+from actors.control.controller.messages import AlterTable, CloseTable, ShardsDropped, TickTables
+from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.control.controller.tables.groups import TableTarget
+from actors.engine.views.explain import explain
+from actors.model.protocol.api import (
+    AlterObject,
+    AlterSource,
+    CreateIndex,
+    CreateSink,
+    CreateSource,
+    CreateTable,
+    CreateView,
+    DropObject,
+    DropSink,
+    DropSource,
+    ExplainQuery,
+    RequestDone,
+)
+from actors.model.protocol.compute import AllowCompaction, CreateDataflow, ScheduleDataflow
+from actors.runtime.errors import (
+    PenstockError,
+    StorageError,
+)
+from actors.runtime.kernel import ActorAddress, RetryLoop
+from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
+from actors.runtime.spans import forget_measures, span_below, use_context
+from actors.runtime.telemetry import LAG_MS, STALLED_MS, STATEMENT, TRACEPARENT
+
+log = logging.getLogger("penstock.controller")
+
+DROP_HOLD_ROUNDS: Final = 5
+"""Rounds in which a dropped dataflow's holds are dropped again, since it may still be moving
+them."""
+
+
+class StatementDone(msgspec.Struct, frozen=True, gc=False):
+    """The running statement has ended; `result` is the change or the error."""
+
+    result: CatalogChanged | PenstockError
+    read_back: tuple[CatalogSnapshot, int | None] | None = None
+
+
+class StatementQueue:
+    """The queue of statements, and the consequences of each."""
+
+    def __init__(
+        self,
+        state: ControllerState,
+        connectors: ConnectorObjects,
+        owned: Callable[[str | None, tuple[CatalogObject, ...]], None],
+    ) -> None:
+        """Take the parts that follow a change: `owned` is called with a session's role and the
+        objects that it has created."""
+        self._state = state
+        self._connectors = connectors
+        self._owned = owned
+        self._backlog = StatementBacklog()
+        self._replacements = ViewReplacements(state, self._backlog, self._next)
+        self._closing: set[ObjectId] = set()
+        self._zombies: list[tuple[ShardId, str, int]] = []
+        self._subscribed = SubscribedViews()
+        self._opening = False
+
+    def is_closing(self, id_: ObjectId) -> bool:
+        """Return whether a table is being dropped: writes are refused."""
+        return id_ in self._closing
+
+    def submit(
+        self, session: ActorAddress[Any], statement: Statement, role: str | None = None
+    ) -> None:
+        """Queue a statement of a session with this role."""
+        self._subscribed.submitted(session, statement)
+        self._backlog.waiting.append(QueuedStatement(session, statement, TRACEPARENT.get(), role))
+        self._next()
+
+    def _drop_left(self) -> None:
+        for session, name in self._subscribed.left():
+            # Nobody takes the answer: the session is gone.
+            self.submit(session, DropObject(0, name))
+
+    def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
+        """Answer with the plan of a view that is not created."""
+        store, catalog = self._state.store, self._state.catalog
+
+        async def answer() -> None:
+            try:
+                plan = await store.compile(
+                    catalog, request.sql, request.conf, request.refresh_policy
+                )
+                session.reply(RequestDone(request.request, explain(plan)))
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                reply_error(session, request.request, to_penstock_error(error))
+
+        # Beside the queue: it changes nothing, and a statement may take long.
+        self._state.ctx.effect(answer, done=lambda _: None)
+
+    def describe(self) -> str:
+        """Return the running statement, for people."""
+        if self._backlog.running is None:
+            return "no statement under way"
+        statement = self._backlog.running.statement
+        waiting = len(self._backlog.waiting)
+        return f"{type(statement).__name__} {statement.name} under way, {waiting} wait"
+
+    def _next(self) -> None:
+        backlog = self._backlog
+        if backlog.running is not None or not backlog.waiting:
+            return
+        queued = backlog.running = backlog.waiting.popleft()
+        self._state.ctx.effect(lambda: self._carry_out(queued), done=lambda done: done)
+
+    async def _carry_out(self, queued: QueuedStatement) -> StatementDone:
+        statement = queued.statement
+        values = (type(statement).__name__, statement.name)
+        try:
+            with span_below(queued.traceparent, STATEMENT, *values):
+                return StatementDone(await self._change(statement, queued.role))
+        except Exception as error:
+            if not isinstance(error, PenstockError):
+                log.error("a statement failed by a fault of this program", exc_info=error)
+            named = to_penstock_error(error)
+            if named.determinate:
+                return StatementDone(named)
+            # The change may be durable or not: the catalog that is read back decides (`_settled`).
+            return StatementDone(named, await self._read_back())
+
+    async def _read_back(self) -> tuple[CatalogSnapshot, int | None]:
+        """Return the durable catalog, however long the store takes."""
+        retry = RetryLoop(self._state.settings)
+        # Retried forever: with another seqno than the durable one, every later statement would
+        # fail.
+        while True:
+            try:
+                catalog, seqno = await self._state.store.read_back()
+                former = self._state.catalog
+                kept = {
+                    id_: found
+                    for id_, found in former.quarantined.items()
+                    if catalog.get(id_) == former.by_id(id_)
+                }
+                return catalog.quarantine(kept), seqno
+            except StorageError as error:
+                log.warning("the catalog cannot be read back, trying again: %s", error)
+            await retry.pause()
+
+    def _change(
+        self, statement: Statement | OwnStatement, role: str | None
+    ) -> Coroutine[Any, Any, CatalogChanged]:
+        state = self._state
+        store, catalog, seqno = state.store, state.catalog, state.seqno
+        replacements = self._replacements
+        match statement:
+            case CreateTable():
+                return self._create_table(statement)
+            case CreateView(plain=True):
+                return create_plain_view(store, catalog, seqno, statement)
+            case CreateView(replace=True):
+                return replacements.begin(statement)
+            case CreateView():
+                return store.create_view(catalog, seqno, statement)
+            case AlterObject():
+                return self._alter(statement)
+            case SwapView():
+                return replacements.swap(statement)
+            case ForgetTaken(id=id_):
+                return forget_taken(store, catalog, seqno, replacements.find_own(id_))
+            case RestartView(id=id_):
+                return replacements.restart(replacements.find_own(id_))
+            case CreateIndex():
+                return store.create_index(catalog, seqno, statement)
+            case DropObject():
+                return self._drop(statement)
+        connectors = state.connector_store
+        match statement:
+            case CreateSource():
+                free = state.access.is_free(role)
+                return connectors.create_source(catalog, seqno, statement, privileged=free)
+            case AlterSource():
+                return connectors.alter_source(catalog, seqno, statement)
+            case DropSource():
+                return connectors.drop_source(catalog, seqno, statement)
+            case CreateSink():
+                return connectors.create_sink(catalog, seqno, statement)
+            case DropSink():
+                return connectors.drop_sink(catalog, seqno, statement.name)
+
+    async def _alter(self, statement: AlterObject) -> CatalogChanged:
+        """Change an object's definition; a table is given columns between two of its writes."""
+        state = self._state
+        if not statement.add_columns:
+            return await alter_object(state.store, state.catalog, state.seqno, statement)
+        entry = state.catalog.find(statement.name)
+        schema = grown_schema(entry, statement.add_columns)
+
+        async def work() -> CatalogChanged:
+            comments = statement.column_comments
+            found = state.store, state.catalog, state.seqno
+            return await add_columns(*found, entry, schema, comments)
+
+        if entry.kind == SOURCE_TABLE:
+            columns = schema.columns[len(entry.schema.columns) :]
+            described = state.connector_store.describe_added(state.catalog, entry, columns)
+            schema = grown_schema(entry, await described)
+            return await work()
+        target = TableTarget(entry.id, entry.name, entry.shard or "", schema)
+        return await state.writer.ask(lambda reply: AlterTable(target, work, reply))
+
+    async def _create_table(self, statement: CreateTable) -> CatalogChanged:
+        """Create a table; the first one is given a first time, so that views on it can start."""
+        state = self._state
+        changed = await state.store.create_table(state.catalog, state.seqno, statement)
+        if state.frontiers.tables_upper == 0:
+            with suppress(PenstockError):  # `open_times` tries again
+                await state.writer.ask(TickTables)
+        return changed
+
+    def open_times(self) -> None:
+        """Give the tables a first time, if they have none."""
+        state = self._state
+        tables = any(entry.kind == TABLE for entry in state.catalog.objects)
+        # Before its first time neither a table nor a view on it can be read. A crash or a store's
+        # failure may have come between the first table and its time.
+        if tables and not self._opening and state.frontiers.tables_upper == 0:
+            self._opening = True
+            state.ctx.effect(self._open_times, done=lambda _: None)
+
+    async def _open_times(self) -> None:
+        state = self._state
+        retry = RetryLoop(state.settings)
+        while state.frontiers.tables_upper == 0:
+            try:
+                await state.writer.ask(TickTables)
+                break
+            except PenstockError as error:
+                log.warning("the tables have no first time yet, trying again: %s", error)
+            await retry.pause()
+        self._opening = False
+
+    async def _drop(self, statement: DropObject) -> CatalogChanged:
+        state = self._state
+        entry = state.catalog.find(statement.name, quarantined=True)
+        catalog = state.catalog
+        # Views of subscribes go with what they read, also without CASCADE.
+        also = catalog.dropped_with(entry) if statement.cascade else catalog.subscribed_on(entry.id)
+        # Only for its check: an object in use is refused before its writes are.
+        state.catalog.remove(entry, *also)
+        notices = cascade_notices(also) if statement.cascade else ()
+        if entry.kind != TABLE:
+            changed = await state.store.drop(state.catalog, state.seqno, entry, also)
+            return msgspec.structs.replace(changed, notices=notices)
+        self._closing.add(entry.id)
+        try:
+            # Writes that were accepted earlier must find the shard.
+            await state.writer.ask(lambda reply: CloseTable(entry.id, reply))
+            changed = await state.store.drop(state.catalog, state.seqno, entry, also)
+            return msgspec.structs.replace(changed, notices=notices)
+        finally:
+            self._closing.discard(entry.id)
+
+    # -- replacing a view ----------------------------------------------------------------------
+
+    def advanced(self, entry: CatalogObject) -> None:
+        """Go on with a replacement, now that the upper of a view has moved."""
+        self._replacements.advanced(entry)
+
+    def cancel(self, session: str, request: int) -> bool:
+        """Give up the replacement that a request began, if its view is still being computed.
+        Return False if there is none. Other statements are short, and are not canceled."""
+        return self._replacements.cancel(session, request)
+
+    def session_closed(self, session: str) -> None:
+        """Give up the replacements that a closed session began, and drop the views of its
+        subscribes."""
+        self._subscribed.session_closed(session)
+        self._drop_left()
+        self._replacements.session_closed(session)
+
+    # -- after a statement ---------------------------------------------------------------------
+
+    def done(self, message: StatementDone) -> tuple[CatalogObject, ...]:
+        """Take the end of a statement. Return the objects that it dropped."""
+        queued = self._backlog.running
+        assert queued is not None
+        self._backlog.running = None
+        self._replacements.statement_ended(queued)
+        session, statement = queued.session, queued.statement
+        result = message.result
+        if message.read_back is not None and isinstance(result, PenstockError):
+            result = self._settled(statement, message.read_back, result)
+        dropped: tuple[CatalogObject, ...] = ()
+        if isinstance(result, CatalogChanged):
+            dropped = self._changed(result, queued)
+            for notice in result.notices:
+                log.warning("%s %s: %s", type(statement).__name__, statement.name, notice)
+            self._replacements.answer(queued, result)
+        elif not isinstance(statement, OwnStatement):
+            self._subscribed.failed(statement, result)
+            reply_error(session, statement.request, result)
+        else:
+            # The next report of an upper begins it again (`advanced`).
+            log.warning("%s %s: %s", type(statement).__name__, statement.name, result)
+        self._replacements.restart_ended(queued)
+        self._next()
+        return dropped
+
+    def _changed(
+        self, result: CatalogChanged, queued: QueuedStatement
+    ) -> tuple[CatalogObject, ...]:
+        """Take a change of the catalog. Return the objects that it dropped."""
+        before = self._state.catalog
+        self._state.catalog, self._state.seqno = result.catalog, result.seqno
+        if result.created is not None:
+            self._created(result.created, queued.traceparent)
+            for entry in result.also:
+                self._track(entry)
+            self._owned(queued.role, (result.created, *result.also))
+        for entry in result.altered:
+            self._altered(before, entry, queued.traceparent)
+        if result.dropped is None:
+            return ()
+        dropped = (result.dropped, *(result.also if result.created is None else ()))
+        for entry in dropped:
+            self._dropped(entry)
+        # Who reads or follows a view whose shard is another one now has to begin anew.
+        moved = (before.by_id(entry.id) for entry in result.altered)
+        return (*dropped, *(each for each in moved if self._has_moved(each)))
+
+    def _has_moved(self, before: CatalogObject) -> bool:
+        return self._state.catalog.by_id(before.id).shard != before.shard
+
+    def _settled(
+        self,
+        statement: Statement | OwnStatement,
+        found: tuple[CatalogSnapshot, int | None],
+        error: PenstockError,
+    ) -> CatalogChanged | PenstockError:
+        """Return the change that the durable catalog shows, or the error."""
+        before, (catalog, seqno) = self._state.catalog, found
+        # Even if no object came or went: the next statement needs the present seqno.
+        self._state.seqno = seqno
+        if seqno is None:
+            return error
+        came = [each for each in catalog.objects if before.get(each.id) is None]
+        went = [each for each in before.objects if catalog.get(each.id) is None]
+        altered = tuple(each for each in catalog.objects if before.get(each.id) not in (None, each))
+        if came:
+            return CatalogChanged(catalog, seqno, created=came[0], also=tuple(came[1:]))
+        if went:
+            also = tuple(went[1:])
+            return CatalogChanged(catalog, seqno, dropped=went[0], also=also, altered=altered)
+        if altered:
+            return CatalogChanged(catalog, seqno, altered=altered)
+        return error
+
+    def _track(self, entry: CatalogObject) -> None:
+        """Track the retained history and the upper of a new object."""
+        state = self._state
+        if entry.shard is not None:
+            retain = entry.retain_history_ms or state.settings.retain_history_ms
+            state.retain.track(entry.shard, retain, entry.as_of)
+        state.frontiers.track(entry, 0, now_ms=state.ctx.now_ms())
+
+    def _created(self, entry: CatalogObject, traceparent: str | None) -> None:
+        self._track(entry)
+        if entry.kind == TABLE:
+            self.open_times()
+        elif entry.kind in CONNECTOR_KINDS:
+            self._connectors.created(entry)
+        elif entry.kind != PLAIN_VIEW:
+            self.build(entry, entry.as_of, traceparent=traceparent)
+
+    def build(
+        self,
+        entry: CatalogObject,
+        as_of: Time,
+        upper: Time = 0,
+        traceparent: str | None = None,
+    ) -> None:
+        """Run the dataflow of a view or an index on the replicas, from `as_of` on."""
+        state = self._state
+        readable_from = as_of if entry.kind == INDEX else 0
+        state.frontiers.track(entry, upper, readable_from, now_ms=state.ctx.now_ms())
+        state.command(CreateDataflow(describe_dataflow(state.catalog, entry, as_of)))
+        with use_context(traceparent):
+            state.command(ScheduleDataflow(entry.dataflow_id))
+
+    def _altered(
+        self, catalog: CatalogSnapshot, entry: CatalogObject, traceparent: str | None
+    ) -> None:
+        """Follow another definition of an object than the one in `catalog`."""
+        state, before = self._state, catalog.by_id(entry.id)
+        if entry.name != before.name:
+            forget_measures(before.name, LAG_MS, STALLED_MS)
+        self._forget_shards(before)
+        if entry.shard is not None and entry.retain_history_ms != before.retain_history_ms:
+            retain = entry.retain_history_ms or state.settings.retain_history_ms
+            state.retain.track(entry.shard, retain, state.retain.since(entry.shard))
+        if entry.kind == SOURCE_TABLE and entry.schema != before.schema:
+            self._connectors.created(entry)
+        if entry.dataflow_id == before.dataflow_id:
+            return
+        self._end_dataflow(before)
+        state.faults.forget(entry.id)
+        running = catalog.of_dataflow(entry.dataflow_id)
+        if running is not None:
+            # It maintained the view that was computed beside this one, and goes on.
+            upper = state.frontiers.upper(running)
+            state.frontiers.track(entry, upper, now_ms=state.ctx.now_ms())
+            return
+        if entry.kind == INDEX:
+            # In memory: it is readable when it is built.
+            self.build(entry, entry.as_of, traceparent=traceparent)
+            return
+        upper = state.frontiers.upper(before)
+        as_of = max(last_sealed_time(upper), entry.as_of)
+        self.build(entry, as_of, upper, traceparent)
+
+    def _dropped(self, entry: CatalogObject) -> None:
+        state = self._state
+        self._subscribed.dropped(entry.name)
+        state.frontiers.forget(entry.id)
+        forget_measures(entry.name, LAG_MS, STALLED_MS)
+        self._forget_shards(entry)
+        if entry.kind in CONNECTOR_KINDS:
+            self._connectors.dropped(entry)
+        # One that goes on for another object is not ended with this one.
+        elif entry.kind not in (TABLE, PLAIN_VIEW) and (
+            state.catalog.of_dataflow(entry.dataflow_id) is None
+        ):
+            self._end_dataflow(entry)
+        # Last: what is in quarantine runs nowhere, and nothing is told to end it.
+        state.faults.forget(entry.id)
+
+    def _forget_shards(self, before: CatalogObject) -> None:
+        """Forget those of an object's shards that no object has any more."""
+        state = self._state
+        named = {shard for entry in state.catalog.objects for shard in entry.shards}
+        gone = tuple(shard for shard in before.shards if shard not in named)
+        for shard in gone:
+            state.retain.forget(shard)
+        if gone and state.maintenance is not None:
+            state.maintenance.reply(ShardsDropped(gone))
+
+    def _end_dataflow(self, entry: CatalogObject) -> None:
+        """Drop an object's dataflow, and its holds for as long as it may still move them."""
+        state, holder = self._state, dataflow_holder(entry.dataflow_id)
+        if not state.faults.is_quarantined(entry.id):
+            state.command(AllowCompaction(entry.dataflow_id, EMPTY))
+        below = [state.catalog.get(id_) for id_ in entry.depends]
+        shards = [each.shard for each in below if each is not None and each.shard is not None]
+        # Its own shards are another dataflow's by now, where it was replaced.
+        named = {shard for each in state.catalog.objects for shard in each.shards}
+        shards += [shard for shard in entry.shards if shard in named]
+        for shard in shards:
+            self._zombies.append((shard, holder, DROP_HOLD_ROUNDS))
+
+    def drop_zombie_holds(self) -> None:
+        """Drop the holds of dropped dataflows, for one more round. Drops views of ended subscribes
+        again whose drop failed."""
+        self._drop_left()
+        state = self._state
+        zombies, self._zombies = self._zombies, []
+        for shard, holder, rounds in zombies:
+            assert holder != RETAIN
+            state.ctx.effect(
+                lambda shard=shard, holder=holder: state.store.drop_hold(shard, holder),  # type: ignore[misc]
+                done=lambda _: None,
+            )
+            if rounds > 1:
+                self._zombies.append((shard, holder, rounds - 1))

@@ -1,0 +1,252 @@
+"""Removal of dropped sources' external resources (replication slots), with retries until it is
+done.
+
+The set that drops a source also stores a record, `leftover/ID`, with all that the removal needs.
+The cluster removes the resource when the source's task has stopped. A while after it has reported
+that, or a cluster that does not run the source has connected, the controller repeats the removal,
+which is idempotent, and deletes the record. Failures are retried with backoff, after a restart too.
+Until then the source is listed as *dropped*, with the reason.
+
+Rules:
+- a resource that a current source uses is never removed: a record of the same name is held
+  back, and a removal that is running is cancelled;
+- a user may give a resource up: then only the record is deleted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any, Final
+
+import anyio
+import msgspec
+
+from actors.connectors.sources.source import SourceUnreachable
+from actors.control.controller.catalog.catalog import SOURCE, CatalogObject
+from actors.control.controller.connectors.cleanup_record import (
+    CleanupRecord,
+    delete_record,
+    leftover_of,
+)
+from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.model.protocol.api import ForgetSource, ObjectHealth, RequestDone, SourceStatus
+from actors.runtime.errors import PenstockError, UnknownObject
+from actors.runtime.kernel import ActorAddress
+from actors.runtime.kernel.actor import RunningEffect
+from actors.runtime.progress import EMPTY, ObjectId
+
+log = logging.getLogger("penstock.controller")
+
+DELAY_MS_MIN: Final = 1_000
+DELAY_MS_MAX: Final = 60_000
+ATTEMPT_MS_MAX: Final = 60_000
+DROPPED: Final = "dropped"
+
+
+class LeftoverTurn(msgspec.Struct, frozen=True, gc=False):
+    """A retry is due (`tried` False), or a try has ended, with an error or without."""
+
+    id: ObjectId
+    tried: bool = False
+    error: PenstockError | None = None
+
+
+class LeftoverForgotten(msgspec.Struct, frozen=True, gc=False):
+    """The records were deleted on a user's request, or that failed."""
+
+    session: ActorAddress[Any]
+    request: ForgetSource
+    ids: tuple[ObjectId, ...]
+    error: PenstockError | None = None
+
+
+class _Pending(msgspec.Struct):
+    """One record and the state of its removal."""
+
+    leftover: CleanupRecord
+    failures: int = 0
+    since_ms: int = 0
+    error: str = ""
+    attempt: RunningEffect | None = None
+    """The try that is running."""
+    due: bool = False
+    """True if a try is scheduled or running."""
+
+
+class ExternalCleanup:
+    """All records; a part of the controller."""
+
+    def __init__(self, state: ControllerState, found: tuple[CleanupRecord, ...]) -> None:
+        self._state = state
+        now = state.ctx.now_ms()
+        self._all = {each.id: _Pending(each, since_ms=now) for each in found}
+
+    # -- events ------------------------------------------------------------------------------------
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Add the record of a source that is no longer in the catalog."""
+        kept = self._kept(entry)
+        if kept:
+            leftover = leftover_of(entry, kept)
+            self._all[entry.id] = _Pending(leftover, since_ms=self._state.ctx.now_ms())
+
+    def created(self, entry: CatalogObject) -> None:
+        """Cancel the removal of a resource that a new source uses."""
+        kept = self._kept(entry)
+        for pending in self._all.values():
+            if pending.leftover.kept == kept and pending.attempt is not None:
+                pending.attempt.cancel()
+                self._failed(pending, self._in_use(pending))
+
+    def schedule_removal(self, id_: ObjectId) -> None:
+        """Schedule a try, since the cluster has removed the resource or is about to."""
+        pending = self._all.get(id_)
+        if pending is not None and not pending.due:
+            pending.due = True
+            # Delayed, so that the cluster and the controller do not remove it at the same moment.
+            self._state.ctx.after(DELAY_MS_MIN, LeftoverTurn(id_))
+
+    def connected(self) -> None:
+        """Schedule a try for each record: the new connection was not told to run their sources."""
+        for id_ in list(self._all):
+            self.schedule_removal(id_)
+
+    def turn(self, message: LeftoverTurn | LeftoverForgotten) -> None:
+        """Handle a timer, the end of a try, or the end of a deletion."""
+        if isinstance(message, LeftoverForgotten):
+            self._forgotten(message)
+            return
+        pending = self._all.get(message.id)
+        if pending is None:
+            return  # a user gave it up
+        if not message.tried:
+            self._try(pending)
+            return
+        if pending.attempt is None:
+            return  # it was canceled
+        pending.attempt = None
+        if message.error is None:
+            del self._all[message.id]
+            log.info("what the outside kept for source %s is gone", pending.leftover.name)
+        else:
+            self._failed(pending, message.error)
+
+    # -- removal -----------------------------------------------------------------------------------
+
+    def _kept(self, entry: CatalogObject) -> str:
+        if entry.kind != SOURCE or entry.configuration is None:
+            return ""
+        return self._state.connector_store.makers.kept(entry.configuration, entry.id)
+
+    def _in_use(self, pending: _Pending) -> PenstockError | None:
+        """Return the reason why the resource must stay, or None."""
+        for entry in self._state.catalog.of_kind(SOURCE):
+            if self._kept(entry) == pending.leftover.kept:
+                return PenstockError(f"source {entry.name} uses {pending.leftover.kept} now")
+        return None
+
+    def _try(self, pending: _Pending) -> None:
+        pending.due = True
+        in_use = self._in_use(pending)
+        if in_use is not None:
+            self._failed(pending, in_use)
+            return
+        id_ = pending.leftover.id
+        pending.attempt = self._state.ctx.effect(
+            lambda: self._remove(pending.leftover),
+            done=lambda _: LeftoverTurn(id_, tried=True),
+            failed=lambda error: LeftoverTurn(id_, tried=True, error=to_penstock_error(error)),
+        )
+
+    async def _remove(self, leftover: CleanupRecord) -> None:
+        try:
+            with anyio.fail_after(ATTEMPT_MS_MAX / 1000):
+                source = self._state.connector_store.makers.source(
+                    leftover.configuration, leftover.id
+                )
+                try:
+                    await source.forget()
+                finally:
+                    with anyio.CancelScope(shield=True):
+                        await source.close()
+        except TimeoutError:
+            raise SourceUnreachable(
+                f"the outside did not answer within {ATTEMPT_MS_MAX} ms"
+            ) from None
+        # Last: after a crash in between, the removal is repeated.
+        await delete_record(self._state.persist, leftover)
+
+    def _failed(self, pending: _Pending, error: PenstockError | None) -> None:
+        pending.attempt = None
+        pending.due = True
+        pending.failures += 1
+        text = "" if error is None else f"{type(error).__name__}: {error}"
+        news = text != pending.error
+        if news:
+            pending.error, pending.since_ms = text, self._state.ctx.now_ms()
+        # Each new reason is logged once; the second failure again, as a warning.
+        if news or pending.failures == 2:
+            log.log(
+                # The cluster may be removing it at this moment, which fails one of the two.
+                logging.INFO if pending.failures == 1 else logging.WARNING,
+                "source %s was dropped, but %s is still there: %s; it is tried again, until"
+                " `penstock source forget` gives it up",
+                pending.leftover.name,
+                pending.leftover.kept,
+                text,
+            )
+        delay_ms = min(DELAY_MS_MAX, DELAY_MS_MIN << min(pending.failures - 1, 20))
+        self._state.ctx.after(delay_ms, LeftoverTurn(pending.leftover.id))
+
+    # -- reporting ---------------------------------------------------------------------------------
+
+    def forget(self, session: ActorAddress[Any], request: ForgetSource) -> None:
+        """Delete the records of a name, and leave the resources. Raises `UnknownObject`."""
+        ids = tuple(id_ for id_, each in self._all.items() if each.leftover.name == request.name)
+        if not ids:
+            there = ", ".join(sorted({each.leftover.name for each in self._all.values()}))
+            raise UnknownObject(
+                f"no dropped source {request.name!r} has left anything outside that is known; "
+                f"those that have: {there or 'none'}"
+            )
+
+        records = [self._all[id_].leftover for id_ in ids]
+
+        async def give_up() -> None:
+            for each in records:
+                await delete_record(self._state.persist, each)
+
+        self._state.ctx.effect(
+            give_up,
+            done=lambda _: LeftoverForgotten(session, request, ids),
+            failed=lambda error: LeftoverForgotten(session, request, ids, to_penstock_error(error)),
+        )
+
+    def _forgotten(self, message: LeftoverForgotten) -> None:
+        if message.error is not None:
+            reply_error(message.session, message.request.request, message.error)
+            return
+        left = [self._all.pop(id_, None) for id_ in message.ids]
+        named = [each for each in left if each is not None]
+        for each in named:
+            if each.attempt is not None:
+                each.attempt.cancel()
+        text = ", ".join(each.leftover.kept for each in named)
+        message.session.reply(RequestDone(message.request.request, text))
+
+    def statuses(self, *, failing: bool = False) -> Iterator[tuple[ObjectId, SourceStatus]]:
+        """Yield the records in the form of listed sources; `failing`: only those whose removal
+        failed."""
+        for id_, each in self._all.items():
+            if failing and not each.error:
+                continue
+            leftover = each.leftover
+            error = each.error or "it is being removed"
+            health = ObjectHealth(
+                DROPPED,
+                f"{leftover.kept} is still there outside: {error}",
+                "it is tried again; `penstock source forget` gives it up, and leaves it to you",
+                each.since_ms,
+            )
+            yield id_, SourceStatus(leftover.name, leftover.configuration.kind, health, EMPTY)

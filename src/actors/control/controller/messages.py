@@ -1,0 +1,216 @@
+"""Messages of the controller's actors. They stay in the process and pass by reference.
+
+A session sends requests to the controller and waits for room; answers go back in the room that the
+request reserved (`ActorAddress.reply`). The controller never waits to send.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.control.access.access_rules import AccessRules, RoleLogin, TokenLogin
+from actors.control.access.open_sessions import OpenSession
+from actors.control.controller.catalog.catalog import CatalogObject
+from actors.control.controller.tables.commit import PlannedWrite
+from actors.control.controller.tables.groups import TableTarget
+from actors.control.controller.tables.staged import StagedCopy
+from actors.model.protocol import api
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import ActorAddress, ReplySlot
+from actors.runtime.progress import Frontier, ObjectId, ShardId, Time
+
+BARE_ANSWER_BYTES: Final = 256
+"""Size that an answer without rows counts for."""
+
+
+def changes_bytes(changes: api.SubscribeChanges) -> int:
+    """Return the size that a subscribe's changes count for until they are passed on."""
+    return BARE_ANSWER_BYTES if changes.arrow is None else len(changes.arrow)
+
+
+# -- sessions → controller -------------------------------------------------------------------------
+
+
+class SubmitRequest(msgspec.Struct, frozen=True, gc=False):
+    """A request; its answers (`api.Answer`) are delivered to `session`."""
+
+    session: ActorAddress[Any]
+    request: api.Request
+    peer: str = ""
+    """Address of the client, for people."""
+    role: str | None = None
+    """Role of the session; None: it is trusted, and may do everything (`access.access_rules`)."""
+    opened: OpenSession | None = None
+    """The session as all doors show it."""
+
+
+class BytesDelivered(msgspec.Struct, frozen=True, gc=False):
+    """The session has passed on so many bytes of a subscribe's changes, or of a read's rows."""
+
+    session: str
+    request: int
+    bytes: int
+
+
+class SessionClosed(msgspec.Struct, frozen=True, gc=False):
+    """The session has stopped: what it asked for is void."""
+
+    session: str
+
+
+class PinObjects(msgspec.Struct, frozen=True, gc=False):
+    """A reader in this process asks for the catalog, if it is another than that of `seqno`, and for
+    the time at which the objects of these names are read together. Fails with `UnknownObject` and
+    `InvalidUsage`."""
+
+    names: tuple[str, ...]
+    seqno: int | None
+    """Sequence number of the catalog that the asker has; -1: none."""
+    reply: ReplySlot[PinnedObjects]
+
+
+class PinnedObjects(msgspec.Struct, frozen=True, gc=False):
+    """Answer to `PinObjects`: a read at `time` sees every write that was acknowledged before."""
+
+    seqno: int | None
+    objects: tuple[CatalogObject, ...] | None
+    """All objects of the catalog; None: they are those of `PinObjects.seqno`."""
+    time: Time
+    missing: str = ""
+    """Name of a source's table below the objects that has no contents yet: a read waits for it."""
+    access: AccessRules = AccessRules()
+    """The roles and their rights now."""
+
+
+class FindLogin(msgspec.Struct, frozen=True, gc=False):
+    """A door in this process asks how a user of this name is let in."""
+
+    name: str
+    reply: ReplySlot[RoleLogin]
+
+
+class CountReplicas(msgspec.Struct, frozen=True, gc=False):
+    """A monitor in this process asks how many replicas the controller is connected to."""
+
+    reply: ReplySlot[int]
+
+
+class ObjectReadiness(msgspec.Struct, frozen=True, gc=False):
+    """Condition of one object, for a monitor."""
+
+    name: str
+    kind: str
+    state: str
+    lag_ms: int
+    reason: str = ""
+    since_ms: Time = 0
+    retries: int = 0
+
+
+class InspectObjects(msgspec.Struct, frozen=True, gc=False):
+    """A monitor in this process asks for the condition of all objects."""
+
+    reply: ReplySlot[tuple[ObjectReadiness, ...]]
+
+
+class FindToken(msgspec.Struct, frozen=True, gc=False):
+    """A door in this process asks which role a token proves."""
+
+    digest: bytes
+    reply: ReplySlot[TokenLogin]
+
+
+# -- table writer ----------------------------------------------------------------------------------
+
+
+class EnqueueWrite(msgspec.Struct, frozen=True, gc=False):
+    """A write for the next group; `at` drives the oracle by hand (tests)."""
+
+    session: ActorAddress[Any]
+    request: int
+    write: PlannedWrite
+    at: Time | None = None
+
+
+class TickTables(msgspec.Struct, frozen=True, gc=False):
+    """Seals the tables at a fresh time, with no rows; answered with the time."""
+
+    reply: ReplySlot[Time]
+
+
+class CloseTable(msgspec.Struct, frozen=True, gc=False):
+    """A table is to be dropped: answered when no earlier write to it is running."""
+
+    id: ObjectId
+    reply: ReplySlot[None]
+
+
+class ArrangeTable(msgspec.Struct, frozen=True, gc=False):
+    """Arrange a table's contents by its key, for reads by key."""
+
+    target: TableTarget
+
+
+class AlterTable(msgspec.Struct, frozen=True, gc=False):
+    """Another schema for a table: `work` makes it durable between two writes, and what it returns
+    is the answer. Writes that follow are fitted to the columns of `target`."""
+
+    target: TableTarget
+    work: Callable[[], Awaitable[Any]]
+    reply: ReplySlot[Any]
+
+
+class AppendCopy(msgspec.Struct, frozen=True, gc=False):
+    """A copy from files, for a time of its own; the writer owns its parts from now on, and sends
+    `CopyAppended` to the controller."""
+
+    name: str
+    copy: StagedCopy
+
+
+TableWriterMessage: TypeAlias = (
+    EnqueueWrite | TickTables | CloseTable | ArrangeTable | AlterTable | AppendCopy
+)
+
+
+class CopyTurn(msgspec.Struct, frozen=True, gc=False):
+    """Result of an effect of `CopiesFrom`."""
+
+
+class CopyAppended(CopyTurn, frozen=True, gc=False):
+    """Table writer → controller: all rows of the copy are durable at `time`, or the error."""
+
+    name: str
+    rows: int = 0
+    time: Time = 0
+    repeated: bool = False
+    error: PenstockError | None = None
+
+
+class TablesAdvanced(msgspec.Struct, frozen=True, gc=False):
+    """Table writer → controller: every table is sealed below `upper`."""
+
+    upper: Frontier
+    wrote: bool = True
+    """True if rows were written, and not just the time moved on."""
+
+
+# -- maintenance -----------------------------------------------------------------------------------
+
+
+class ShardsAppended(msgspec.Struct, frozen=True, gc=False):
+    """Shards that were appended to."""
+
+    shards: tuple[ShardId, ...]
+
+
+class ShardsDropped(msgspec.Struct, frozen=True, gc=False):
+    """Shards that were dropped."""
+
+    shards: tuple[ShardId, ...]
+
+
+MaintenanceMessage: TypeAlias = ShardsAppended | ShardsDropped

@@ -1,0 +1,209 @@
+"""Readiness of a service: whether its controller, its stores and its engine can serve now.
+
+Each part is asked within one deadline; what does not answer is not ready, and the report says why.
+An engine that is starting, or is being replaced, is ready: jobs wait for it, and reads and writes
+go on without it. One that cannot be started is not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from http import HTTPStatus
+from typing import Any, Final, Literal, TypeAlias
+
+import anyio
+import msgspec
+
+from actors.control.controller.messages import CountReplicas, InspectObjects, ObjectReadiness
+from actors.durable.persist import PersistClient
+from actors.durable.persist.replica_fence import ReplicaFence
+from actors.model.plan.jobs import EngineCondition, ExecutorMessage, InspectEngine
+from actors.runtime.errors import PenstockError
+from actors.runtime.kernel import ActorAddress, ActorClock
+from actors.runtime.settings import Settings
+from actors.runtime.transport.http_pages import HttpPage, HttpResponse
+
+TEXT_MAX: Final = 500
+"""Characters of one part's text."""
+
+
+class ComponentReadiness(msgspec.Struct, frozen=True):
+    """One part of a service: whether it can serve, and its state for people."""
+
+    ready: bool
+    state: str
+
+
+class ReadinessReport(msgspec.Struct, frozen=True):
+    """The state of a service as a whole, and of its parts once it has started."""
+
+    state: Literal["starting", "active", "stopping"]
+    components: dict[str, ComponentReadiness] = {}
+    objects: tuple[ObjectReadiness, ...] = ()
+    """The objects, as far as the controller tells of them. One that is stalled is shown, and is no
+    reason to take the service out of use."""
+
+    @property
+    def not_ready(self) -> list[str]:
+        """Return the names of the parts that are not ready; the service itself is `service`."""
+        own = [] if self.state == "active" else ["service"]
+        return own + [name for name, found in self.components.items() if not found.ready]
+
+    def to_json(self, *, texts: bool, verbose: bool = False) -> bytes:
+        """Return the report as a JSON object; without `texts` it says no more than which parts are
+        ready. `verbose`: with the number of objects in each state, and with `texts` all of them."""
+        shown: dict[str, Any] = {
+            name: {"ready": found.ready} | ({"state": found.state} if texts else {})
+            for name, found in self.components.items()
+        }
+        wrong = self.not_ready
+        whole: dict[str, Any] = {
+            "ready": not wrong,
+            "state": self.state,
+            "not_ready": wrong,
+            "components": shown,
+        }
+        if verbose:
+            whole["states"] = Counter(each.state for each in self.objects)
+        if verbose and texts:
+            whole["objects"] = self.objects
+        return msgspec.json.encode(whole) + b"\n"
+
+
+ObjectLook: TypeAlias = Callable[[], Awaitable[tuple[ObjectReadiness, ...]]]
+"""Asks for the condition of all objects. Raises `PenstockError` when nobody answers."""
+ComponentLook: TypeAlias = Callable[[], Awaitable[ComponentReadiness]]
+"""Looks at one part. Raises `PenstockError` when it does not answer."""
+
+
+def count_replicas(controller: ActorAddress[Any], settings: Settings) -> ComponentLook:
+    """Return a look at a controller: it answers, and a replica is connected."""
+
+    async def active() -> ComponentReadiness:
+        count = await controller.ask(CountReplicas, settings.readiness_timeout_ms)
+        state = f"active, {count} of its replicas connected"
+        return ComponentReadiness(count > 0, state)
+
+    return active
+
+
+def look_at_objects(controller: ActorAddress[Any], settings: Settings) -> ObjectLook:
+    """Return a look at a controller's objects."""
+
+    async def objects() -> tuple[ObjectReadiness, ...]:
+        return await controller.ask(InspectObjects, settings.readiness_timeout_ms)
+
+    return objects
+
+
+def look_for_owner(fence: ReplicaFence) -> ComponentLook:
+    """Return a look from a replica in a process of its own: a controller commands it."""
+
+    async def commanded() -> ComponentReadiness:
+        owner = fence.owner
+        if owner is None:
+            return ComponentReadiness(False, "no controller has connected that owns the stores")
+        return ComponentReadiness(True, f"commanded by {owner}")
+
+    return commanded
+
+
+class ReadinessCheck:
+    """Looks at the parts of a running service.
+
+    Looks within `readiness_fresh_ms` share one answer: any number of probes asks the stores no more
+    often.
+    """
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        controller: ComponentLook,
+        executor: ActorAddress[ExecutorMessage],
+        clock: ActorClock,
+        settings: Settings,
+        objects: ObjectLook | None = None,
+    ) -> None:
+        """Take the parts; each look ends within `readiness_timeout_ms`. `objects`: None for a
+        process without a controller."""
+        self._objects = objects
+        self._deadline_ms = deadline_ms = settings.readiness_timeout_ms
+        self._fresh_ms = settings.readiness_fresh_ms
+        self._clock = clock
+        self._lock = anyio.Lock()
+        self._last: tuple[float, ReadinessReport] | None = None
+
+        async def documents() -> ComponentReadiness:
+            await persist.probe_documents()
+            return ComponentReadiness(True, "reachable")
+
+        async def blobs() -> ComponentReadiness:
+            await persist.probe_blobs()
+            return ComponentReadiness(True, "reachable")
+
+        async def engine() -> ComponentReadiness:
+            found: EngineCondition = await executor.ask(InspectEngine, deadline_ms)
+            text = found.state if not found.why else f"{found.state}: {found.why}"
+            return ComponentReadiness(found.state != "unavailable", text)
+
+        self._looks = {
+            "controller": controller,
+            "documents": documents,
+            "blobs": blobs,
+            "engine": engine,
+        }
+
+    async def look(self) -> ReadinessReport:
+        """Return the state of all parts; raises nothing."""
+        async with self._lock:
+            now = self._clock.monotonic_ms()
+            if self._last is not None and now - self._last[0] < self._fresh_ms:
+                return self._last[1]
+            report = ReadinessReport("active", await self._components(), await self._inspected())
+            self._last = self._clock.monotonic_ms(), report
+            return report
+
+    async def _inspected(self) -> tuple[ObjectReadiness, ...]:
+        if self._objects is None:
+            return ()
+        with suppress(PenstockError):  # the controller's own line says that it does not answer
+            return await self._objects()
+        return ()
+
+    async def _components(self) -> dict[str, ComponentReadiness]:
+        found: dict[str, ComponentReadiness] = {}
+
+        async def one(name: str, look: ComponentLook) -> None:
+            found[name] = await self._one(look)
+
+        async with anyio.create_task_group() as group:
+            for name, look in self._looks.items():
+                group.start_soon(one, name, look)
+        return {name: found[name] for name in self._looks}
+
+    async def _one(self, look: ComponentLook) -> ComponentReadiness:
+        try:
+            with anyio.fail_after(self._deadline_ms / 1000):
+                return await look()
+        except TimeoutError:
+            return ComponentReadiness(False, f"no answer within {self._deadline_ms} ms")
+        except PenstockError as error:
+            text = str(error).splitlines()[0] if str(error) else type(error).__name__
+            return ComponentReadiness(False, text[:TEXT_MAX])
+
+
+def readiness_page(look: Callable[[], Awaitable[ReadinessReport]]) -> HttpPage:
+    """Return the page of a report: 200 if all parts are ready, else 503. Texts, which may name
+    paths and hosts, and names of objects are for trusted clients alone. ``?verbose`` adds the
+    objects."""
+
+    async def respond(trusted: bool, query: str) -> HttpResponse:
+        report = await look()
+        status = HTTPStatus.SERVICE_UNAVAILABLE if report.not_ready else HTTPStatus.OK
+        verbose = "verbose" in query.split("&")
+        body = report.to_json(texts=trusted, verbose=verbose)
+        return HttpResponse(body, status, content_type="application/json")
+
+    return HttpPage(respond)

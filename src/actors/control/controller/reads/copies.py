@@ -1,0 +1,305 @@
+"""Copies into files (COPY TO): each is a transient dataflow with one response.
+
+A copy is checked, then holds its shard at its `as_of`; then its dataflow is created. Its response
+ends it, and so do its client (by canceling or disconnecting), its deadline, and the drop of its
+object: then the dataflow is dropped, with the files that it has written. A replica that reconnects
+runs the copy again; if the copy was done already, it reports that (`sinks/copy_output.py`).
+
+A session has one copy at a time, the service `copies_max`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from actors.connectors.sinks.copy_output import check_copy
+from actors.control.controller.catalog.boot import shard_import
+from actors.control.controller.catalog.catalog import INDEX, CatalogObject
+from actors.control.controller.holds import copy_holder
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.state import ControllerState, reply_error
+from actors.model.protocol.api import CopiedInto, CopyProgressed, CopyTo
+from actors.model.protocol.compute import (
+    AllowCompaction,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyToExport,
+    CopyToResponse,
+    CreateDataflow,
+    DataflowDescription,
+    ScheduleDataflow,
+    StatusResponse,
+)
+from actors.runtime.errors import (
+    ConnectionBroken,
+    DeadlineExceeded,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ReadBelowSince,
+    ResourceBusy,
+    UnknownObject,
+    from_wire,
+)
+from actors.runtime.kernel import ActorAddress, RunningEffect
+from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time
+
+
+class CopyHeld(msgspec.Struct, frozen=True, gc=False):
+    """The copy's durable hold was taken, with the shard's since; or that failed."""
+
+    id: ObjectId
+    since: Time = 0
+    error: PenstockError | None = None
+
+
+class CopyLate(msgspec.Struct, frozen=True, gc=False):
+    """The copy's deadline has passed."""
+
+    id: ObjectId
+
+
+class _Copy(msgspec.Struct, eq=False):
+    session: ActorAddress[Any]
+    request: CopyTo
+    entry: CatalogObject
+    dataflow: DataflowDescription
+    timer: RunningEffect | None
+    rights: HeldRights
+    held: bool = False
+    created: bool = False
+    """True once the replicas were told to run the dataflow."""
+    state: str = "waiting"
+    news: CopyProgressed | None = None
+    """Progress that was not sent to the client yet."""
+    telling: bool = False
+    """True while a progress report is on its way to the client."""
+
+    @property
+    def id(self) -> ObjectId:
+        return self.dataflow.id
+
+    @property
+    def shard(self) -> ShardId:
+        return self.dataflow.imports[0].shard
+
+
+class RunningCopies:
+    """All running copies."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._copies: dict[ObjectId, _Copy] = {}
+        self._by_session: dict[str, _Copy] = {}
+        self._ended_early: dict[ObjectId, ShardId] = {}
+        """Holds that are still being taken, for copies that have ended."""
+
+    def __len__(self) -> int:
+        return len(self._copies)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def copy(
+        self, session: ActorAddress[Any], request: CopyTo, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a copy, which needs these rights. Raises `InvalidUsage` and its children, and
+        `ResourceBusy`."""
+        state, limit = self._state, self._state.settings.copies_max
+        entry = state.catalog.find_stored(request.name, "copy")
+        what = f"copy of {entry.name}"
+        if entry.kind == INDEX:
+            on = state.catalog.by_id(entry.depends[0])
+            raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
+        as_of = request.as_of
+        time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
+        if not 0 <= time <= TIME_MAX:
+            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+        state.check_ahead(what, time)
+        if request.deadline_ms is not None and request.deadline_ms <= 0:
+            raise InvalidUsage(f"deadline_ms = {request.deadline_ms}: must be greater than zero")
+        imported = shard_import(entry)
+        export = CopyToExport(
+            entry.schema,
+            request.destination,
+            request.format,
+            request.file_bytes_max,
+            request.overwrite,
+        )
+        check_copy(export)
+        if session.path in self._by_session:
+            raise ResourceBusy(
+                "a connection does one copy at a time: wait for it, or open another one"
+            )
+        if len(self._copies) >= limit:
+            raise ResourceBusy(f"{limit} copies are running (copies_max): try again later")
+        id_ = state.transient_id()
+        dataflow = DataflowDescription(id_, entry.name, (imported,), export, time)
+        wait_ms = request.deadline_ms
+        timer = None if wait_ms is None else state.ctx.after(wait_ms, CopyLate(id_))
+        made = _Copy(session, request, entry, dataflow, timer, rights)
+        self._copies[id_] = self._by_session[session.path] = made
+        # Held before the dataflow is created: neither the wait for the time nor a replica that
+        # reconnects may lose the history.
+        state.hold(
+            imported.shard,
+            copy_holder(id_),
+            time,
+            done=lambda since: CopyHeld(id_, since),
+            failed=lambda error: CopyHeld(id_, 0, error),
+        )
+
+    def held(self, message: CopyHeld) -> None:
+        """Create the dataflow now that the hold was taken, or refuse the copy."""
+        made = self._copies.get(message.id)
+        if made is None:
+            shard = self._ended_early.pop(message.id, None)
+            if shard is not None:
+                self._state.drop_hold(shard, copy_holder(message.id))
+            return
+        made.held = True
+        time = made.dataflow.as_of
+        if message.error is not None:
+            self._end(made, message.error)
+        elif time < message.since:
+            text = f"copy of {made.entry.name} at {time}: its history begins at {message.since}"
+            self._end(made, ReadBelowSince(text))
+        else:
+            made.created = True
+            self._state.command(CreateDataflow(made.dataflow))
+            self._state.command(ScheduleDataflow(made.id))
+
+    def turn(self, message: CopyHeld | CopyLate) -> None:
+        """Handle the end of a hold's effect or of a deadline."""
+        if isinstance(message, CopyHeld):
+            self.held(message)
+        else:
+            self.late(message.id)
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def noted(self, status: StatusResponse) -> None:
+        """Take a dataflow's status, which may be a copy's."""
+        made = self._copies.get(status.id)
+        if made is None or status.state not in ("waiting", "copying"):
+            return
+        made.state = status.state
+        if made.request.progress:
+            made.news = CopyProgressed(
+                made.request.request,
+                status.state,
+                status.rows_out,
+                status.parts_read,
+                status.parts_total,
+                status.bytes_read,
+                status.bytes_total,
+            )
+            self._tell(made)
+
+    def _tell(self, made: _Copy) -> None:
+        # One report at a time: the next when the last was written, so that a slow client gets the
+        # newest.
+        if made.news is not None and not made.telling:
+            made.session.reply(made.news)
+            made.news, made.telling = None, True
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Note that the client was sent a report, and send the next. Return False if there is no
+        such copy."""
+        made = self._by_session.get(session)
+        if made is None or made.request.request != request:
+            return False
+        made.telling = False
+        self._tell(made)
+        return True
+
+    def responded(self, response: CopyToResponse) -> None:
+        """Take a replica's response; that of a copy that has ended is dropped."""
+        made = self._copies.get(response.id)
+        if made is None:
+            return
+        match response.result:
+            case CopyDone(rows, files, manifest):
+                time, number = made.dataflow.as_of, made.request.request
+                made.session.reply(CopiedInto(number, rows, files, manifest, time))
+                self._end(made, None)
+            case CopyFailed(code, text):
+                self._end(made, from_wire(code, text, True))
+            case CopyDropped():
+                what = f"the copy of {made.entry.name} was dropped by its replica"
+                self._end(made, ConnectionBroken(what))
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of ``penstock.copies``."""
+        for made in self._copies.values():
+            yield (
+                made.session.path,
+                made.request.request,
+                made.entry.name,
+                made.dataflow.as_of,
+                made.request.destination,
+                made.request.format,
+                made.state,
+                made.request.deadline_ms,
+                made.id,
+            )
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def late(self, id_: ObjectId) -> None:
+        """End a copy whose deadline has passed."""
+        made = self._copies.get(id_)
+        if made is None:
+            return
+        why = "it is being written"
+        if made.state == "waiting":
+            why = self._state.waiting_for(made.entry)
+        what = f"copy of {made.entry.name} at {made.dataflow.as_of}"
+        text = f"{what}: not within {made.request.deadline_ms} ms: {why}"
+        self._end(made, DeadlineExceeded(text))
+
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all copies with the rights that they need."""
+        for made in self._copies.values():
+            yield RunningRequest(made.session.path, made.request.request, made.rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Drop a copy with an error (None: its client has asked for it). Return False if the
+        session has none of that number."""
+        made = self._by_session.get(session)
+        if made is None or made.request.request != request:
+            return False
+        self._end(made, error or OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drop the copy of a closed session."""
+        made = self._by_session.get(session)
+        if made is not None:
+            self._end(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fail the copies of a dropped object."""
+        for made in list(self._copies.values()):
+            if made.entry.id == entry.id:
+                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _end(self, made: _Copy, error: PenstockError | None) -> None:
+        if error is not None:
+            reply_error(made.session, made.request.request, error)
+        if made.timer is not None:
+            made.timer.cancel()
+        del self._copies[made.id], self._by_session[made.session.path]
+        if made.created:
+            # Only then: the history would keep the drop of an id that it never created.
+            self._state.command(AllowCompaction(made.id, EMPTY))
+        if made.held:
+            self._state.drop_hold(made.shard, copy_holder(made.id))
+        else:
+            # The hold is still being taken: `held` drops it.
+            self._ended_early[made.id] = made.shard

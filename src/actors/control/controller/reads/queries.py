@@ -1,0 +1,676 @@
+"""One-off queries over tables and views, at one time.
+
+A query that is a plain read of one object (`views.simple`) is not run here: the answer names the
+read that the client sends instead (`ReadInstead`). Every other one goes through these stages, all
+in one effect of the controller, `_Run`:
+
+1. analysed: Spark returns its columns, or the reason why it is refused;
+2. held: a durable hold on every input at the query's time;
+3. opened and run: the inputs' parts are leased as for a view that is computed whole, which waits
+   until the time is sealed in all of them; then one Spark job makes the rows, in their order;
+4. streamed: piece by piece, the next one when the last was passed on to the client. Few rows are in
+   memory; many are in files, of which one batch at a time is read.
+
+Holds, leases and files are dropped when the run ends, however it ends; the run is cancelled, and
+with it its Spark job, when the client disconnects, cancels, or the deadline passes (which counts
+until the rows are there). At most `queries_in_flight_max` run, in the order in which they came;
+others wait within their deadlines, and beyond `queries_waiting_max` they are refused with
+`ResourceBusy`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from actors.control.access.role_registry import READ
+from actors.control.controller.catalog.boot import last_sealed_time, shard_import
+from actors.control.controller.catalog.catalog import CatalogObject
+from actors.control.controller.catalog.ddl import analyzer
+from actors.control.controller.roles.request_rights import named_denial, readable_by
+from actors.control.controller.roles.revocation import HeldRights, RunningRequest, held_reads
+from actors.control.controller.state import (
+    ControllerState,
+    NoContentsYet,
+    reply_error,
+    to_penstock_error,
+)
+from actors.engine.views.compile import CHANGES_MEANING
+from actors.engine.views.plain_sql import query_text
+from actors.engine.views.query_analysis import AnalyzeQuery, analyzed_query
+from actors.engine.views.simple import SimpleRead, simple_read
+from actors.model.plan.jobs import ExecutorMessage, SelectContents
+from actors.model.plan.schema import (
+    DIFF,
+    SYSTEM_COLUMNS,
+    TableColumn,
+    TableSchema,
+    intervals_of_months,
+)
+from actors.model.plan.updates import ResultPiece, opening_of, pieces
+from actors.model.protocol.api import (
+    CreateView,
+    DescribeQuery,
+    ExplainQuery,
+    QueryDescribed,
+    ReadContents,
+    ReadInstead,
+    RunQuery,
+)
+from actors.model.protocol.relations import RELATIONS
+from actors.replica.compute.peeks import row_too_large
+from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
+from actors.replica.dataflow.recompute import open_contents
+from actors.runtime.errors import (
+    DeadlineExceeded,
+    DefiniteError,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    QueryRejected,
+    ReadBelowSince,
+    ResourceBusy,
+    UnknownObject,
+    ViewInError,
+)
+from actors.runtime.kernel import ActorAddress, RunningEffect
+from actors.runtime.progress import EMPTY, TIME_MAX, Time
+from actors.runtime.spans import use_context
+from actors.runtime.telemetry import TRACEPARENT
+from actors.runtime.threshold_probes import QUERY_ANSWER
+
+PLAIN_CHARACTERS_MAX: Final = 65_536
+"""Length of a query beyond which it is looked at in a thread, and is no plain read."""
+BATCH_ROWS: int = 16_384
+"""Number of a file's rows in memory at a time, about."""
+
+
+class QueryPiece(msgspec.Struct, frozen=True, gc=False):
+    """A run has rows for its client."""
+
+    number: int
+    arrow: bytes
+    last: bool
+
+
+class QueryEnded(msgspec.Struct, frozen=True, gc=False):
+    """A run has ended; without an error all its rows were sent."""
+
+    number: int
+    error: PenstockError | None = None
+    awaited: CatalogObject | None = None
+    """A source's table without contents: the query is to begin again when they are there."""
+
+
+class QueryLate(msgspec.Struct, frozen=True, gc=False):
+    """A deadline has passed."""
+
+    number: int
+
+
+class InputsChecked(msgspec.Struct, frozen=True, gc=False):
+    """The session may read all that a view's text names: it may be created, or explained."""
+
+    session: ActorAddress[Any]
+    request: CreateView | ExplainQuery
+    role: str | None
+    rights: HeldRights
+    """Reads of its query: a right may have been revoked since."""
+
+
+QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
+
+
+class _Running(msgspec.Struct):
+    session: ActorAddress[Any]
+    request: RunQuery
+    time: Time
+    """Time of the query: as given; else that of the latest write, until the inputs are known."""
+    deadline_ms: int
+    role: str | None
+    """Role of the session; see `access.access_rules`."""
+    since_ms: float
+    timer: RunningEffect
+    taken: anyio.Event
+    """Set when the client was sent the last piece."""
+    traceparent: str | None
+    rights: HeldRights
+    """Reads of the inputs, once these are known."""
+    names: str = ""
+    """Names of the inputs, for people, once they are known."""
+    effect: RunningEffect | None = None
+    telling: bool = False
+    state: str = "waiting for other queries"
+
+
+class RunningQueries:
+    """All running queries."""
+
+    def __init__(
+        self,
+        state: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        await_contents: Callable[[ActorAddress[Any], RunQuery, str | None, CatalogObject], None],
+    ) -> None:
+        self._state = state
+        self._await_contents = await_contents
+        self._executor = executor
+        self._scratch = scratch
+        self._numbers = 0
+        self._running: dict[int, _Running] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def query(self, session: ActorAddress[Any], request: RunQuery, role: str | None = None) -> None:
+        """Begin a query of a session with this role, or answer with the read that replaces it.
+        Raises `QueryRejected`, `UnknownObject`, `InvalidUsage`, `AccessDenied`, `ReadTooFarAhead`
+        and `ResourceBusy`."""
+        state, as_of = self._state, request.as_of
+        sql = query_text(request.sql)
+        if as_of is not None:
+            if not 0 <= as_of <= TIME_MAX:
+                raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
+            state.check_ahead("query", as_of)
+        instead = self._read_instead(sql, request, role)
+        if instead is not None:
+            session.reply(instead)
+            return
+        running, waiting = (
+            state.settings.queries_in_flight_max,
+            state.settings.queries_waiting_max,
+        )
+        if len(self._running) >= running + waiting:
+            raise ResourceBusy(
+                f"{running} queries run already (queries_in_flight_max), and {waiting} wait "
+                "(queries_waiting_max): try again later"
+            )
+        deadline = request.deadline_ms
+        deadline = state.settings.query_deadline_ms if deadline is None else deadline
+        if deadline <= 0:
+            raise InvalidUsage(f"deadline_ms = {deadline}: must be greater than zero")
+        self._begin(session, msgspec.structs.replace(request, sql=sql), deadline, role)
+
+    def _read_instead(self, sql: str, request: RunQuery, role: str | None) -> ReadInstead | None:
+        if request.engine:
+            return None
+        relations = {name: relation.schema for name, relation in RELATIONS.items()}
+        found = self._plain_read(sql, request, self._state.catalog.readable())
+        if found is None:
+            return None
+        # The client sends the read, which is checked again: this spares it the way.
+        if found.name not in relations:
+            entry = self._state.catalog.find(found.name)
+            self._state.access.check(role, READ, entry.id, entry.name)
+        as_of = request.as_of
+        if as_of is None and found.name not in relations and not request.latest:
+            as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
+        return ReadInstead(
+            request.request,
+            found.name,
+            as_of,
+            found.project,
+            found.names,
+            found.filter,
+            found.finishing,
+        )
+
+    def _plain_read(
+        self,
+        sql: str,
+        request: RunQuery | DescribeQuery,
+        readable: Mapping[str, TableSchema],
+    ) -> SimpleRead | None:
+        """Return the plain read that a query is; None if Spark must run it, as it does a long one:
+        to read it would hold up the loop."""
+        if len(sql) > PLAIN_CHARACTERS_MAX:
+            return None
+        # No setting of Spark may give the text another meaning than it has here.
+        names = [*self._state.settings.spark_conf, *request.conf]
+        if any(name.lower().startswith(CHANGES_MEANING) for name in names):
+            return None
+        relations = {name: relation.schema for name, relation in RELATIONS.items()}
+        inlined, _ = self._state.catalog.inlined(sql)
+        return simple_read(inlined, {**readable, **relations})
+
+    def describe(
+        self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
+    ) -> None:
+        """Answer with a query's columns: of a plain read at once, else when Spark has analysed
+        it."""
+        state = self._state
+        sql = query_text(request.sql)
+        readable = readable_by(state.access, state.catalog, role)
+        found = self._plain_read(sql, request, readable)
+        if found is not None:
+            schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
+                dict(zip(found.project, found.names, strict=True))
+            )
+            session.reply(QueryDescribed(request.request, schema))
+            return
+        self._numbers += 1
+        analyze = self._analyzer(f"describe-{self._numbers}", role)
+
+        async def describe() -> None:
+            try:
+                text = await _inlined(state, sql)
+                conf = tuple(sorted(request.conf.items()))
+                analyzed = await analyzed_query(text, readable, analyze, conf)
+                session.reply(QueryDescribed(request.request, analyzed.schema))
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
+                reply_error(session, request.request, denied)
+
+        state.ctx.effect(describe, done=lambda _: None)
+
+    def check_inputs(
+        self, session: ActorAddress[Any], request: CreateView | ExplainQuery, role: str | None
+    ) -> None:
+        """Let a view be created, or explained (`InputsChecked`), if the session may use all that
+        its query does; else answer with the error."""
+        state = self._state
+        self._numbers += 1
+        analyze = self._analyzer(f"inputs-{self._numbers}", role)
+        readable = readable_by(state.access, state.catalog, role)
+        # As it is compiled: with the queries of the plain views that it names.
+        sql, _ = state.catalog.inlined(request.sql)
+
+        async def check() -> InputsChecked | None:
+            try:
+                conf = tuple(sorted(request.conf.items()))
+                analyzed = await analyzed_query(sql, readable, analyze, conf)
+                inputs = [state.catalog.find(name) for name in analyzed.inputs]
+            except Exception as error:  # noqa: BLE001 - each is the client's answer
+                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
+                reply_error(session, request.request, denied)
+                return None
+            return InputsChecked(session, request, role, held_reads(role, inputs))
+
+        state.ctx.effect(check, done=lambda checked: checked)
+
+    def _analyzer(self, name: str, role: str | None) -> AnalyzeQuery:
+        return analyzer(self._executor, name, restricted=not self._state.access.is_free(role))
+
+    def _begin(
+        self,
+        session: ActorAddress[Any],
+        request: RunQuery,
+        deadline_ms: int,
+        role: str | None,
+    ) -> None:
+        state = self._state
+        self._numbers += 1
+        number = self._numbers
+        self._running[number] = _Running(
+            session,
+            request,
+            readable_time(state, ()) if request.as_of is None else request.as_of,
+            deadline_ms,
+            role,
+            state.ctx.monotonic_ms(),
+            state.ctx.after(deadline_ms, QueryLate(number)),
+            anyio.Event(),
+            TRACEPARENT.get(),
+            HeldRights(role),
+        )
+        self._by_request[session.path, request.request] = number
+        self._start_next()
+
+    def _start_next(self) -> None:
+        """Start the queries that wait, the oldest first, as many as may run."""
+        # Those that run are the oldest, as they are kept in the order in which they came. One whose
+        # rows are made needs no Spark any more, however slowly its client takes them.
+        free = self._state.settings.queries_in_flight_max
+        for number, running in self._running.items():
+            if running.telling:
+                continue
+            if free == 0:
+                return
+            free -= 1
+            if running.effect is None:
+                self._start(number, running)
+
+    def _start(self, number: int, running: _Running) -> None:
+        running.state = "analysing"
+        run = _Run(self._state, self._executor, self._scratch / f"query-{number}", number, running)
+
+        async def carry_out() -> None:
+            with use_context(running.traceparent):
+                await run.carry_out()
+
+        running.effect = self._state.ctx.effect(
+            carry_out,
+            done=lambda _: QueryEnded(number),
+            failed=lambda error: _failed(number, error),
+        )
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def turn(self, message: QueryTurn) -> None:
+        """Handle a run's rows, its end, or its deadline."""
+        running = self._running.get(message.number)
+        if running is None:
+            return
+        match message:
+            case QueryPiece(arrow=arrow, last=last):
+                if not running.telling:
+                    running.telling = True
+                    # The deadline counts until the first rows are there.
+                    running.timer.cancel()
+                request, reads = running.request.request, running.rights.reads
+                answer = ReadContents(request, running.time, arrow, not last, reads)
+                running.session.reply(answer)
+                if last:
+                    self._forget(message.number)
+                else:
+                    self._start_next()
+            case QueryEnded(awaited=CatalogObject() as table):
+                # Only the analysis has told what it reads.
+                self._forget(message.number)
+                self._await_contents(running.session, running.request, running.role, table)
+            case QueryEnded(error=error):
+                if error is not None:
+                    self._fail(message.number, error)
+            case QueryLate():
+                text = (
+                    f"query over {running.names or 'no table'} at {running.time}: not within "
+                    f"{running.deadline_ms} ms: it was {running.state}"
+                )
+                self._fail(message.number, DeadlineExceeded(text))
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Let the run send its next piece. Return False if there is no such query."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._running[number].taken.set()
+        return True
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all queries with the rights that they need: of those that are not analysed yet
+        none is known."""
+        for (session, request), number in self._by_request.items():
+            yield RunningRequest(session, request, self._running[number].rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Cancel a query with an error (None: its client has asked for it). Return False if there
+        is none of that number."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, error or OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """End the queries of a closed session."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def _fail(self, number: int, error: PenstockError) -> None:
+        running = self._running[number]
+        reply_error(running.session, running.request.request, error)
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        running = self._running.pop(number)
+        del self._by_request[running.session.path, running.request.request]
+        running.timer.cancel()
+        if running.effect is not None:
+            # Cancels the Spark job, and drops holds, leases and files (`_Run`).
+            running.effect.cancel()
+        self._start_next()
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of queries of each session."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the queries' rows of ``penstock.peeks``."""
+        now = self._state.ctx.monotonic_ms()
+        for running in self._running.values():
+            yield (
+                running.session.path,
+                running.request.request,
+                "query",
+                running.names,
+                running.time,
+                "streaming" if running.telling else running.state,
+                now - running.since_ms,
+                running.deadline_ms,
+                None,
+            )
+
+
+async def _inlined(state: ControllerState, sql: str) -> str:
+    """Return a query with the plain views that it names inlined, in a thread if it is long."""
+    catalog = state.catalog
+    if len(sql) <= PLAIN_CHARACTERS_MAX:
+        return catalog.inlined(sql)[0]
+    return (await state.ctx.clock.run_blocking(lambda: catalog.inlined(sql)))[0]
+
+
+def readable_time(state: ControllerState, inputs: Sequence[CatalogObject]) -> Time:
+    """Return the greatest time at which all inputs can be read; without inputs, the time of the
+    latest write."""
+    if not inputs:
+        return max(0, state.frontiers.tables_upper - 1)
+    upper = min(state.frontiers.upper(entry) for entry in inputs)
+    # An input was never computed: only then a query without `as_of` waits.
+    if upper == 0:
+        return max(state.latest_with_contents(entry) for entry in inputs)
+    return max(last_sealed_time(min(upper, EMPTY)), *(entry.as_of for entry in inputs), 0)
+
+
+def _failed(number: int, error: Exception) -> QueryEnded:
+    """Return the end of a run that failed."""
+    if isinstance(error, NoContentsYet):
+        return QueryEnded(number, awaited=error.table)
+    return QueryEnded(number, to_penstock_error(error))
+
+
+class _Run:
+    """One running query, in an effect beside the controller."""
+
+    def __init__(
+        self,
+        state: ControllerState,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        number: int,
+        running: _Running,
+    ) -> None:
+        self._state = state
+        self._executor = executor
+        self._scratch = scratch
+        self._number = number
+        self._running = running
+        self._inputs: list[CatalogObject] = []
+        self._sql = ""
+        """The query with the plain views that it names."""
+        clock, settings = state.ctx.clock, state.settings
+        self._name = f"query-{number}"
+        self._engine = EngineClient(executor, clock, settings, scratch, self._name)
+
+    async def carry_out(self) -> None:
+        """Carry the query out, from its text to its last row."""
+        schema = await self._analysed()
+        made: JobResult | MadeFiles | None = None
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                await stack.enter_async_context(self._held())
+                self._running.state = "waiting until sealed"
+                made = await self._made(stack, schema)
+            # The rows are made: holds and leases are dropped before a slow client reads them.
+            await self._tell(made, schema)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await self._state.ctx.clock.run_blocking(partial(_remove, made, self._scratch))
+
+    async def _analysed(self) -> TableSchema:
+        """Return the query's columns, and note its inputs and its time."""
+        state, running, request = self._state, self._running, self._running.request
+        # What is run afterwards is this text, over the inputs that are found here.
+        restricted = not state.access.is_free(running.role)
+        analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
+        readable = readable_by(state.access, state.catalog, running.role)
+        try:
+            conf = tuple(sorted(request.conf.items()))
+            self._sql = await _inlined(state, request.sql)
+            analyzed = await analyzed_query(self._sql, readable, analyze, conf)
+        except UnknownObject as error:
+            raise named_denial(state.access, state.catalog, running.role, error) from None
+        self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
+        running.rights = held_reads(running.role, self._inputs)
+        # A right may have gone during the analysis; from here on the controller ends the query.
+        for entry in self._inputs:
+            state.access.check(running.role, READ, entry.id, entry.name)
+        running.names = ", ".join(analyzed.inputs)
+        as_of = request.as_of
+        if as_of is None and request.latest and self._inputs:
+            as_of = max(state.latest_with_contents(entry) for entry in self._inputs)
+        running.time = readable_time(state, self._inputs) if as_of is None else as_of
+        for name in analyzed.schema.names:
+            if name.lower() in SYSTEM_COLUMNS:
+                raise QueryRejected(f"column name {name!r} is reserved: give it an alias")
+        return analyzed.schema
+
+    @contextlib.asynccontextmanager
+    async def _held(self) -> AsyncIterator[None]:
+        """Hold the inputs at the query's time meanwhile. Raises `ReadBelowSince`."""
+        persist, time = self._state.persist, self._running.time
+        shards = [(entry, entry.shard) for entry in self._inputs if entry.shard is not None]
+        holder = f"query/{self._state.transient_id()}"
+        try:
+            for entry, shard in shards:
+                # Hold first, then read the since: in the other order a compaction could come in
+                # between.
+                with contextlib.suppress(ReadBelowSince):
+                    await persist.set_holds([(shard, holder, time)])
+                since = (await persist.state(shard)).since
+                if time < since:
+                    raise ReadBelowSince(
+                        f"{entry.kind} {entry.name} cannot be read at {time}: its history begins "
+                        f"at {since}"
+                    )
+            yield
+        finally:
+            with anyio.CancelScope(shield=True):
+                for _, shard in shards:
+                    with contextlib.suppress(PenstockError):
+                        await persist.drop_hold(shard, holder)
+
+    async def _made(
+        self, stack: contextlib.AsyncExitStack, schema: TableSchema
+    ) -> JobResult | MadeFiles:
+        request, engine = self._running.request, self._engine
+        imports = [shard_import(entry) for entry in self._inputs]
+        try:
+            contents = await open_contents(
+                stack, engine, self._state.persist, imports, self._running.time, (0, 0)
+            )
+        except DefiniteError as error:
+            raise ViewInError(str(error)) from None
+        self._running.state = "run by Spark"
+        names = [entry.name for entry in self._inputs]
+        sql, output = with_unique_columns(self._sql, schema)
+        return await engine.run_into_files(
+            SelectContents(
+                job_id=engine.job_id(0, 0, "select"),
+                sql=sql,
+                tables=tuple(zip(names, contents, strict=True)),
+                output=output,
+                conf=tuple(sorted(request.conf.items())),
+                into_files=True,
+            )
+        )
+
+    async def _tell(self, made: JobResult | MadeFiles, schema: TableSchema) -> None:
+        """Send the rows, each piece when the client was sent the one before."""
+        settings, running = self._state.settings, self._running
+        shape = pa.schema([*schema.result_arrow(), pa.field(DIFF, pa.int64())])
+        found = pieces(_batches(made, shape), opening_of(shape), settings.inline_bytes_max)
+        while True:
+            piece: ResultPiece = await self._state.ctx.clock.run_blocking(lambda: next(found))
+            if len(piece.arrow) > settings.result_bytes_max:
+                raise InvalidUsage(row_too_large(settings.result_bytes_max).text)
+            # A fresh event before the piece is sent: the old one may be set by the piece before.
+            running.taken = anyio.Event()
+            message = QueryPiece(self._number, piece.arrow, piece.last)
+            self._state.ctx.self.reply(message)
+            if not QUERY_ANSWER.crossed(not piece.last):
+                return
+            await running.taken.wait()
+
+
+def _batches(made: JobResult | MadeFiles, shape: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in order, each once; of files one batch at a time."""
+    if isinstance(made, MadeFiles):
+        for file in made.files:
+            with pq.ParquetFile(file.path) as opened_file:
+                for batch in opened_file.iter_batches(BATCH_ROWS, use_threads=False):
+                    yield _weighted(batch, shape)
+        return
+    for batch in made.rows.to_batches(max_chunksize=BATCH_ROWS):
+        yield _weighted(batch, shape)
+
+
+def _weighted(batch: pa.RecordBatch, shape: pa.Schema) -> pa.RecordBatch:
+    columns = [
+        column if column.type == field.type else _as_answered(column, field.type)
+        for column, field in zip(batch.columns, list(shape)[:-1], strict=True)
+    ]
+    # The rows are in the query's order, so equal ones are not summed up.
+    ones = pa.repeat(pa.scalar(1, pa.int64()), batch.num_rows)
+    return pa.RecordBatch.from_arrays([*columns, ones], schema=shape)
+
+
+def _as_answered(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return the engine's values in the type of the answer."""
+    if pa.types.is_interval(kind) and not pa.types.is_interval(column.type):
+        return intervals_of_months(column)
+    return column.cast(kind)
+
+
+def _remove(made: JobResult | MadeFiles | None, scratch: Path) -> None:
+    for file in made.files if isinstance(made, MadeFiles) else ():
+        Path(file.path).unlink(missing_ok=True)
+    shutil.rmtree(scratch, ignore_errors=True)
+
+
+def with_unique_columns(sql: str, schema: TableSchema) -> tuple[str, TableSchema]:
+    """Return a query whose columns have names of their own, as files need them, and its columns;
+    the query itself if no two have the same name.
+
+    >>> one = TableColumn("a", "int")
+    >>> sql, schema = with_unique_columns("select a, a from t", TableSchema((one, one)))
+    >>> sql.splitlines()
+    ['SELECT * FROM (', 'select a, a from t', ') AS q (c0, c1)']
+    >>> schema.names
+    ('c0', 'c1')
+    """
+    if len({name.lower() for name in schema.names}) == len(schema.columns):
+        return sql, schema
+    names = [f"c{number}" for number in range(len(schema.columns))]
+    # On lines of their own: the query may end with a comment.
+    text = f"SELECT * FROM (\n{sql}\n) AS q ({', '.join(names)})"
+    columns = zip(schema.columns, names, strict=True)
+    return text, TableSchema(tuple(TableColumn(n, c.type, c.nullable) for c, n in columns))

@@ -1,0 +1,735 @@
+"""Reads and waits: each is pending until it is sealed, answered, canceled or late.
+
+A read: name and key are checked → the since is checked → it waits until its time is sealed → one
+Peek → one answer. Every pending request has a deadline, whose error names what was waited for.
+
+A stashed result goes to the session part by part, the next one when the last was written to the
+client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
+when they were passed on, or when no client needs them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.control.controller.catalog.boot import shard_import
+from actors.control.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
+from actors.control.controller.catalog.ddl import columns_named
+from actors.control.controller.messages import PinnedObjects, PinObjects
+from actors.control.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.state import (
+    ControllerState,
+    NoContentsYet,
+    reply_error,
+    to_penstock_error,
+)
+from actors.control.controller.tables.rows import fit
+from actors.model.plan.schema import arrow_type
+from actors.model.plan.updates import from_ipc, to_ipc
+from actors.model.protocol.api import (
+    CopyTo,
+    ReadContents,
+    ReadObject,
+    RequestDone,
+    RunQuery,
+    WaitFor,
+)
+from actors.model.protocol.compute import (
+    CancelPeek,
+    IndexTarget,
+    Peek,
+    PeekCanceled,
+    PeekError,
+    PeekResponse,
+    PeekRows,
+    PeekStashed,
+    PeekTarget,
+    ShardImport,
+    ShardTarget,
+)
+from actors.model.protocol.message_parts import ColumnComparison, OrderBy
+from actors.model.protocol.row_finishing import check_finishing
+from actors.replica.compute.peeks import PeekFilter, is_exact_integer_key
+from actors.runtime.errors import (
+    DeadlineExceeded,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ReadBelowSince,
+    UnknownObject,
+    from_wire,
+)
+from actors.runtime.kernel import ActorAddress, RunningEffect
+from actors.runtime.progress import TIME_MAX, ObjectId, Time
+from actors.runtime.spans import use_context
+from actors.runtime.telemetry import TRACEPARENT
+
+# Read requests fitted to an object's names and types, and stashed results in transfer. Pure
+
+
+def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
+    """Return the key columns and values, fitted to the object. Raises `InvalidUsage`."""
+    if (request.key is None) != (not request.key_columns):
+        raise InvalidUsage(f"read of {entry.name}: give key and key_columns together")
+    if request.key is None:
+        return (), None
+    columns = columns_named(entry, request.key_columns)
+    types = {column.name: column.type for column in entry.schema.columns}
+    # Fast path: values that have the columns' types already need no decoding.
+    if is_exact_integer_key(
+        columns, tuple(arrow_type(types[name]) for name in columns), request.key
+    ):
+        return columns, request.key
+    rows = _decoded(entry, request.key)
+    if rows.num_columns != len(columns):
+        raise InvalidUsage(
+            f"read of {entry.name}: {rows.num_columns} key values for {len(columns)} key columns"
+        )
+    fitted = fit(
+        entry.name, entry.schema, rows.rename_columns(list(columns)), columns, stored=False
+    )
+    return columns, to_ipc(fitted.select(list(columns)))
+
+
+def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
+    try:
+        return from_ipc(data)
+    except PenstockError as error:
+        raise InvalidUsage(f"read of {entry.name}: {error}") from None
+
+
+def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
+    """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
+    finishing = request.finishing
+    if finishing is not None:
+        check_finishing(finishing)
+        order_by = tuple(
+            OrderBy(_column(entry, by.column), by.descending, by.nulls_first)
+            for by in finishing.order_by
+        )
+        finishing = msgspec.structs.replace(finishing, order_by=order_by)
+    made = msgspec.structs.replace(
+        peek,
+        filter=tuple(_fit_comparison(entry, one) for one in request.filter),
+        project=None if request.project is None else columns_named(entry, request.project),
+        finishing=finishing,
+    )
+    # Made only for its checks: a bad comparison is refused here and not by a worker.
+    PeekFilter(entry.schema, made)
+    return made
+
+
+def _column(entry: CatalogObject, name: str) -> str:
+    return columns_named(entry, (name,))[0]
+
+
+def _fit_comparison(entry: CatalogObject, given: ColumnComparison) -> ColumnComparison:
+    column, value = _column(entry, given.column), given.value
+    if value:
+        rows = _decoded(entry, value)
+        if rows.num_columns == 1 and not rows.column(0).null_count:
+            named = rows.rename_columns([column])
+            rows = fit(entry.name, entry.schema, named, (column,), stored=False)
+            value = to_ipc(rows.select([column]))
+    return ColumnComparison(column, given.op, value)
+
+
+def prototype(entry: CatalogObject, request: ReadObject, time: Time, imported: ShardImport) -> Peek:
+    """Return the shard peek that answers the request, without its uuid. Raises `InvalidUsage`."""
+    key_columns, keys = fit_keys(entry, request)
+    peek = Peek("", ShardTarget(entry.id, imported), time, key_columns, keys)
+    return fit_peek(entry, request, peek)
+
+
+class ReadShape(msgspec.Struct, frozen=True):
+    """The parts of a peek that reads of the same name and key columns share."""
+
+    entry: CatalogObject
+    columns: tuple[str, ...]
+    """Key columns in the object's spelling."""
+    types: tuple[pa.DataType, ...]
+    imported: ShardImport
+
+    @classmethod
+    def of(cls, entry: CatalogObject, request: ReadObject) -> ReadShape:
+        """Return the shape of a request. Raises `InvalidUsage`."""
+        columns = columns_named(entry, request.key_columns)
+        types = {column.name: column.type for column in entry.schema.columns}
+        wanted = tuple(arrow_type(types[name]) for name in columns)
+        return cls(entry, columns, wanted, shard_import(entry))
+
+    def peek(self, request: ReadObject, time: Time) -> Peek:
+        """Return the shard peek that answers the request, without its uuid. Raises
+        `InvalidUsage`."""
+        key = request.key
+        bare = not request.filter and request.project is None and request.finishing is None
+        if (
+            bare
+            and key is not None
+            and self.columns
+            and is_exact_integer_key(self.columns, self.types, key)
+        ):
+            return Peek("", ShardTarget(self.entry.id, self.imported), time, self.columns, key)
+        return prototype(self.entry, request, time, self.imported)
+
+
+SHAPES_MAX: Final = 1024
+
+
+class ReadShapeCache:
+    """A cache of shapes, cleared when the catalog changes."""
+
+    def __init__(self) -> None:
+        self._catalog: CatalogSnapshot | None = None
+        self._shapes: dict[tuple[str, tuple[str, ...]], ReadShape] = {}
+
+    def of(self, catalog: CatalogSnapshot, request: ReadObject) -> ReadShape:
+        """Return the request's shape. Raises `InvalidUsage` and `UnknownObject`."""
+        if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
+            self._catalog = catalog
+            # Bounded by clearing: it is a cache, and shapes of a former catalog must not be used.
+            self._shapes.clear()
+        named = request.name, request.key_columns
+        found = self._shapes.get(named)
+        if found is None:
+            entry = catalog.find_stored(request.name, "read")
+            if entry.kind == INDEX:
+                on = catalog.by_id(entry.depends[0])
+                raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+            found = self._shapes[named] = ReadShape.of(entry, request)
+        return found
+
+
+def index_can_answer(key: tuple[str, ...], peek: Peek) -> bool:
+    """Return whether an index on `key` can answer the peek: by lookup, or by a scan if the peek has
+    no key."""
+    if peek.key_columns:
+        return set(key) == set(peek.key_columns)
+    return True
+
+
+def filter_fixes_key(key: tuple[str, ...], peek: Peek) -> bool:
+    """Return whether the filter's equalities fix every column of `key`."""
+    return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
+
+
+class StashedTransfer:
+    """A stashed result in transfer to one session: part by part, each deleted when it was sent
+    on."""
+
+    def __init__(self, stashed: PeekStashed) -> None:
+        self.inline = stashed.inline
+        self._left = deque(part.key for part in stashed.parts)
+        self._sent: str | None = None
+
+    def next(self) -> str | None:
+        """Return the key of the part to be sent now."""
+        return self._left[0] if self._left else None
+
+    def sent(self) -> bool:
+        """Note that the part was handed to the session. Return whether more follow."""
+        self._sent = self._left.popleft()
+        return bool(self._left)
+
+    def passed_on(self) -> list[str]:
+        """Return the keys that may be deleted, now that the client was sent the part."""
+        sent, self._sent = self._sent, None
+        return [] if sent is None else [sent]
+
+    def abandoned(self) -> list[str]:
+        """Return all remaining keys, to be deleted."""
+        left = [*self.passed_on(), *self._left]
+        self._left.clear()
+        return left
+
+
+RELATION: Final = "relation"
+"""Kind of the catalog entry that stands for a system relation."""
+
+
+class SinceRead(msgspec.Struct, frozen=True, gc=False):
+    """The since of a pending read's shard was read."""
+
+    number: int
+    since: Time
+    error: PenstockError | None = None
+
+
+class PartRead(msgspec.Struct, frozen=True, gc=False):
+    """A part of a stashed result was read; None: it was deleted."""
+
+    number: int
+    arrow: bytes | None
+    error: PenstockError | None = None
+
+
+class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
+    """The deadline of a pending read or wait has passed."""
+
+    number: int
+
+
+class _Pending(msgspec.Struct):
+    session: ActorAddress[Any]
+    request: int
+    entry: CatalogObject
+    time: Time
+    read: ReadObject | None
+    """None: a wait."""
+    deadline_ms: int
+    timer: RunningEffect
+    since_ms: float
+    """Time of the request, on the monotonic clock."""
+    rights: HeldRights = TRUSTED
+    peek: Peek | None = None
+    """The peek to send, but for its uuid and, where an index serves, its target."""
+    serve: Callable[[], None] | None = None
+    """Serves the request again; set while it waits for a table's first contents."""
+    ready: bool = False
+    """True when the checks are done and only the time is waited for."""
+    uuid: str | None = None
+    traceparent: str | None = None
+    course: StashedTransfer | None = None
+    """Transfer of the stashed answer to the session."""
+
+
+class PendingReads:
+    """All pending reads and waits."""
+
+    def __init__(self, state: ControllerState, keyed: KeyedReads) -> None:
+        self._state = state
+        self._keyed = keyed
+        self._numbers = 0
+        self._shapes = ReadShapeCache()
+        self._pending: dict[int, _Pending] = {}
+        self._by_request: dict[tuple[str, int], int] = {}
+        self._by_uuid: dict[str, int] = {}
+        self._waiting: dict[ObjectId, dict[int, None]] = {}
+        """Numbers of the requests that wait for an object's upper."""
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def read(
+        self, session: ActorAddress[Any], request: ReadObject, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a read, which needs these rights. Raises `InvalidUsage` and its children."""
+        state = self._state
+        shape = self._shapes.of(state.catalog, request)
+        entry = shape.entry
+        time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
+        _check_time(f"read of {entry.name}", time)
+        state.check_ahead(f"read of {entry.name}", time)
+        peek = shape.peek(request, time)
+        number = self._begin(
+            session, request.request, entry, time, request, request.deadline_ms, rights
+        )
+        self._pending[number].peek = peek
+        shard = entry.shard
+        assert shard is not None, entry.name
+        # The service's own hold covers the time; further back the durable since decides.
+        if state.retain.keeps(shard, time):
+            self._pending[number].ready = True
+            self._go_on(number)
+            return
+        state.ctx.effect(
+            lambda: state.persist.state(shard),
+            done=lambda found: SinceRead(number, found.since),
+            failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
+        )
+
+    def read_relation(
+        self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
+    ) -> None:
+        """Read a relation that every worker keeps about itself, as it is now. Raises
+        `InvalidUsage`."""
+        number = self._begin(
+            session, request.request, entry, peek.time, request, request.deadline_ms
+        )
+        self._pending[number].peek = peek
+        self._pending[number].ready = True
+        self._go_on(number)
+
+    def wait_for(
+        self, session: ActorAddress[Any], request: WaitFor, rights: HeldRights = TRUSTED
+    ) -> None:
+        """Begin a wait, which needs these rights. Raises `InvalidUsage` and its children."""
+        state = self._state
+        entry = state.catalog.find_stored(request.name, "wait")
+        _check_time(f"wait for {entry.name}", request.time)
+        state.check_ahead(f"wait for {entry.name}", request.time)
+        number = self._begin(
+            session, request.request, entry, request.time, None, request.deadline_ms, rights
+        )
+        self._pending[number].ready = True
+        self._go_on(number)
+
+    def await_contents(
+        self,
+        session: ActorAddress[Any],
+        request: ReadObject | RunQuery | CopyTo,
+        table: CatalogObject,
+        serve: Callable[[], None],
+        rights: HeldRights = TRUSTED,
+    ) -> None:
+        """Serve a request when a source's table has its first contents; its deadline begins again
+        then."""
+        number = self._begin(session, request.request, table, 0, None, request.deadline_ms, rights)
+        pending = self._pending[number]
+        pending.ready, pending.serve = True, serve
+        self._go_on(number)
+
+    def _begin(
+        self,
+        session: ActorAddress[Any],
+        request: int,
+        entry: CatalogObject,
+        time: Time,
+        read: ReadObject | None,
+        deadline_ms: int | None,
+        rights: HeldRights = TRUSTED,
+    ) -> int:
+        state = self._state
+        wait_ms = state.settings.peek_deadline_ms if deadline_ms is None else deadline_ms
+        if wait_ms <= 0:
+            raise InvalidUsage(f"deadline_ms = {wait_ms}: must be greater than zero")
+        self._numbers += 1
+        number = self._numbers
+        timer = state.ctx.after(wait_ms, DeadlinePassed(number))
+        self._pending[number] = _Pending(
+            session,
+            request,
+            entry,
+            time,
+            read,
+            wait_ms,
+            timer,
+            state.ctx.monotonic_ms(),
+            rights,
+            traceparent=TRACEPARENT.get(),
+        )
+        self._by_request[session.path, request] = number
+        return number
+
+    # -- progress ------------------------------------------------------------------------------
+
+    def since_read(self, message: SinceRead) -> None:
+        """Refuse a read below the since, or let it wait for its time."""
+        pending = self._pending.get(message.number)
+        if pending is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error)
+        elif pending.time < message.since:
+            text = (
+                f"{pending.entry.kind} {pending.entry.name} cannot be read at {pending.time}: "
+                f"its history begins at {message.since}"
+            )
+            self._fail(message.number, ReadBelowSince(text))
+        else:
+            pending.ready = True
+            self._go_on(message.number)
+
+    def advanced(self, id_: ObjectId | None) -> None:
+        """Resume the requests that wait for an object's upper (None: the tables')."""
+        # Over copies, since `_go_on` removes the requests that it resumes.
+        for waited in list(self._waiting) if id_ is None else [id_]:
+            for number in list(self._waiting.get(waited, ())):
+                self._go_on(number)
+
+    def _go_on(self, number: int) -> None:
+        pending = self._pending[number]
+        id_ = pending.entry.id
+        sealed = pending.entry.kind == RELATION or (
+            self._state.frontiers.upper(pending.entry) > pending.time
+        )
+        if not sealed:
+            self._waiting.setdefault(id_, {})[number] = None
+            return
+        self._waits_no_more(number, id_)
+        if pending.serve is not None:
+            # First, since `serve` enters the same request again.
+            self._forget(number)
+            # The request's own trace goes on, and not that of the response which moved the upper.
+            with use_context(pending.traceparent):
+                pending.serve()
+            return
+        peek = pending.peek
+        if peek is None:
+            pending.session.reply(RequestDone(pending.request))
+            self._forget(number)
+            return
+        if not self._answer_keyed(number, pending.entry, peek):
+            self._send_peek(number, pending, peek)
+
+    def _answer_keyed(self, number: int, entry: CatalogObject, peek: Peek) -> bool:
+        """Answer a read of a table's keys here, or begin to. Return False if it cannot be."""
+        keyed = self._keyed.begin(entry, peek)
+        if keyed is None:
+            return False
+        if keyed.is_short:
+            arrow = keyed.answer()
+            if arrow is not None:
+                self.keyed_answered(KeyedAnswered(number, arrow))
+            return arrow is not None
+        clock = self._state.ctx.clock
+        self._state.ctx.effect(
+            lambda: clock.run_blocking(keyed.answer),
+            done=lambda arrow: KeyedAnswered(number, arrow),
+            failed=lambda error: KeyedAnswered(number, None),
+        )
+        return True
+
+    def keyed_answered(self, message: KeyedAnswered) -> None:
+        """Pass a table's rows of some keys to the session, or let the replica find them."""
+        pending = self._pending.get(message.number)
+        if pending is None or pending.peek is None:
+            return
+        if message.arrow is None:
+            self._send_peek(message.number, pending, pending.peek)
+            return
+        self._reply(pending, message.arrow)
+        self._forget(message.number)
+
+    def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
+        pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
+        self._by_uuid[pending.uuid] = number
+        target = self._target(pending, peek)
+        with use_context(pending.traceparent):
+            self._state.command(msgspec.structs.replace(peek, uuid=pending.uuid, target=target))
+
+    def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
+        state, entry = self._state, pending.entry
+        # Chosen when the peek is sent: an index may have become readable while the read waited.
+        readable = [
+            index
+            for index in state.catalog.indexes(entry.id)
+            if index_can_answer(index.key, peek)
+            and state.frontiers.readable_from(index.id) <= pending.time
+            and state.frontiers.upper(index) > state.frontiers.readable_from(index.id)
+        ]
+        best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
+        return IndexTarget(best[0].dataflow_id) if best else peek.target
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def answered(self, response: PeekResponse) -> None:
+        """Take the answer to a peek; that of a canceled one is dropped."""
+        number = self._by_uuid.get(response.uuid)
+        result = response.result
+        if number is None:
+            if isinstance(result, PeekStashed):
+                # Canceled meanwhile: no client will read the parts.
+                self._remove([part.key for part in result.parts])
+            return
+        pending = self._pending[number]
+        match result:
+            case PeekRows(arrow):
+                self._reply(pending, arrow)
+                self._forget(number, answered=True)
+            case PeekStashed():
+                self._begin_course(number, pending, result)
+            case PeekError(code, text):
+                self._fail(number, from_wire(code, text, True), answered=True)
+            case PeekCanceled():
+                error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
+                self._fail(number, error, answered=True)
+
+    def _reply(self, pending: _Pending, arrow: bytes, *, more: bool = False) -> None:
+        """Hand rows to the session."""
+        request, reads = pending.request, pending.rights.reads
+        pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
+
+    def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
+        # The deadline is for the answer; how fast it is taken is the client's affair.
+        pending.timer.cancel()
+        course = pending.course = StashedTransfer(stashed)
+        if course.inline is None:
+            self._read_part(number, course)
+            return
+        inline, course.inline = course.inline, None
+        more = course.next() is not None
+        self._reply(pending, inline, more=more)
+        if not more:
+            self._forget(number, answered=True)
+
+    def _read_part(self, number: int, course: StashedTransfer) -> None:
+        state, key = self._state, course.next()
+        assert key is not None, "a course without parts has ended"
+        state.ctx.effect(
+            lambda: state.persist.stashed.get(key),
+            done=lambda arrow: PartRead(number, arrow),
+            failed=lambda error: PartRead(number, None, to_penstock_error(error)),
+        )
+
+    def part_read(self, message: PartRead) -> None:
+        """Send a part to the session."""
+        pending = self._pending.get(message.number)
+        if pending is None or pending.course is None:
+            return
+        if message.error is not None:
+            self._fail(message.number, message.error, answered=True)
+        elif message.arrow is None:
+            limit = self._state.settings.stash_orphan_ms
+            text = (
+                f"the read of {pending.entry.name} was not taken within {limit} ms "
+                "(stash_orphan_ms): its result is gone; read again"
+            )
+            self._fail(message.number, DeadlineExceeded(text), answered=True)
+        else:
+            more = pending.course.sent()
+            self._reply(pending, message.arrow, more=more)
+            if not more:
+                self._forget(message.number, answered=True)
+
+    def delivered(self, session: str, request: int) -> bool:
+        """Delete the part that the client was sent, and read the next. Return False if there is no
+        such read."""
+        number = self._by_request.get((session, request))
+        pending = None if number is None else self._pending[number]
+        if number is None or pending is None or pending.course is None:
+            return False
+        self._remove(pending.course.passed_on())
+        self._read_part(number, pending.course)
+        return True
+
+    def unread(self, keys: list[str]) -> None:
+        """Delete the parts of an answer that does not count."""
+        self._remove(keys)
+
+    def _remove(self, keys: list[str]) -> None:
+        """Delete parts that no client needs; a part that cannot be deleted now becomes an
+        orphan."""
+        stashed = self._state.persist.stashed
+        if keys:
+            self._state.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+
+    def late(self, number: int) -> None:
+        """Fail a request whose deadline has passed."""
+        pending = self._pending.get(number)
+        if pending is None or pending.course is not None:
+            return
+        if pending.serve is not None:
+            text = f"{pending.entry.name} has no contents yet: none came within "
+            why = self._state.waiting_for(pending.entry)
+            self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+            return
+        what = "wait for" if pending.read is None else "read of"
+        if pending.uuid is not None:
+            why = "the replica has not answered the peek"
+        else:
+            why = self._state.waiting_for(pending.entry)
+        text = f"{what} {pending.entry.name} at {pending.time}: not within "
+        self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all requests with the rights that they need."""
+        for (session, request), number in self._by_request.items():
+            yield RunningRequest(session, request, self._pending[number].rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """Cancel a request with an error (None: its client has asked for it). Return False if
+        there is none of that number."""
+        number = self._by_request.get((session, request))
+        if number is None:
+            return False
+        self._fail(number, error or OperationCanceled("canceled on request"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """Drop the requests of a closed session."""
+        for (path, _), number in list(self._by_request.items()):
+            if path == session:
+                self._forget(number)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """Fail the requests that wait for a dropped object."""
+        for number, pending in list(self._pending.items()):
+            if pending.entry.id == entry.id:
+                self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of requests of each session."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the requests' rows of ``penstock.peeks``."""
+        now = self._state.ctx.monotonic_ms()
+        for pending in self._pending.values():
+            if pending.course is not None:
+                state = "streaming"
+            elif pending.uuid is not None:
+                state = "asked"
+            else:
+                state = "waiting until sealed" if pending.ready else "checking"
+            yield (
+                pending.session.path,
+                pending.request,
+                "wait" if pending.read is None else "read",
+                pending.entry.name,
+                pending.time,
+                state,
+                now - pending.since_ms,
+                pending.deadline_ms,
+                pending.uuid,
+            )
+
+    def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
+        pending = self._pending[number]
+        reply_error(pending.session, pending.request, error)
+        self._forget(number, answered=answered)
+
+    def _waits_no_more(self, number: int, id_: ObjectId) -> None:
+        waiting = self._waiting.get(id_)
+        if waiting is not None:
+            waiting.pop(number, None)
+            if not waiting:
+                del self._waiting[id_]
+
+    def _forget(self, number: int, *, answered: bool = False) -> None:
+        pending = self._pending.pop(number)
+        self._waits_no_more(number, pending.entry.id)
+        pending.timer.cancel()
+        if pending.course is not None:
+            # The peek is over: only parts are left to delete.
+            self._remove(pending.course.abandoned())
+            answered = True
+        del self._by_request[pending.session.path, pending.request]
+        if pending.uuid is not None:
+            del self._by_uuid[pending.uuid]
+            # Removes the peek from the history, too: a replica that connects later must not run it.
+            if not answered:
+                self._state.command(CancelPeek(pending.uuid))
+
+
+def _check_time(what: str, time: Time) -> None:
+    if not 0 <= time <= TIME_MAX:
+        raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
+
+
+def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:
+    """Return the catalog and the time at which objects are read together. Raises `UnknownObject`,
+    `InvalidUsage`."""
+    entries = [desk.catalog.find(name) for name in asked.names]
+    for entry in entries:
+        if entry.shard is None:
+            raise InvalidUsage(f"{entry.name} is an {entry.kind}: it cannot be read by itself")
+    objects = None if asked.seqno == desk.seqno else desk.catalog.objects
+    time, missing = max(0, desk.frontiers.tables_upper - 1), ""
+    try:
+        # The latest of all: each object is waited for until it is sealed at that time.
+        time = max(map(desk.latest_with_contents, entries), default=time)
+    except NoContentsYet as error:
+        missing = error.table.name
+    time = max([time, *(entry.as_of for entry in entries)])
+    return PinnedObjects(desk.seqno, objects, time, missing, desk.access)

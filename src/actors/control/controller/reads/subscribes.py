@@ -1,0 +1,480 @@
+"""Subscribes: clients that follow the changes of an object, under a durable hold each.
+
+A subscribe has delivered everything below `delivered`; it holds its shard at ``delivered - 1``,
+where a dataflow without snapshot resumes exactly. `SubscribeFanout` decides which subscribes share
+a dataflow, and what each is sent of its batches.
+
+A slow client: bytes that the session has not passed on are counted. Beyond
+`subscribe_inflight_bytes_max` the subscribe leaves its dataflow, which the others do not notice;
+when the session has caught up to half, it resumes from `delivered`. One that takes nothing for
+`subscribe_idle_ms` is cut off with `SlowSubscriber`, and its hold is dropped.
+
+A batch that is too large for one answer comes as blobs. Its subscribes leave their dataflow as slow
+ones do, take the blobs piece by piece, and join again after them. Each piece but the last says
+``upper == lower``, and `partial`.
+
+Rules: ``lower`` of each answer is the ``upper`` of the one before; an error of the view ends the
+subscribe; the empty upper ends it with `RequestDone`, and so does `up_to`, by an answer with the
+empty upper.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from actors.control.controller.catalog.boot import shard_import
+from actors.control.controller.catalog.catalog import INDEX, CatalogObject
+from actors.control.controller.holds import subscribe_holder
+from actors.control.controller.messages import changes_bytes
+from actors.control.controller.reads.fanout import (
+    BatchBlobs,
+    BatchReader,
+    FanoutMember,
+    SubscribeFanout,
+)
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
+from actors.model.protocol.api import RequestDone, SubscribeChanges, SubscribeObject
+from actors.model.protocol.compute import (
+    Command,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+)
+from actors.runtime.errors import (
+    ConnectionBroken,
+    InvalidUsage,
+    OperationCanceled,
+    PenstockError,
+    ReadBelowSince,
+    SlowSubscriber,
+    UnknownObject,
+    from_wire,
+)
+from actors.runtime.kernel import ActorAddress
+from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, ShardId, Time, is_empty
+from actors.runtime.spans import accept, use_context
+from actors.runtime.threshold_probes import SUBSCRIBE_ROOM
+
+log = logging.getLogger("penstock.controller")
+
+
+class SubscribeHeld(msgspec.Struct, frozen=True, gc=False):
+    """The subscribe's durable hold was taken, with the shard's since; or that failed."""
+
+    holder: str
+    since: Time = 0
+    error: PenstockError | None = None
+
+
+class PieceRead(msgspec.Struct, frozen=True, gc=False):
+    """A piece of a batch was read (None: it was deleted), or that failed."""
+
+    holder: str
+    key: str
+    arrow: bytes | None = None
+    error: PenstockError | None = None
+
+
+class PieceDue(msgspec.Struct, frozen=True, gc=False):
+    """A piece is to be read, again after a failure."""
+
+    holder: str
+
+
+class _Subscription(FanoutMember, eq=False, kw_only=True):
+    session: ActorAddress[Any]
+    request: int
+    entry: CatalogObject
+    rights: HeldRights
+    held: bool = False
+    progress: bool
+    reported: Frontier
+    """Upper of the last answer."""
+    in_flight: int = 0
+    """Bytes that the session has not passed on."""
+    taken_ms: float = 0.0
+    """Time at which the session last passed some on, or got some after having none."""
+    way: BatchReader | None = None
+    """Position in a batch of blobs that was not sent whole yet."""
+
+
+class RunningSubscribes:
+    """All running subscribes."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._fanout = SubscribeFanout(state.transient_id)
+        self._by_request: dict[tuple[str, int], _Subscription] = {}
+        self._by_holder: dict[str, _Subscription] = {}
+        self._ended_early: dict[str, ShardId] = {}
+        """Holds that are still being taken, for subscribes that have ended."""
+
+    def __len__(self) -> int:
+        return len(self._by_request)
+
+    # -- beginning -----------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        session: ActorAddress[Any],
+        request: SubscribeObject,
+        rights: HeldRights = TRUSTED,
+    ) -> None:
+        """Begin a subscribe, which needs these rights. Raises `InvalidUsage` and its children."""
+        state = self._state
+        entry = state.catalog.find_stored(request.name, "subscribe")
+        if entry.kind == INDEX:
+            on = state.catalog.by_id(entry.depends[0])
+            raise InvalidUsage(f"{entry.name} is an index: subscribe to {on.name}")
+        what = f"subscribe to {entry.name}"
+        if request.from_ is not None and request.as_of is not None:
+            raise InvalidUsage(f"{what}: give from_ or as_of, not both")
+        start = request.from_ if request.from_ is not None else request.as_of
+        for given in (start, request.up_to):
+            if given is not None and not (0 <= given <= TIME_MAX or given == EMPTY):
+                raise InvalidUsage(f"{what} from {given}: a time is from 0 to {TIME_MAX}")
+        if start == EMPTY:
+            session.reply(SubscribeChanges(request.request, EMPTY, EMPTY))
+            session.reply(RequestDone(request.request))
+            return
+        if start is not None:
+            state.check_ahead(what, start)
+        # Nothing precedes ``from_=0``: it means the contents at time 0, like an as_of.
+        if request.from_:
+            as_of, snapshot, delivered = request.from_ - 1, False, request.from_
+        else:
+            as_of = max(state.latest(entry), entry.as_of) if start is None else start
+            # The updates of a snapshot have the time as_of, so without it delivery begins one
+            # later.
+            snapshot, delivered = request.snapshot, as_of if request.snapshot else as_of + 1
+        up_to = EMPTY if request.up_to is None else request.up_to
+        if up_to < delivered or (snapshot and up_to == delivered):
+            raise InvalidUsage(
+                f"{what} from {delivered} up to {up_to}: it would be over before it begins; give "
+                "a later up_to"
+            )
+        if up_to == delivered:  # a client resumes that has had everything
+            session.reply(SubscribeChanges(request.request, up_to, EMPTY))
+            session.reply(RequestDone(request.request))
+            return
+        id_ = state.transient_id()
+        made = _Subscription(
+            id=id_,
+            name=entry.name,
+            imported=shard_import(entry),
+            as_of=as_of,
+            snapshot=snapshot,
+            delivered=delivered,
+            up_to=up_to,
+            progress=request.progress,
+            reported=delivered,
+            hold=as_of,
+            session=session,
+            request=request.request,
+            entry=entry,
+            rights=rights,
+        )
+        self._by_request[session.path, request.request] = made
+        self._by_holder[subscribe_holder(id_)] = made
+        self._hold(made)
+
+    def _hold(self, made: _Subscription) -> None:
+        holder = subscribe_holder(made.id)
+        self._state.hold(
+            made.shard,
+            holder,
+            made.as_of,
+            done=lambda found: SubscribeHeld(holder, found),
+            failed=lambda error: SubscribeHeld(holder, 0, error),
+        )
+
+    def held(self, message: SubscribeHeld) -> None:
+        """Join a dataflow now that the hold was taken, or refuse the subscribe."""
+        made = self._by_holder.get(message.holder)
+        if made is None:
+            self._release(message.holder)
+            return
+        made.held = True
+        if message.error is not None:
+            self._end(made, message.error)
+        elif made.as_of < message.since:
+            wanted = made.as_of if made.snapshot else made.delivered
+            text = (
+                f"subscribe to {made.entry.name} from {wanted}: its history begins at "
+                f"{message.since}"
+            )
+            self._end(made, ReadBelowSince(text))
+        else:
+            self._tell(self._fanout.join(made))
+
+    def _release(self, holder: str) -> None:
+        """Drop a hold that was taken after its subscribe had ended."""
+        shard = self._ended_early.pop(holder, None)
+        if shard is not None:
+            self._state.drop_hold(shard, holder)
+
+    def _tell(self, commands: Iterable[Command]) -> None:
+        for command in commands:
+            self._state.command(command)
+
+    # -- batches -------------------------------------------------------------------------------
+
+    def responded(self, response: SubscribeResponse) -> None:
+        """Take a batch; that of a dataflow without members is dropped."""
+        members = self._fanout.members(response.id)
+        match response.batch:
+            case SubscribeBatch(error=None) as batch:
+                self._batch(response.id, batch)
+            case SubscribeBatch(error=(code, text)) as batch:
+                self._remove([part.key for part in batch.parts])
+                for made in members:
+                    self._end(_subscription(made), from_wire(code, text, True))
+            case SubscribeDropped():
+                for made in members:
+                    error = f"the subscribe to {made.name} was dropped by its replica"
+                    self._end(_subscription(made), ConnectionBroken(error))
+
+    def _batch(self, id_: ObjectId, batch: SubscribeBatch) -> None:
+        deliveries, commands = self._fanout.batch(id_, batch)
+        self._tell(commands)
+        traceparent = accept(batch.traceparent) if batch.arrow or batch.parts else None
+        keys = [part.key for part in batch.parts]
+        shelf = BatchBlobs(keys, len(deliveries))
+        if not deliveries:
+            self._remove(keys)
+        for each in deliveries:
+            made, arrow = _subscription(each.member), each.arrow
+            if keys:
+                # Apart from its dataflow until it has had all pieces: a replica that is lost
+                # meanwhile, or a dataflow that starts over, changes nothing.
+                made.way = BatchReader(shelf, each.lower, each.upper)
+                self._tell(self._fanout.leave(made))
+                if arrow is not None:
+                    self._send(made, arrow, traceparent, partial=True)
+                self._next_piece(made)
+                continue
+            over = each.upper >= made.up_to
+            # Progress alone waits until the client has taken everything (`passed_on`).
+            if arrow is not None or over or (made.progress and not made.in_flight):
+                self._send(made, arrow, None if arrow is None else traceparent)
+            if over:
+                self._over(made, each.upper)
+            elif SUBSCRIBE_ROOM.crossed(
+                made.in_flight > self._state.settings.subscribe_inflight_bytes_max
+            ):
+                self._tell(self._fanout.leave(made))
+
+    def _over(self, made: _Subscription, upper: Frontier) -> None:
+        """End a subscribe that has had everything below its `up_to`."""
+        if not is_empty(upper):
+            made.session.reply(SubscribeChanges(made.request, upper, EMPTY))
+        made.session.reply(RequestDone(made.request))
+        self._end(made, None)
+
+    # -- pieces --------------------------------------------------------------------------------
+
+    def _next_piece(self, made: _Subscription) -> None:
+        """Read the next piece, if there is room for it."""
+        way, limit = made.way, self._state.settings.subscribe_inflight_bytes_max
+        if way is None or way.reading or made.in_flight > limit // 2:
+            return
+        way.reading = True
+        self.piece_due(PieceDue(subscribe_holder(made.id)))
+
+    def piece_due(self, message: PieceDue) -> None:
+        """Read a piece."""
+        made, holder = self._by_holder.get(message.holder), message.holder
+        if made is None or made.way is None:
+            return
+        stashed, key = self._state.persist.stashed, made.way.present
+        self._state.ctx.effect(
+            lambda: stashed.get(key),
+            done=lambda arrow: PieceRead(holder, key, arrow),
+            failed=lambda error: PieceRead(holder, key, None, to_penstock_error(error)),
+        )
+
+    def piece_read(self, message: PieceRead) -> None:
+        """Send a piece to the session; after the last, join a dataflow again."""
+        made, settings = self._by_holder.get(message.holder), self._state.settings
+        way = None if made is None else made.way
+        if made is None or way is None or way.present != message.key:
+            return
+        if message.error is not None:
+            way.attempts += 1
+            if way.attempts >= settings.fetch_attempts_max:
+                self._end(made, message.error)
+                return
+            delay = settings.retry_delay_ms(way.attempts)
+            self._state.ctx.after(delay, PieceDue(message.holder))
+        elif message.arrow is None:
+            text = (
+                f"the subscribe to {made.name} did not take the changes at [{way.lower}, "
+                f"{way.upper}) within {settings.stash_orphan_ms} ms (stash_orphan_ms): subscribe "
+                f"again from {made.reported}, or anew, and forget what came since"
+            )
+            self._end(made, SlowSubscriber(text))
+        else:
+            arrow, last = way.cut(message.arrow), way.last
+            self._remove(way.passed())
+            if last:
+                made.way = None
+                self._send(made, arrow, None)
+                if way.upper >= made.up_to:
+                    self._over(made, way.upper)
+                else:
+                    self._join(made)
+            else:
+                if arrow is not None:
+                    self._send(made, arrow, None, partial=True)
+                self._next_piece(made)
+
+    def _join(self, made: _Subscription) -> None:
+        """Join a dataflow again, if there is room."""
+        limit = self._state.settings.subscribe_inflight_bytes_max
+        paused = made.held and made.stream is None and made.way is None
+        if paused and made.in_flight <= limit // 2:
+            self._tell(self._fanout.join(made))
+
+    def _remove(self, keys: Sequence[str]) -> None:
+        """Delete blobs that no subscribe needs; one that cannot be deleted now becomes an
+        orphan."""
+        stashed = self._state.persist.stashed
+        if keys:
+            self._state.ctx.effect(lambda: stashed.delete(keys), done=lambda _: None)
+
+    def _send(
+        self,
+        made: _Subscription,
+        arrow: bytes | None,
+        traceparent: str | None,
+        *,
+        partial: bool = False,
+    ) -> None:
+        """Send what was delivered and not sent yet; `partial`: some of it."""
+        # A piece leaves the interval open: its upper is its lower.
+        upper = made.reported if partial else made.delivered
+        reads = made.rights.reads if arrow is not None else ()
+        changes = SubscribeChanges(made.request, made.reported, upper, arrow, partial, reads)
+        with use_context(traceparent):
+            made.session.reply(changes)
+        made.reported = upper
+        if not made.in_flight:
+            made.taken_ms = self._state.ctx.monotonic_ms()
+        made.in_flight += changes_bytes(changes)
+
+    def passed_on(self, session: str, request: int, size: int) -> None:
+        """Count the bytes that the session has passed on; a paused subscribe may resume."""
+        made = self._by_request.get((session, request))
+        if made is None:
+            return
+        made.in_flight = max(0, made.in_flight - size)
+        made.taken_ms = self._state.ctx.monotonic_ms()
+        self._next_piece(made)
+        self._join(made)
+        behind = made.reported < made.delivered and made.way is None
+        if made.progress and not made.in_flight and behind:
+            self._send(made, None, None)
+
+    def cut_off(self) -> None:
+        """End the subscribes that take nothing of what waits for them."""
+        limit = self._state.settings.subscribe_idle_ms
+        now = self._state.ctx.monotonic_ms()
+        for made in list(self._by_request.values()):
+            # Its hold pins history, which must not be kept forever for a client that does not read.
+            if made.in_flight and now - made.taken_ms >= limit:
+                text = (
+                    f"the subscribe to {made.name} took nothing of the {made.in_flight} bytes that "
+                    f"wait for it in {limit} ms (subscribe_idle_ms): subscribe again from the "
+                    "upper of the last change, and take changes as they come"
+                )
+                log.warning("%s: %s", made.session.path, text)
+                self._end(made, SlowSubscriber(text))
+
+    def hold_moves(self) -> list[tuple[ShardId, str, Time]]:
+        """Return the moves of the subscribes' holds, and compact their dataflows."""
+        moves = []
+        for holder, made in self._by_holder.items():
+            since = made.since()
+            if made.held and since > made.hold:
+                # Noted before the move is durable: until then the hold only keeps more history.
+                made.hold = since
+                moves.append((made.shard, holder, since))
+        self._tell(self._fanout.compact())
+        return moves
+
+    # -- reporting -----------------------------------------------------------------------------
+
+    def by_session(self) -> Counter[str]:
+        """Return the number of subscribes of each session."""
+        return Counter(path for path, _ in self._by_request)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of ``penstock.subscribes``."""
+        now = self._state.ctx.monotonic_ms()
+        for made in self._by_request.values():
+            yield (
+                made.session.path,
+                made.request,
+                made.name,
+                None if is_empty(made.reported) else made.reported,
+                None if is_empty(made.delivered) else made.delivered,
+                made.hold if made.held else None,
+                made.in_flight,
+                now - made.taken_ms if made.in_flight else None,
+                None if made.stream is None else made.stream.id,
+            )
+
+    # -- ending --------------------------------------------------------------------------------
+
+    def running(self) -> Iterator[RunningRequest]:
+        """Yield all subscribes with the rights that they need."""
+        for (session, request), made in self._by_request.items():
+            yield RunningRequest(session, request, made.rights)
+
+    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
+        """End a subscribe with an error (None: its client has asked for it). Return False if there
+        is none of that number."""
+        made = self._by_request.get((session, request))
+        if made is None:
+            return False
+        self._end(made, error or OperationCanceled("unsubscribed"))
+        return True
+
+    def session_closed(self, session: str) -> None:
+        """End the subscribes of a closed session."""
+        for (path, _), made in list(self._by_request.items()):
+            if path == session:
+                self._end(made, None)
+
+    def dropped(self, entry: CatalogObject) -> None:
+        """End the subscribes to a dropped object."""
+        for made in list(self._by_request.values()):
+            if made.entry.id == entry.id:
+                self._end(made, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+
+    def _end(self, made: _Subscription, error: PenstockError | None) -> None:
+        if error is not None:
+            reply_error(made.session, made.request, error)
+        if made.way is not None:
+            self._remove(made.way.abandoned())
+            made.way = None
+        holder = subscribe_holder(made.id)
+        del self._by_request[made.session.path, made.request]
+        del self._by_holder[holder]
+        self._tell(self._fanout.leave(made))
+        if made.held:
+            self._state.drop_hold(made.shard, holder)
+        else:
+            # The hold is still being taken: `held` drops it.
+            self._ended_early[holder] = made.shard
+
+
+def _subscription(member: FanoutMember) -> _Subscription:
+    assert isinstance(member, _Subscription)
+    return member

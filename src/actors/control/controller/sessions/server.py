@@ -1,0 +1,592 @@
+"""The client listener, and one session actor for each connection.
+
+A session sends Welcomed, then reads one request at a time and hands it to the controller; answers
+come back in any order and are written one at a time. At most `requests_in_flight_max` requests are
+open (`ResourceBusy` beyond). A peer that breaks the protocol gets one `RequestFailed` with request
+0, and its connection is closed. The controller watches a session, and ends its requests with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Protocol, TypeAlias, TypeGuard, assert_never
+
+import anyio
+import msgspec
+
+from actors.control.access.open_sessions import OpenSession, OpenSessions, SessionDoor
+from actors.control.controller.messages import BARE_ANSWER_BYTES, BytesDelivered, SubmitRequest
+from actors.control.controller.sessions.memory_link import MemoryConnection, pair
+from actors.model.protocol.api import (
+    PROTOCOL_VERSION,
+    Answer,
+    ClientHello,
+    ClientMessage,
+    CopyFromProgress,
+    CopyProgressed,
+    CreateView,
+    DescribeQuery,
+    EndRequest,
+    ExplainQuery,
+    ReadContents,
+    Request,
+    RequestFailed,
+    RunQuery,
+    ServiceHello,
+    ServiceMessage,
+    SubscribeChanges,
+    SubscribeObject,
+    Traced,
+    objects_of,
+)
+from actors.runtime.errors import (
+    ConnectionBroken,
+    IncompatibleVersion,
+    InvalidUsage,
+    LocalProtocolError,
+    PenstockError,
+    ProtocolError,
+    RemoteProtocolError,
+    ResourceBusy,
+    ResourceClosed,
+    SessionEnded,
+    to_wire,
+)
+from actors.runtime.kernel import STOP, Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.settings import Settings
+from actors.runtime.spans import OpenSpan, begin_request, span_below, use_context
+from actors.runtime.telemetry import (
+    SESSION_CHANGES,
+    SESSION_REQUEST,
+    TRACEPARENT,
+    split_context,
+    with_context,
+)
+from actors.runtime.transport.connection import TransportListener
+
+log = logging.getLogger("penstock.sessions")
+
+SERVICE_NAME: Final = "penstock"
+
+
+class SessionConnection(Protocol):
+    """A connection as a session needs it: a socket's, or one in memory."""
+
+    @property
+    def peer(self) -> str:
+        """Return the other side's address, for people."""
+        ...
+
+    async def send(self, message: Any, /) -> None:
+        """Send a message, waiting while the peer is slow."""
+        ...
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        """Send as many of the first messages as possible without waiting; return their number."""
+        ...
+
+    async def receive(self) -> Any:
+        """Return the next message."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close the connection."""
+        ...
+
+
+class _Got(msgspec.Struct, frozen=True, gc=False):
+    message: ClientMessage
+    traceparent: str | None
+
+
+class _ReadFailed(msgspec.Struct, frozen=True, gc=False):
+    error: PenstockError
+
+
+class _Wrote(msgspec.Struct, frozen=True, gc=False):
+    answer: ServiceMessage
+
+
+class _WriteFailed(msgspec.Struct, frozen=True, gc=False):
+    answer: ServiceMessage
+    error: PenstockError
+
+
+class _TooLate(msgspec.Struct, frozen=True, gc=False):
+    """The client has sent no Welcome in time."""
+
+
+class _EndNow(msgspec.Struct, frozen=True, gc=False):
+    """The session is to end, though its client has not asked for it."""
+
+    error: SessionEnded
+
+
+class _CancelAll(msgspec.Struct, frozen=True, gc=False):
+    """Whatever runs for the client is to be canceled."""
+
+
+_SessionMessage: TypeAlias = (
+    _Got | _ReadFailed | _Wrote | _WriteFailed | _TooLate | _EndNow | _CancelAll | Answer
+)
+
+
+class ClientSession(Actor[_SessionMessage]):
+    """One connection of a client."""
+
+    def __init__(
+        self,
+        connection: SessionConnection,
+        controller: ActorAddress[Any],
+        settings: Settings,
+        opened: OpenSession,
+    ) -> None:
+        self._connection = connection
+        self._opened = opened
+        self._controller = controller
+        self._settings = settings
+        self._welcomed = False
+        self._open: set[int] = set()
+        self._refused: dict[int, RequestFailed] = {}
+        """Open requests that the controller is told to end, with their answers."""
+        self._spans: dict[int, OpenSpan] = {}
+        """Spans of open requests that are traced."""
+        self._out: deque[tuple[ServiceMessage, str | None]] = deque()
+        """Answers with their trace contexts."""
+        self._out_bytes = 0
+        self._writing = False
+        self._reading: RunningEffect | None = None
+        self._turn = asyncio.Event()
+        """Set when the next request may be read."""
+        self._expecting = False
+        """True while a request may be read and has not come."""
+        self._ending = False
+        self._last_error: SessionEnded | None = None
+        """Error that ends the session when its open requests are answered."""
+
+    async def on_start(self) -> None:
+        self._opened.path = self.ctx.path
+        self.ctx.after(self._settings.connect_timeout_ms, _TooLate())
+        self._read()
+
+    async def on_stop(self) -> None:
+        for number in list(self._spans):
+            self._end_span(number, "the connection ended first")
+        await self._connection.aclose()
+
+    async def receive(self, message: _SessionMessage) -> None:
+        match message:
+            case _Got(got, traceparent):
+                self._expecting = False
+                await self._handle(got, traceparent)
+                self._read()
+            case _ReadFailed(error):
+                self._reading = None
+                self._read_failed(error)
+            case _Wrote(answer):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                if _is_one_of_many(answer):
+                    # Backpressure: only when this one was written, the controller sends the next.
+                    await self._delivered(answer.request, _size(answer))
+                self._write()
+                self._read()
+            case _WriteFailed(answer, error):
+                self._writing = False
+                self._out_bytes -= _size(answer)
+                await self._write_failed(answer, error)
+            case _EndNow(error) if self._opened.answer_first and self._open:
+                self._last_error = error
+            case _EndNow(error):
+                self._drop_rows()
+                # A client that takes nothing must not delay it.
+                if self._writing:
+                    self.ctx.stop()
+                else:
+                    self._end(error)
+            case _CancelAll():
+                for number in self._open:
+                    # The negative number is nobody's: its answer is dropped (`_answer`).
+                    await self._submit(EndRequest(-number, number))
+            case _TooLate():
+                if not self._welcomed and not self._ending:
+                    self._end(RemoteProtocolError("no Welcome in time"))
+            case _:
+                self._answer(message)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        """Let the next request come, unless too much waits to be written."""
+        # Backpressure: a client that does not read its answers cannot send more requests.
+        full = self._out_bytes > self._settings.frame_bytes_max
+        if self._expecting or self._ending or full:
+            return
+        self._expecting = True
+        self._turn.set()
+        if self._reading is None:
+            self._reading = self.ctx.effect(
+                self._receive_all,
+                done=lambda _: None,
+                failed=lambda error: _ReadFailed(_peer_error(error)),
+            )
+
+    async def _receive_all(self) -> None:
+        """Receive one request after the other, each when `_turn` is set."""
+        while True:
+            await self._turn.wait()
+            self._turn.clear()
+            self.ctx.self.reply(_Got(*split_context(await self._connection.receive())))
+
+    def _read_failed(self, error: PenstockError) -> None:
+        if isinstance(error, ProtocolError):
+            log.warning("%s broke the protocol: %s", self._connection.peer, error)
+            self._end(error)
+        elif isinstance(error, ResourceBusy):
+            self._end(error)
+        else:
+            self.ctx.stop()
+
+    async def _handle(self, message: ClientMessage, traceparent: str | None) -> None:
+        if isinstance(message, ClientHello):
+            self._welcome(message)
+            return
+        if not self._welcomed:
+            self._end(RemoteProtocolError("the first frame of a connection is Welcome"))
+            return
+        number = message.request
+        if number in self._open or number <= 0:
+            self._end(
+                RemoteProtocolError(
+                    f"request number {number} is in use already, or not greater than zero"
+                )
+            )
+            return
+        limit = self._settings.requests_in_flight_max
+        # A client at its limit must still be able to cancel.
+        if len(self._open) >= limit and not isinstance(message, EndRequest):
+            busy = ResourceBusy(
+                f"{limit} requests of this connection are open (requests_in_flight_max)"
+            )
+            self._push(RequestFailed(number, *to_wire(busy)))
+            return
+        self._open.add(number)
+        self._note_begin(message)
+        opened = self._begin_span(message, traceparent)
+        with use_context(None if opened is None else opened.traceparent):
+            await self._submit(message)
+
+    def _note_begin(self, request: Request) -> None:
+        """Show a request as the statement that runs, unless a door shows its own."""
+        opened = self._opened
+        opened.requests += 1
+        # A door knows the statement; this is one of the requests that it takes.
+        if opened.door == "client":
+            opened.begin(_text_of(request))
+
+    async def _submit(self, request: Request) -> None:
+        """Send a request to the controller; answer it if there is none."""
+        try:
+            await self._controller.send(
+                SubmitRequest(
+                    self.ctx.self, request, self._connection.peer, self._opened.role, self._opened
+                )
+            )
+        except (ResourceClosed, ConnectionBroken) as error:
+            self._answer(RequestFailed(request.request, *to_wire(error)))
+
+    def _begin_span(self, request: Request, traceparent: str | None) -> OpenSpan | None:
+        if not isinstance(request, Traced):
+            return None
+        opened = begin_request(SESSION_REQUEST, traceparent=traceparent)
+        if opened is not None:
+            opened.describe(request.request, objects_of(request), self.ctx.path)
+            if isinstance(request, SubscribeObject):
+                opened.end()  # a subscribe has no end; its changes have traces of their own
+            else:
+                self._spans[request.request] = opened
+        return opened
+
+    def _end_span(self, number: int, error: str = "") -> None:
+        opened = self._spans.pop(number, None)
+        if opened is not None:
+            if error:
+                opened.fail(error)
+            opened.end()
+
+    def _welcome(self, message: ClientHello) -> None:
+        if self._welcomed:
+            self._end(RemoteProtocolError("Welcome comes once, as the first frame"))
+        elif message.version != PROTOCOL_VERSION:
+            text = f"the client speaks version {message.version}, the service {PROTOCOL_VERSION}"
+            self._end(IncompatibleVersion(text))
+        else:
+            self._welcomed = True
+            self._push(ServiceHello(PROTOCOL_VERSION, SERVICE_NAME))
+
+    # -- writing -------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer) -> None:
+        if answer.request in self._refused:
+            return
+        # Numbers of clients are positive: this answers the session's own `EndRequest`, behind all
+        # that the controller sends for the refused request.
+        if answer.request < 0:
+            refused = self._refused.pop(-answer.request, None)
+            if refused is None:
+                return
+            answer = refused
+        traceparent = None
+        if isinstance(answer, SubscribeChanges):
+            traceparent = self._sign(answer)
+        elif not _is_one_of_many(answer):
+            self._open.discard(answer.request)
+            if self._opened.door == "client" and not self._open:
+                self._opened.begin("")
+            if self._spans:
+                failure = (
+                    f"{answer.code}: {answer.text}" if isinstance(answer, RequestFailed) else ""
+                )
+                self._end_span(answer.request, failure)
+        self._push(answer, traceparent)
+        if self._last_error is not None and not self._open:
+            self._end(self._last_error)
+
+    def _sign(self, changes: SubscribeChanges) -> str | None:
+        """Return the trace context of this session's span for the changes."""
+        with span_below(TRACEPARENT.get(), SESSION_CHANGES) as opened:
+            if opened is None:
+                return None
+            lower, upper, size = changes.lower, changes.upper, _size(changes)
+            opened.describe(self.ctx.path, changes.request, lower, upper, size)
+            return opened.traceparent
+
+    def _push(self, message: ServiceMessage, traceparent: str | None = None) -> None:
+        self._out.append((message, traceparent))
+        self._out_bytes += _size(message)
+        self._write()
+
+    def _write(self) -> None:
+        if self._writing:
+            return
+        self._write_at_once()
+        if not self._out:
+            if self._ending:
+                self.ctx.stop()
+            return
+        answer, traceparent = self._out.popleft()
+        self._writing = True
+        self.ctx.effect(
+            lambda: self._connection.send(with_context(answer, traceparent)),
+            done=lambda _: _Wrote(answer),
+            failed=lambda error: _WriteFailed(answer, _peer_error(error)),
+        )
+
+    def _write_at_once(self) -> None:
+        """Write the leading answers that the connection takes without waiting and that need no
+        `BytesDelivered`."""
+        bare = 0
+        while bare < len(self._out) and not _is_one_of_many(self._out[bare][0]):
+            bare += 1
+        if not bare:
+            return
+        try:
+            count = self._connection.offer([self._out[number][0] for number in range(bare)])
+        except PenstockError:
+            return  # the effect of `_write` meets the same error, and handles it
+        for _ in range(count):
+            self._out_bytes -= _size(self._out.popleft()[0])
+
+    async def _write_failed(self, answer: ServiceMessage, error: PenstockError) -> None:
+        if not isinstance(error, LocalProtocolError) or isinstance(
+            answer, ServiceHello | RequestFailed
+        ):
+            self.ctx.stop()
+            return
+        # The answer was not sent at all, and the connection goes on: only this request fails.
+        refused = InvalidUsage(f"the answer is too large: {error}")
+        failed = RequestFailed(answer.request, *to_wire(refused))
+        if _is_one_of_many(answer):
+            # The controller waits for this answer's delivery, and has more: it ends the request.
+            self._refused[answer.request] = failed
+            self._drop_waiting(answer.request)
+            await self._submit(EndRequest(-answer.request, answer.request))
+            self._write()
+        else:
+            self._push(failed)
+
+    def _drop_rows(self) -> None:
+        """Remove all answers that wait: the client's right to them is gone with its session."""
+        self._out.clear()
+        self._out_bytes = 0
+
+    def _drop_waiting(self, request: int) -> None:
+        """Remove a request's answers that wait: without the one before them they are wrong."""
+        kept = [
+            (each, traceparent)
+            for each, traceparent in self._out
+            if isinstance(each, ServiceHello) or each.request != request
+        ]
+        self._out_bytes = sum(_size(each) for each, _ in kept)
+        self._out = deque(kept)
+
+    async def _delivered(self, request: int, size: int) -> None:
+        try:
+            await self._controller.send(BytesDelivered(self.ctx.path, request, size))
+        except (ResourceClosed, ConnectionBroken):
+            self.ctx.stop()
+
+    def _end(self, error: PenstockError) -> None:
+        """Send the peer its error, and close the connection when that was written."""
+        self._ending = True
+        self._push(RequestFailed(0, *to_wire(error)))
+
+    def describe(self) -> str:
+        return (
+            f"{self._connection.peer}: {len(self._open)} requests open, {len(self._out)} answers "
+            f"({self._out_bytes} bytes) to write"
+        )
+
+
+def _is_one_of_many(
+    answer: ServiceMessage,
+) -> TypeGuard[SubscribeChanges | ReadContents | CopyProgressed | CopyFromProgress]:
+    """Return whether the controller waits for `BytesDelivered` before it sends the next answer."""
+    if isinstance(answer, ReadContents):
+        return answer.more
+    return isinstance(answer, SubscribeChanges | CopyProgressed | CopyFromProgress)
+
+
+def _size(message: ServiceMessage) -> int:
+    if isinstance(message, ReadContents | SubscribeChanges) and message.arrow is not None:
+        return len(message.arrow)
+    return BARE_ANSWER_BYTES
+
+
+def _text_of(request: Request) -> str:
+    """Return a request as text for people, without the rows and options that it holds."""
+    if isinstance(request, RunQuery | DescribeQuery | ExplainQuery | CreateView):
+        return request.sql
+    named = objects_of(request) if isinstance(request, Traced) else ""
+    return f"{type(request).__name__} {named}".rstrip()
+
+
+def _peer_error(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return ConnectionBroken(f"{type(error).__name__}: {error}")
+
+
+class ConnectionAccepted(msgspec.Struct, frozen=True, gc=False):
+    """A connection was accepted; `ended` is called when its session has stopped."""
+
+    connection: SessionConnection
+    ended: Callable[[], Any]
+
+
+class ConnectInProcess(msgspec.Struct, frozen=True, gc=False):
+    """A client in this process wants a connection; answered with its end."""
+
+    reply: ReplySlot[MemoryConnection[Any, Any]]
+    role: str | None = None
+    """Role of all its requests; None: it is trusted."""
+    opened: OpenSession | None = None
+    """Its session, which a door has opened, and ends; None: it is opened here."""
+    door: SessionDoor = "client"
+    """Door of a session that is opened here."""
+
+
+class _SessionEnded(msgspec.Struct, frozen=True, gc=False):
+    ended: Callable[[], Any]
+
+
+class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
+    """The listener was closed."""
+
+
+_ServerMessage: TypeAlias = ConnectionAccepted | ConnectInProcess | _SessionEnded | _ListenerEnded
+
+
+class ApiServer(Actor[_ServerMessage]):
+    """Accepts clients. `listener` is bound already (None: in process only)."""
+
+    def __init__(
+        self,
+        listener: TransportListener | None,
+        controller: ActorAddress[Any],
+        settings: Settings,
+        sessions: OpenSessions,
+    ) -> None:
+        self._sessions = sessions
+        self._listener = listener
+        self._controller = controller
+        self._settings = settings
+        self._accepted = 0
+
+    async def on_start(self) -> None:
+        listener = self._listener
+        if listener is not None:
+            self.ctx.effect(lambda: listener.serve(self._converse), done=lambda _: _ListenerEnded())
+
+    async def on_stop(self) -> None:
+        if self._listener is not None:
+            await self._listener.aclose()
+
+    async def _converse(self, connection: Any) -> None:
+        """Start a session, and return when it has stopped: the listener's task keeps the
+        connection."""
+        ended = anyio.Event()
+        await self.ctx.self.send(ConnectionAccepted(connection, ended.set))
+        await ended.wait()
+
+    async def receive(self, message: _ServerMessage) -> None:
+        match message:
+            case ConnectionAccepted(connection, ended):
+                opened = self._sessions.open("client", None, connection.peer)
+                self._start(connection, ended, opened, own=True)
+            case ConnectInProcess(reply, role, given, door):
+                mine, theirs = pair(self._settings.requests_in_flight_max)
+                mine.session = given or self._sessions.open(door, role, theirs.peer)
+                self._start(theirs, lambda: None, mine.session, own=given is None)
+                reply.set(mine)
+            case _SessionEnded(ended):
+                ended()
+            case _ListenerEnded():
+                log.info("the client listener is closed")
+            case _:
+                assert_never(message)
+
+    def _start(
+        self,
+        connection: SessionConnection,
+        ended: Callable[[], Any],
+        opened: OpenSession,
+        *,
+        own: bool,
+    ) -> None:
+        """Start a session on a connection. `own`: it was opened here, and is closed here."""
+        self._accepted += 1
+        session = self.ctx.spawn(
+            lambda: ClientSession(connection, self._controller, self._settings, opened),
+            f"session-{self._accepted}",
+            # A session cannot outlive its connection, so it is never restarted.
+            policy=STOP,
+        )
+        # What a door has opened is told to the door, which has its client's connection.
+        if own:
+            opened.on_end = lambda error: session.reply(_EndNow(error))
+            opened.on_cancel = lambda: session.reply(_CancelAll())
+
+        def closed() -> None:
+            if own:
+                opened.close()
+            ended()
+
+        self.ctx.watch(session, _SessionEnded(closed))
+
+    def describe(self) -> str:
+        where = "in process" if self._listener is None else f"{self._listener.address}"
+        return f"{where}; {self._accepted} clients so far"

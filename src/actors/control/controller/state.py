@@ -1,0 +1,180 @@
+"""The state that the controller's parts share, and actions on it. The controller actor owns it:
+only that actor's task touches it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from actors.control.access.access_rules import AccessRules
+from actors.control.access.open_sessions import OpenSessions
+from actors.control.controller.catalog.catalog import CatalogObject, CatalogSnapshot
+from actors.control.controller.catalog.connector_ddl import StorageStore
+from actors.control.controller.catalog.ddl import CatalogStore
+from actors.control.controller.frontiers import ObjectFrontiers
+from actors.control.controller.holds import RetainHolds
+from actors.control.controller.object_faults import ObjectFaults
+from actors.control.controller.replicas.instance import ComputeInstance
+from actors.durable.persist import PersistClient
+from actors.model.protocol.api import RequestFailed
+from actors.model.protocol.compute import Command
+from actors.replica.cluster.cluster import ClusterStatistics
+from actors.runtime.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
+from actors.runtime.kernel import ActorAddress, ActorContext
+from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time, is_empty
+from actors.runtime.settings import Settings
+
+Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
+
+
+class NoContentsYet(Exception):
+    """Raised for a request that reads a source's table without contents; it is served when they
+    come."""
+
+    def __init__(self, table: CatalogObject) -> None:
+        super().__init__(table.name)
+        self.table = table
+
+
+class ControllerState:
+    """Shared by statements, reads, subscribes, queries and copies."""
+
+    def __init__(
+        self,
+        ctx: ActorContext[Any],
+        settings: Settings,
+        persist: PersistClient,
+        store: CatalogStore,
+        catalog: CatalogSnapshot,
+        seqno: int | None,
+        frontiers: ObjectFrontiers,
+        retain: RetainHolds,
+        instance: ComputeInstance,
+        writer: ActorAddress[Any],
+        connector_store: StorageStore,
+        statistics: Inspect,
+        maintenance: ActorAddress[Any] | None,
+        sessions: OpenSessions,
+    ) -> None:
+        """Take the parts. `statistics` returns those of the replicas' workers; None if they cannot
+        be reached."""
+        self.sessions = sessions
+        self.ctx = ctx
+        self.settings = settings
+        self.persist = persist
+        self.store = store
+        self.catalog = catalog
+        self.seqno = seqno
+        self.frontiers = frontiers
+        self.retain = retain
+        self.instance = instance
+        self.writer = writer
+        self.connector_store = connector_store
+        self.statistics = statistics
+        self.maintenance = maintenance
+        self.access = AccessRules()
+        """The roles and their rights: `RoleStore` keeps them."""
+        self.faults = ObjectFaults()
+        self._transient = 0
+
+    def command(self, command: Command) -> None:
+        """Send a command to the replicas."""
+        self.instance.command(command)
+
+    def hold(
+        self,
+        shard: ShardId,
+        holder: str,
+        since: Time,
+        *,
+        done: Callable[[Time], Any],
+        failed: Callable[[PenstockError], Any],
+    ) -> None:
+        """Hold a shard at a time, then read its since; `done` makes a message to the controller
+        from it."""
+
+        async def hold() -> Time:
+            # Hold first, then read the since: in the other order a compaction could come in
+            # between. A refused hold shows in the since, which is then later than the time.
+            with contextlib.suppress(ReadBelowSince):
+                await self.persist.set_holds([(shard, holder, since)])
+            return (await self.persist.state(shard)).since
+
+        self.ctx.effect(hold, done=done, failed=lambda error: failed(to_penstock_error(error)))
+
+    def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Drop a hold; a failure is only logged."""
+        store = self.store
+        self.ctx.effect(lambda: store.drop_hold(shard, holder), done=lambda _: None)
+
+    def transient_id(self) -> ObjectId:
+        """Return an id for a dataflow that is not in the catalog."""
+        self._transient += 1
+        # Random too: a remote replica may still run dataflows of an earlier process of the service.
+        return f"t{self._transient}-{self.ctx.random.getrandbits(32):08x}"
+
+    def oracle_now(self) -> Time:
+        """Return the time that a write would get now, but for its reservation."""
+        return max(self.ctx.now_ms(), self.frontiers.tables_upper)
+
+    def latest_with_contents(self, entry: CatalogObject) -> Time:
+        """Return `latest` if all source tables below the object have contents. Raises
+        `NoContentsYet`."""
+        for id_ in self.catalog.below(entry.id):
+            # At any time before its first contents a source's table would read as empty.
+            if id_ is not None and self.frontiers.sealed_below(id_) == 0:
+                raise NoContentsYet(self.catalog.by_id(id_))
+        return self.latest(entry)
+
+    def latest(self, entry: CatalogObject) -> Time:
+        """Return the time at which an object is read by default: the later of the last write to any
+        table, if it depends on one, and of the last sealed time of each source table below it. A
+        source table without contents counts with a time that is not sealed yet.
+
+        An object with a target lag is read at its own last sealed time, unless it is older than
+        that lag.
+        """
+        found = 0
+        for id_ in self.catalog.below(entry.id):
+            upper = self.frontiers.tables_upper if id_ is None else self.frontiers.sealed_below(id_)
+            if id_ is not None and upper == 0:
+                upper = self.oracle_now() + 1
+            if not is_empty(upper):
+                found = max(found, upper - 1)
+        allowed_ms = self.catalog.allowed_lag_ms(entry.id)
+        if allowed_ms:
+            there = min(self.frontiers.upper(entry), EMPTY) - 1
+            found = min(found, max(there, self.oracle_now() - allowed_ms, entry.as_of))
+        return found
+
+    def check_ahead(self, what: str, time: Time) -> None:
+        """Raise `ReadTooFarAhead` if the time is too far ahead of the clock."""
+        limit = self.settings.read_ahead_ms_max
+        now = self.oracle_now()
+        if time > now + limit:
+            raise ReadTooFarAhead(
+                f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
+                f"{limit} (read_ahead_ms_max)"
+            )
+
+    def waiting_for(self, entry: CatalogObject) -> str:
+        """Return the reason why a read of the object waits, for people."""
+        status = self.frontiers.status(entry.id)
+        state = "" if status is None else f"; it is {status.state} {status.text}".rstrip()
+        upper = self.frontiers.upper(entry)
+        return f"{entry.kind} {entry.name} is sealed below {upper} only{state}"
+
+
+def reply_error(session: ActorAddress[Any], request: int, error: BaseException) -> None:
+    """Answer a request with an error."""
+    session.reply(RequestFailed(request, *to_wire(error)))
+
+
+def to_penstock_error(error: Exception) -> PenstockError:
+    """Return the error itself, or an indeterminate `PenstockError` for a fault of this program."""
+    if isinstance(error, PenstockError):
+        return error
+    fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    fault.determinate = False
+    return fault

@@ -1,0 +1,412 @@
+"""The table writer: one actor through which every change of every table goes, in groups.
+
+While a group is being committed the next one gathers; the first write of a group waits
+`group_commit_ms` for others. Order is first in, first out; a full queue answers `ResourceBusy`.
+`commit.WriteGroupCommit` commits a group; this actor queues, groups and answers. A copy from files
+waits in the same queue, and is a group of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias, assert_never
+
+import msgspec
+
+from actors.control.controller.catalog.catalog import TABLE, CatalogSnapshot
+from actors.control.controller.messages import (
+    AlterTable,
+    AppendCopy,
+    ArrangeTable,
+    CloseTable,
+    CopyAppended,
+    EnqueueWrite,
+    ShardsAppended,
+    TablesAdvanced,
+    TableWriterMessage,
+    TickTables,
+)
+from actors.control.controller.state import ControllerState
+from actors.control.controller.tables.commit import (
+    CommitOutcome,
+    PlannedWrite,
+    WriteGroupCommit,
+)
+from actors.control.controller.tables.groups import TableTarget
+from actors.control.controller.tables.table_arrangements import TableArrangements
+from actors.durable.persist import PersistClient
+from actors.model.protocol.api import RequestFailed, WriteCommitted
+from actors.runtime.errors import PenstockError, ResourceBusy, to_wire
+from actors.runtime.kernel import Actor, ActorAddress, ReplySlot, RunningEffect
+from actors.runtime.progress import Frontier, ObjectId, is_empty
+from actors.runtime.settings import Settings
+from actors.runtime.spans import span_below
+from actors.runtime.telemetry import GROUP_COMMIT, TIME, TRACEPARENT
+from actors.runtime.threshold_probes import GROUPED_WRITES
+
+# -- Seals the tables' shared upper while no client writes, where a view needs that ----------------
+# A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
+# those that read tables and a source's table, and those over tables that compare rows with the
+# clock. For the first, the tables are sealed whenever a source's table was; for the second, up to
+# now every `clock_tick_ms`. And history is retained before the upper: where it stood still, what
+# was written last before a pause would be kept, with all that it replaced, until the next write. So
+# the tables are sealed now and then until the last write is no longer history. One tick of the
+# table writer seals all tables.
+
+HISTORY_STEPS: Final = 20
+"""Ticks at most by which retained history is given back after the last write."""
+
+
+class TablesTicked(msgspec.Struct, frozen=True, gc=False):
+    """A tick has ended; `error` is None if the tables were sealed."""
+
+    error: PenstockError | None = None
+
+
+class ClockDue(msgspec.Struct, frozen=True, gc=False):
+    """The timer of the clock views has fired."""
+
+
+class TableTicks:
+    """Ticks the table writer; at most one tick runs at a time."""
+
+    def __init__(self, state: ControllerState) -> None:
+        self._state = state
+        self._catalog: CatalogSnapshot | None = None
+        self._mixed: frozenset[ObjectId] = frozenset()
+        self._clocked = False
+        self._ticking = False
+        self._wanted: Frontier = 0
+        self._kept_ms: int | None = None
+        """The longest history that is retained of any object; None: there are no tables."""
+        # What was written before this process is taken for history.
+        self._last_write: Frontier = state.frontiers.tables_upper
+
+    def begin(self) -> None:
+        """Start the timer of the next clock tick."""
+        self._state.ctx.after(self._state.settings.clock_tick_ms, ClockDue())
+
+    def clock_due(self) -> None:
+        """Seal the tables up to now if a view over them compares rows with the clock, or if history
+        is to be given back."""
+        self._look()
+        if self._clocked or self._is_history_due():
+            self._wanted = max(self._wanted, self._state.ctx.now_ms())
+            self._tick()
+        self.begin()
+
+    def tables_advanced(self, message: TablesAdvanced) -> None:
+        """Note when rows were written last."""
+        if message.wrote:
+            self._last_write = max(self._last_write, message.upper)
+
+    def _is_history_due(self) -> bool:
+        upper = self._state.frontiers.tables_upper
+        if self._kept_ms is None or upper - self._kept_ms > self._last_write:
+            return False
+        step = max(self._state.settings.reclaim_ms, self._kept_ms // HISTORY_STEPS)
+        return self._state.ctx.now_ms() - upper >= step
+
+    def advanced(self, id_: ObjectId) -> None:
+        """Seal the tables up to the new upper of a source's table, if a view reads both."""
+        state = self._state
+        self._look()
+        if id_ not in self._mixed:
+            return
+        upper = state.frontiers.sealed_below(id_)
+        if not is_empty(upper):
+            self._wanted = max(self._wanted, upper)
+            self._tick()
+
+    def tick_ended(self, message: TablesTicked) -> None:
+        """Tick again if the wanted time is not sealed yet. A failed tick is retried at the next
+        advance."""
+        self._ticking = False
+        if message.error is not None:
+            log.warning("the tables could not be sealed further: %s", message.error)
+        else:
+            # Sources may have advanced while this tick ran.
+            self._tick()
+
+    def _tick(self) -> None:
+        state = self._state
+        writer = state.writer
+        if self._ticking or state.frontiers.tables_upper >= self._wanted:
+            return
+        self._ticking = True
+        state.ctx.effect(
+            lambda: writer.ask(TickTables),
+            done=lambda _: TablesTicked(),
+            failed=lambda error: TablesTicked(
+                error if isinstance(error, PenstockError) else PenstockError(str(error))
+            ),
+        )
+
+    def _look(self) -> None:
+        """Note the source tables that share a dependent with tables, and whether a view over tables
+        follows the clock."""
+        catalog = self._state.catalog
+        if catalog is self._catalog:
+            return
+        below = [(entry, catalog.below(entry.id)) for entry in catalog.objects]
+        # None stands for the tables that clients write (`CatalogSnapshot.below`).
+        on_tables = [(entry, ids) for entry, ids in below if None in ids]
+        mixed = [ids for _, ids in on_tables if len(ids) > 1]
+        found = frozenset().union(*mixed) - {None}
+        self._catalog, self._mixed = catalog, frozenset(id_ for id_ in found if id_)
+        self._clocked = any(entry.plan and entry.plan.temporal for entry, _ in on_tables)
+        settings = self._state.settings
+        kept = [entry.retain_history_ms or settings.retain_history_ms for entry in catalog.objects]
+        has_tables = any(entry.kind == TABLE for entry in catalog.objects)
+        self._kept_ms = max([settings.index_history_ms, *kept]) if has_tables else None
+
+
+log = logging.getLogger("penstock.controller")
+
+
+class _Due(msgspec.Struct, frozen=True, gc=False):
+    """The group has waited long enough."""
+
+
+_Group: TypeAlias = tuple[EnqueueWrite | TickTables | AppendCopy, ...]
+
+
+class _Committed(msgspec.Struct, frozen=True, gc=False):
+    group: _Group
+    outcome: CommitOutcome
+
+
+class _Failed(msgspec.Struct, frozen=True, gc=False):
+    group: _Group
+    error: PenstockError
+
+
+class _Closed(msgspec.Struct, frozen=True, gc=False):
+    request: CloseTable
+
+
+class _Altered(msgspec.Struct, frozen=True, gc=False):
+    reply: ReplySlot[Any]
+    error: PenstockError | None = None
+
+
+class _Arranged(msgspec.Struct, frozen=True, gc=False):
+    id: ObjectId
+    error: PenstockError | None = None
+
+
+_Message: TypeAlias = (
+    TableWriterMessage | _Due | _Committed | _Failed | _Closed | _Altered | _Arranged
+)
+
+
+class TableWriter(Actor[_Message]):
+    """Writes tables. Sends `TablesAdvanced` to `controller` and `ShardsAppended` to
+    `maintenance`."""
+
+    def __init__(
+        self,
+        persist: PersistClient,
+        settings: Settings,
+        contents: TableArrangements,
+        controller: ActorAddress[Any],
+        maintenance: ActorAddress[Any] | None = None,
+    ) -> None:
+        self._persist = persist
+        self._settings = settings
+        self._contents = contents
+        self._controller = controller
+        self._maintenance = maintenance
+        self._queue: deque[TableWriterMessage] = deque()
+        self._contexts: dict[tuple[str, int], str] = {}
+        """Trace contexts of writes in the queue, by session and request."""
+        self._timer: RunningEffect | None = None
+        self._busy = False
+        self._groups = 0
+
+    async def on_start(self) -> None:
+        self._commit = WriteGroupCommit(
+            self._persist, self._contents, self.ctx.clock, self._settings
+        )
+
+    async def on_stop(self) -> None:
+        await self._commit.close()
+
+    async def receive(self, message: _Message) -> None:
+        match message:
+            case EnqueueWrite() | TickTables() | CloseTable() | ArrangeTable() | AppendCopy():
+                self._enqueue(message)
+            case AlterTable():
+                self._enqueue(message)
+            case _Due():
+                self._timer = None
+                self._next()
+            case _Committed(group, outcome):
+                self._done(group, outcome)
+            case _Failed(group, error):
+                self._refuse(group, error)
+                self._go_on()
+            case _Closed(request):
+                request.reply.set(None)
+                self._go_on()
+            case _Arranged():
+                self._arranged(message)
+            case _Altered(reply, error):
+                if error is not None:
+                    reply.fail(error)
+                self._go_on()
+            case _:
+                assert_never(message)
+
+    def _enqueue(self, message: TableWriterMessage) -> None:
+        limit = self._settings.mailbox_messages_max
+        # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
+        if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
+            self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
+            return
+        self._queue.append(message)
+        if isinstance(message, EnqueueWrite) and (traceparent := TRACEPARENT.get()) is not None:
+            self._contexts[message.session.path, message.request] = traceparent
+        if self._busy or self._timer is not None:
+            return
+        if self._settings.group_commit_ms:
+            self._timer = self.ctx.after(self._settings.group_commit_ms, _Due())
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        """Start on the first message of the queue."""
+        if self._busy or not self._queue:
+            return
+        self._busy = True
+        first = self._queue[0]
+        if isinstance(first, CloseTable):
+            self._queue.popleft()
+            id_, done = first.id, _Closed(first)
+            self.ctx.effect(lambda: self._commit.forget(id_), done=lambda _: done)
+            return
+        if isinstance(first, ArrangeTable):
+            self._queue.popleft()
+            self._arrange(first.target)
+            return
+        if isinstance(first, AlterTable):
+            self._queue.popleft()
+            self._alter(first)
+            return
+        if isinstance(first, AppendCopy):
+            self._queue.popleft()
+            copy = first.copy
+            self._begin((first,), lambda: self._commit.commit_copy(copy))
+            return
+        group, at = self._take_group()
+        # A tick is a write without changes.
+        writes = [m.write if isinstance(m, EnqueueWrite) else PlannedWrite(()) for m in group]
+        keys = [(m.session.path, m.request) for m in group if isinstance(m, EnqueueWrite)]
+        traces = [self._contexts.pop(key) for key in keys if key in self._contexts]
+
+        async def commit() -> CommitOutcome:
+            first = traces[0] if traces else None
+            with span_below(first, GROUP_COMMIT, len(group), links=traces[1:]) as opened:
+                outcome = await self._commit.commit(writes, at)
+                if opened is not None:
+                    opened.note(TIME, outcome.time)
+                return outcome
+
+        self._begin(group, commit)
+
+    def _alter(self, request: AlterTable) -> None:
+        async def work() -> None:
+            request.reply.set(await self._commit.alter(request.target, request.work))
+
+        self.ctx.effect(
+            work,
+            done=lambda _: _Altered(request.reply),
+            failed=lambda error: _Altered(request.reply, _named(error)),
+        )
+
+    def _arrange(self, target: TableTarget) -> None:
+        self.ctx.effect(
+            lambda: self._commit.arrange(target),
+            done=lambda _: _Arranged(target.id),
+            failed=lambda error: _Arranged(target.id, _named(error)),
+        )
+
+    def _arranged(self, message: _Arranged) -> None:
+        if message.error is None:
+            self._contents.arranged(message.id)
+        else:
+            # Reads scan the table, as they did before.
+            log.warning("table %s could not be arranged by key: %s", message.id, message.error)
+        self._go_on()
+
+    def _begin(self, group: _Group, commit: Callable[[], Awaitable[CommitOutcome]]) -> None:
+        self.ctx.effect(
+            commit,
+            done=lambda outcome: _Committed(group, outcome),
+            failed=lambda error: _Failed(group, _named(error)),
+        )
+
+    def _take_group(self) -> tuple[tuple[EnqueueWrite | TickTables, ...], int | None]:
+        """Take the longest run of writes that may share a time; a write at a given time is
+        alone."""
+        group: list[EnqueueWrite | TickTables] = []
+        while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
+            message = self._queue[0]
+            if isinstance(message, CloseTable | ArrangeTable | AlterTable | AppendCopy):
+                break
+            driven = isinstance(message, EnqueueWrite) and message.at is not None
+            if driven and group:
+                break
+            self._queue.popleft()
+            group.append(message)
+            if isinstance(message, EnqueueWrite) and driven:
+                return tuple(group), message.at
+        return tuple(group), None
+
+    def _done(self, group: _Group, outcome: CommitOutcome) -> None:
+        self._groups += 1
+        # Before the answers: a read that comes after an answer must see that write.
+        self._controller.reply(TablesAdvanced(outcome.upper, bool(outcome.shards)))
+        if self._maintenance is not None and outcome.shards:
+            self._maintenance.reply(ShardsAppended(outcome.shards))
+        for message, result in zip(group, outcome.outcomes, strict=True):
+            if isinstance(result, PenstockError):
+                self._refuse((message,), result)
+            elif isinstance(message, AppendCopy):
+                appended = CopyAppended(message.name, result, outcome.time, outcome.repeated)
+                self._controller.reply(appended)
+            elif isinstance(message, TickTables):
+                message.reply.set(outcome.time)
+            else:
+                message.session.reply(WriteCommitted(message.request, outcome.time, result))
+        self._go_on()
+
+    def _refuse(self, group: _Group, error: PenstockError) -> None:
+        for message in group:
+            if isinstance(message, AppendCopy):
+                self._controller.reply(CopyAppended(message.name, error=error))
+                continue
+            if isinstance(message, TickTables):
+                message.reply.fail(error)
+            else:
+                message.session.reply(RequestFailed(message.request, *to_wire(error)))
+
+    def _go_on(self) -> None:
+        self._busy = False
+        self._next()
+
+    def describe(self) -> str:
+        state = "committing a group" if self._busy else "idle"
+        return f"{state}; {len(self._queue)} writes wait; {self._groups} groups committed"
+
+
+def _named(error: Exception) -> PenstockError:
+    """Return an error for the writers; a fault of this program is logged."""
+    if isinstance(error, PenstockError):
+        return error
+    log.error("a group of writes failed by a fault of this program", exc_info=error)
+    fault = PenstockError(f"internal fault: {type(error).__name__}: {error}")
+    fault.determinate = False
+    return fault

@@ -1,0 +1,1 @@
+"""The ways in: the Python client, SQL sessions, PostgreSQL, Spark Connect, the command line."""

@@ -1,0 +1,708 @@
+"""The Python client: tables, views, writes, reads at exact times, and streams of changes.
+
+    async with await Client.connect("127.0.0.1:6874") as client:
+        await client.create_table("flights", {"id": "bigint", "carrier": "string"}, ["id"])
+        sql = "SELECT carrier, count(*) n FROM flights GROUP BY 1"
+        await client.create_materialized_view("by_carrier", sql)
+        time = await client.insert("flights", [{"id": 1, "carrier": "UA"}])
+        print(await client.peek("by_carrier", as_of=time))
+        async for change in client.subscribe("by_carrier"):
+            print(change.upper, change.table)
+
+Many tasks may use one client at once. It spawns none: the first task that waits for an answer
+drives the read loop for all, so that nothing is read (and the service is held back) while none
+waits. Errors are those of `actors.runtime.errors`, as the service raised them. A lost connection
+raises `ConnectionBroken` from every call, also later: connect anew. `determinate` of an error says
+whether the operation surely did not happen (False: it may have happened).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+import pyarrow as pa
+
+from actors.doors.client.answers import (
+    AnswerCollector,
+    CopyFormat,
+    SubscribeSpec,
+    await_copy_to,
+    close_read,
+    collect_answers,
+    follow,
+)
+from actors.doors.client.answers import ChangeBatch as ChangeBatch
+from actors.doors.client.answers import CopiedRows as CopiedRows
+from actors.doors.client.answers import CopiedTo as CopiedTo
+from actors.doors.client.answers import concatenate_pieces as concatenate_pieces
+from actors.doors.client.connectors import ClientSources
+from actors.doors.client.requests import (
+    InProcess,
+    RequestExchange,
+    RequestSlot,
+    ServiceLink,
+    reads_of,
+)
+from actors.doors.client.roles import ClientRoles
+from actors.doors.client.rows import (
+    PLAIN_READ,
+    ReadSpec,
+    column_of,
+    empty_batch,
+    encode,
+    encode_left_out,
+    expand,
+    holds_dicts,
+)
+from actors.doors.client.rows import Condition as Condition
+from actors.doors.client.rows import Rows as Rows
+from actors.model.plan.column_defaults import ColumnDefaults
+from actors.model.plan.schema import DIFF, TableColumn, TableSchema
+from actors.model.protocol.api import (
+    CLIENT_MAGIC,
+    CLIENT_MAGIC_VERSION,
+    COPY_FILE_BYTES,
+    PROTOCOL_VERSION,
+    TIME_ZONE,
+    ActorReport,
+    AlterObject,
+    ChangeReplicas,
+    ClientHello,
+    ClientMessage,
+    CopyProgressed,
+    CopyTo,
+    CreateIndex,
+    CreateTable,
+    CreateView,
+    DescribeQuery,
+    DropObject,
+    ExplainQuery,
+    ExplainView,
+    ListActors,
+    QueryDescribed,
+    ReadStatus,
+    ReplicaReport,
+    Request,
+    RequestDone,
+    RequestFailed,
+    RunQuery,
+    ServiceHello,
+    ServiceMessage,
+    SetTracing,
+    StatusReport,
+    TableChange,
+    TracingReport,
+    WaitFor,
+    WriteCommitted,
+    WriteTables,
+    objects_of,
+)
+from actors.runtime.errors import (
+    RemoteProtocolError,
+    from_wire,
+)
+from actors.runtime.progress import Frontier, Time
+from actors.runtime.settings import Settings
+from actors.runtime.spans import begin_root, make_request_context, root
+from actors.runtime.telemetry import CLIENT_REQUEST
+from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.connection import dial
+from actors.runtime.transport.security import for_dialler
+
+if TYPE_CHECKING:
+    from actors.control.access.open_sessions import OpenSession, ReadRights
+
+
+class TableWrite(msgspec.Struct, frozen=True):
+    """Changes of one table in `Client.write`: deletes first, then updates, then inserts."""
+
+    insert: Rows | None = None
+    delete: Rows | None = None
+    update: Rows | None = None
+    defaults: str | None = None
+    """Digest of the defaults that were filled into the rows here (`plan.column_defaults`); None:
+    the service fills columns that are left out."""
+    columns: str | None = None
+    """Digest of the columns for which the rows were made (`TableSchema.digest`); None: whatever
+    columns there are."""
+
+
+class Client(ClientSources, ClientRoles):
+    """A connection to a Penstock service."""
+
+    def __init__(self, link: ServiceLink, settings: Settings) -> None:
+        """Use `connect` or `in_process`."""
+        self._exchange = RequestExchange(link, settings)
+        self._settings = settings
+
+    # -- connecting ----------------------------------------------------------------------------
+
+    @classmethod
+    async def connect(cls, address: str, *, settings: Settings | None = None) -> Self:
+        """Connect to ``host:port`` or ``unix:/path``.
+
+        The settings `tls_certificate`, `tls_key`, `tls_authority` and `token_file` authenticate the
+        client, `identity` names the service that is meant. Raises `ConnectionBroken`,
+        `ResourceBusy`, `IncompatibleVersion`, `AuthenticationFailed`, `WrongService`, and
+        `BadSettings`.
+        """
+        settings = settings or Settings()
+        place = NetworkAddress.parse(address)
+        link = await dial(
+            place,
+            ClientMessage,
+            ServiceMessage,
+            settings,
+            CLIENT_MAGIC,
+            CLIENT_MAGIC_VERSION,
+            identity=settings.identity,
+            security=for_dialler(place, settings, settings.token_file),
+        )
+        return await cls._welcome(link, settings)
+
+    @classmethod
+    async def in_process(cls, service: InProcess, *, settings: Settings | None = None) -> Self:
+        """Connect to a service in this process; everything else is the same."""
+        return await cls._welcome(await service.connect_in_process(), settings or Settings())
+
+    @classmethod
+    async def _welcome(cls, link: ServiceLink, settings: Settings) -> Self:
+        try:
+            await link.send(ClientHello(PROTOCOL_VERSION, "penstock-python"))
+            answer = await link.receive()
+        except BaseException:
+            await link.aclose()
+            raise
+        if isinstance(answer, ServiceHello):
+            return cls(link, settings)
+        await link.aclose()
+        if isinstance(answer, RequestFailed):
+            raise from_wire(answer.code, answer.text, answer.determinate)
+        raise RemoteProtocolError(f"the service answered Welcome with {type(answer).__name__}")
+
+    @property
+    def session(self) -> OpenSession | None:
+        """Return the session of a client in the service's own process; None in others."""
+        return self._exchange.session
+
+    @property
+    def is_lost(self) -> bool:
+        """Return whether the connection is gone: every call fails from then on."""
+        return self._exchange.lost is not None
+
+    async def aclose(self) -> None:
+        """Close the connection, which ends its subscribes. Idempotent."""
+        await self._exchange.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    # -- objects -------------------------------------------------------------------------------
+
+    async def create_table(
+        self,
+        name: str,
+        columns: Mapping[str, str] | TableSchema,
+        primary_key: Sequence[str] = (),
+        *,
+        retain_history_ms: int | None = None,
+        comment: str = "",
+        column_comments: Mapping[str, str] | None = None,
+        column_defaults: ColumnDefaults | None = None,
+    ) -> None:
+        """Create a table with columns of Spark types (``{"id": "bigint", "at": "timestamp"}``; end
+        a type with ``not null`` to refuse NULL).
+
+        With `primary_key`, inserting a present key raises `DuplicateKey`, and deleting or
+        updating an absent one `AbsentRow`; without, the table is a bag. History is kept for
+        `retain_history_ms` (default: the service's). Defaults of columns are written in SQL
+        (``CREATE TABLE``), which has made them into `column_defaults`. Raises `ObjectExists`,
+        `InvalidUsage`.
+        """
+        if isinstance(columns, TableSchema):
+            schema = columns
+            if primary_key:
+                schema = msgspec.structs.replace(schema, key=tuple(primary_key))
+        else:
+            made = tuple(column_of(column, text) for column, text in columns.items())
+            schema = TableSchema(made, tuple(primary_key))
+        request = CreateTable(
+            self._exchange.number(),
+            name,
+            schema,
+            retain_history_ms,
+            comment=comment,
+            column_comments=dict(column_comments or {}),
+            column_defaults=dict(column_defaults or {}),
+        )
+        await self._change(request)
+
+    async def create_materialized_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        retain_history_ms: int | None = None,
+        spark_conf: Mapping[str, str] | None = None,
+        refresh_policy: str = "auto",
+        target_lag_ms: int = 0,
+        replace: bool = False,
+        comment: str = "",
+        as_of: Time | None = None,
+    ) -> None:
+        """Create a maintained view of a Spark SQL query over tables and views.
+
+        The call ends when the view is in the catalog; reads wait until it is computed. `spark_conf`
+        holds Spark SQL settings of the view. `refresh_policy`: ``auto`` (the cheaper way),
+        ``incremental`` (by steps), ``incremental strict`` (refused when it would be opaque) or
+        ``full`` (recomputed). `target_lag_ms` is the age that it may have (0: as fresh as
+        possible): changes are gathered for one step until then, and a read takes the present
+        contents unless they are older.
+
+        With `replace` a view of that name is replaced: the new one is computed beside it, and takes
+        its place at one time for readers, subscribers and views above; the call ends then. If the
+        new one fails, or the call is canceled, the old one stays. With other columns nothing may
+        depend on the view (`ObjectInUse`), but for further nullable ones behind the present.
+
+        Its contents begin at `as_of` (None: the latest time at which its inputs can be read; a
+        later one is taken for that). Raises `QueryRejected`, `UnknownObject`, `ObjectExists`,
+        `ReadBelowSince`, `InvalidUsage`.
+        """
+        request = CreateView(
+            self._exchange.number(),
+            name,
+            sql,
+            retain_history_ms,
+            dict(spark_conf or {}),
+            refresh_policy,
+            target_lag_ms,
+            replace=replace,
+            comment=comment,
+            as_of=as_of,
+        )
+        await self._change(request)
+
+    async def create_subscribed_view(
+        self,
+        name: str,
+        sql: str,
+        *,
+        time_zone: str = "",
+        refresh_policy: str = "auto",
+        as_of: Time | None = None,
+    ) -> None:
+        """Create the maintained view of one subscribe, which ends with this client, under a name
+        with the prefix `SUBSCRIBED_PREFIX`. `time_zone` is as in `query`. Raises as
+        `create_materialized_view`."""
+        request = CreateView(
+            self._exchange.number(),
+            name,
+            sql,
+            conf={TIME_ZONE: time_zone} if time_zone else {},
+            refresh_policy=refresh_policy,
+            as_of=as_of,
+            for_subscribe=True,
+        )
+        await self._change(request)
+
+    async def create_plain_view(
+        self, name: str, sql: str, *, replace: bool = False, comment: str = ""
+    ) -> None:
+        """Create a view that is inlined where a query or another view names it, and keeps no
+        contents; `replace`: in the place of one of that name. Raises as
+        `create_materialized_view`."""
+        request = CreateView(
+            self._exchange.number(), name, sql, replace=replace, comment=comment, plain=True
+        )
+        await self._change(request)
+
+    async def alter(
+        self,
+        name: str,
+        *,
+        rename: str | None = None,
+        refresh_policy: str | None = None,
+        target_lag_ms: int | None = None,
+        retain_history_ms: int | None = None,
+        comment: str | None = None,
+        column: str = "",
+        add_columns: Sequence[TableColumn] = (),
+        column_comments: Mapping[str, str] | None = None,
+        column_defaults: ColumnDefaults | None = None,
+    ) -> None:
+        """Change an object's definition; what is None stays. `comment` is of the object, or of
+        `column` (empty: none); `retain_history_ms` 0 is the service's default; `add_columns` gives
+        a table further columns, with these comments; `column_defaults` are those of these columns
+        from now on (without a text: dropped). Raises `UnknownObject`, `ObjectExists`, `ObjectInUse`
+        (a query names the object), `QueryRejected`, `InvalidUsage`."""
+        request = AlterObject(
+            self._exchange.number(),
+            name,
+            rename,
+            refresh_policy,
+            target_lag_ms,
+            retain_history_ms,
+            comment,
+            column,
+            add_columns=tuple(add_columns),
+            column_comments=dict(column_comments or {}),
+            column_defaults=dict(column_defaults or {}),
+        )
+        await self._change(request)
+
+    def create_view(
+        self, name: str, sql: str, *, conf: Mapping[str, str] | None = None, **options: Any
+    ) -> Coroutine[Any, Any, None]:
+        """Call `create_materialized_view` by its former name, which goes with the next release."""
+        text = "Client.create_view(conf=…) is now create_materialized_view(spark_conf=…)"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        return self.create_materialized_view(name, sql, spark_conf=conf, **options)
+
+    async def create_index(self, name: str, on: str, key: Sequence[str]) -> None:
+        """Keep a table or view arranged by these columns, for peeks by key. Raises `UnknownObject`,
+        `ObjectExists`, `InvalidUsage`."""
+        await self._change(CreateIndex(self._exchange.number(), name, on, tuple(key)))
+
+    async def drop(self, name: str, *, cascade: bool = False) -> str:
+        """Drop a table, view or index, with `cascade` and all that depends on it, at once; return a
+        line for each of those. Raises `UnknownObject`, `ObjectInUse`."""
+        return await self._change(DropObject(self._exchange.number(), name, cascade=cascade))
+
+    async def status(self) -> StatusReport:
+        """Return all objects: frontiers, lag, state and step times."""
+        return await self._exchange.ask(ReadStatus(self._exchange.number()), StatusReport)
+
+    async def actors(self) -> ActorReport:
+        """Return every live actor of the service; counters grow, so that two reports give rates."""
+        return await self._exchange.ask(ListActors(self._exchange.number()), ActorReport)
+
+    async def replicas(self, *, add: str = "", drop: str = "") -> ReplicaReport:
+        """Add or drop a replica, durably; return all replicas. Raises `InvalidUsage`,
+        `StorageError`."""
+        request = ChangeReplicas(self._exchange.number(), add, drop)
+        return await self._exchange.ask(request, ReplicaReport)
+
+    async def tracing(self, ratio: float | None = None) -> TracingReport:
+        """Return whether the service exports traces, and the share of new ones that it samples;
+        with `ratio` (0 to 1) set that share. Raises `InvalidUsage`."""
+        return await self._exchange.ask(SetTracing(self._exchange.number(), ratio), TracingReport)
+
+    async def explain(self, view: str) -> str:
+        """Return the plan by which a view is maintained. Raises `UnknownObject`, `InvalidUsage`."""
+        return (
+            await self._exchange.ask(ExplainView(self._exchange.number(), view), RequestDone)
+        ).text
+
+    async def explain_query(
+        self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
+    ) -> str:
+        """Return the plan by which a view of this query would be maintained. Nothing is created.
+        Raises as `create_materialized_view`."""
+        number = self._exchange.number()
+        request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
+        return (await self._exchange.ask(request, RequestDone)).text
+
+    async def describe_query(self, sql: str, *, spark_conf: Mapping[str, str] = {}) -> TableSchema:
+        """Return the columns of a query, which is not run, under these settings of Spark. Raises
+        `QueryRejected`, `UnknownObject`, and `InvalidUsage` for a setting that is not permitted."""
+        request = DescribeQuery(self._exchange.number(), sql, dict(spark_conf))
+        return (await self._exchange.ask(request, QueryDescribed)).schema
+
+    # -- writing -------------------------------------------------------------------------------
+
+    async def insert(self, table: str, rows: Rows) -> Time:
+        """Insert rows, all or none. Return the time of the write, which is durable. A column that
+        is left out has its default, else NULL.
+
+        Raises `TypeMismatch`, `DuplicateKey`, `UnknownObject`, `StoreFull`.
+        """
+        return await self.write({table: TableWrite(insert=rows)})
+
+    async def delete(self, table: str, rows: Rows) -> Time:
+        """Delete rows, all or none: whole rows, or for a table with PRIMARY KEY its columns alone.
+        Raises `AbsentRow` and as `insert` does."""
+        return await self.write({table: TableWrite(delete=rows)})
+
+    async def update(self, table: str, rows: Rows) -> Time:
+        """Set columns of rows of a table with PRIMARY KEY: rows hold the key and the columns to
+        set. Raises `AbsentRow` and as `insert` does."""
+        return await self.write({table: TableWrite(update=rows)})
+
+    async def write(self, changes: Mapping[str, TableWrite]) -> Time:
+        """Change several tables atomically, at one time, and return it. Without changes it advances
+        the tables' time. Raises as `insert`, `delete` and `update` do."""
+        encoded = tuple([await self._encoded(*change) for change in changes.items()])
+        number = self._exchange.number()
+        with root(CLIENT_REQUEST) as opened:
+            request = WriteTables(number, encoded)
+            if opened is not None:
+                opened.describe(number, objects_of(request))
+            context = make_request_context(opened)
+            return (await self._exchange.ask(request, WriteCommitted, context)).time
+
+    async def _encoded(self, table: str, change: TableWrite) -> TableChange:
+        parts = (change.insert, change.delete, change.update)
+        shape = None
+        # A dict may be a struct or a map: the table's columns decide.
+        if any(map(holds_dicts, parts)):
+            shape = (await self.peek(table, limit=0)).schema
+        insert, delete, update = (encode(table, rows, shape) for rows in parts)
+        left_out = encode_left_out(change.insert)
+        return TableChange(table, insert, delete, update, change.defaults, left_out, change.columns)
+
+    # -- reading -------------------------------------------------------------------------------
+
+    async def peek(
+        self,
+        name: str,
+        as_of: Time | None = None,
+        key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        where: Sequence[Condition] = (),
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[str] = (),
+        limit: int | None = None,
+        offset: int = 0,
+        deadline_ms: int | None = None,
+    ) -> pa.Table:
+        """Return the contents of a table or view at `as_of` (None: the latest written time).
+
+        `key` keeps the rows whose columns equal it (or one of several); an index on just
+        these columns makes that fast. `where` keeps rows that pass all its conditions, such as
+        ``("amount", ">", 5)`` or ``("region", "is null")``. `columns` chooses columns.
+        `order_by` names columns, each with ``desc``, ``nulls first`` or ``nulls last`` after it
+        if wanted; without it rows come in no order. `offset` rows are skipped, at most `limit`
+        follow. Waits until that time is sealed, up to `deadline_ms` (`DeadlineExceeded`). Raises
+        `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
+        """
+        spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
+        number = self._exchange.number()
+        with root(CLIENT_REQUEST, number, name) as opened:
+            request = spec.read(number, name, as_of, deadline_ms)
+            slot = await self._exchange.open(request, make_request_context(opened))
+            tables = await collect_answers(self._exchange, number, slot, spec)
+        return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
+
+    async def peek_batches(
+        self,
+        name: str,
+        as_of: Time | None = None,
+        key: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        *,
+        where: Sequence[Condition] = (),
+        columns: Sequence[str] | None = None,
+        order_by: Sequence[str] = (),
+        limit: int | None = None,
+        offset: int = 0,
+        deadline_ms: int | None = None,
+    ) -> AsyncGenerator[pa.Table, None]:
+        """Yield the contents as `peek` returns them, piece by piece, for results of any size: at
+        least one table. Neither side holds more than a few pieces, but for an order without a
+        limit, which needs all here. Leave the loop to end it sooner; take the pieces within the
+        service's `stash_orphan_ms`."""
+        spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
+        async with contextlib.aclosing(self._pieces(name, as_of, spec, deadline_ms)) as pieces:
+            async for piece in pieces:
+                yield expand(piece)
+
+    async def _pieces(
+        self,
+        name: str,
+        as_of: Time | None,
+        spec: ReadSpec,
+        deadline_ms: int | None,
+        rights: ReadRights | None = None,
+    ) -> AsyncGenerator[pa.Table, None]:
+        """Yield the rows with their weight, finished; at least one table."""
+        number = self._exchange.number()
+        # Not `root`: its context would stay set in the caller's task from one piece to the next.
+        opened = begin_root(CLIENT_REQUEST, number, name)
+        request = spec.read(number, name, as_of, deadline_ms)
+        failed: BaseException | None = None
+        try:
+            slot = await self._exchange.open(request, make_request_context(opened))
+            async with contextlib.aclosing(self._answers(number, slot, spec, rights)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except BaseException as error:
+            failed = error
+            raise
+        finally:
+            if opened is not None:
+                opened.end(failed)
+
+    async def _answers(
+        self, number: int, slot: RequestSlot, spec: ReadSpec, rights: ReadRights | None = None
+    ) -> AsyncGenerator[pa.Table, None]:
+        gathering = AnswerCollector(spec)
+        try:
+            while not gathering.over:
+                answer = await self._exchange.next_answer(slot)
+                if rights is not None:
+                    rights.note(reads_of(answer))
+                rows = gathering.take(answer)
+                if rows is not None:
+                    yield rows
+        finally:
+            await close_read(self._exchange, number, gathering)
+        rest = gathering.rest()
+        if rest is not None:
+            yield rest
+
+    async def query(
+        self,
+        sql: str,
+        *,
+        as_of: Time | None = None,
+        deadline_ms: int | None = None,
+        latest: bool = False,
+        spark_conf: Mapping[str, str] = {},
+        rights: ReadRights | None = None,
+    ) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Yield the rows of a Spark SQL query over tables and views at `as_of` (None: the greatest
+        time at which all its inputs are sealed, or with `latest` the latest written time), in the
+        query's order: at least one batch.
+
+        A plain read of one object (columns, comparisons with literals, order, limit) is answered
+        from an index or a shard; everything else is run by Spark, over the contents at the same
+        time. Waits until that time is sealed, up to `deadline_ms`, which counts until the rows are
+        there (default: `query_deadline_ms`). Neither side holds more than a few batches. Leave the
+        loop to end it sooner. `spark_conf` are settings of Spark that the query is run under, as
+        those of a view. `rights` notes the objects whose rows are read. Raises `QueryRejected`,
+        `DefiniteError` (the data make it fail), `ViewInError`, `ReadBelowSince`,
+        `ReadTooFarAhead`, `UnknownObject`, `DeadlineExceeded`, `ResourceBusy` and `InvalidUsage`.
+        """
+        async with contextlib.aclosing(
+            self._queried(
+                sql, as_of, deadline_ms, latest=latest, spark_conf=spark_conf, rights=rights
+            )
+        ) as pieces:
+            async for piece in pieces:
+                table = expand(piece)
+                # At least one batch, so that the caller learns the columns.
+                for batch in table.to_batches() or [empty_batch(table.schema)]:
+                    yield batch
+
+    async def _queried(
+        self,
+        sql: str,
+        as_of: Time | None,
+        deadline_ms: int | None,
+        *,
+        engine: bool = False,
+        latest: bool = False,
+        spark_conf: Mapping[str, str] = {},
+        rights: ReadRights | None = None,
+    ) -> AsyncGenerator[pa.Table, None]:
+        """Yield a query's rows, as `_pieces` does. `engine`: Spark runs even a plain read."""
+        number = self._exchange.number()
+        with root(CLIENT_REQUEST, number, "query") as opened:
+            request = RunQuery(number, sql, as_of, deadline_ms, engine, latest, dict(spark_conf))
+            slot = await self._exchange.open(request, make_request_context(opened))
+            instead = await self._exchange.read_instead(number, slot)
+        if instead is None:
+            found, names = self._answers(number, slot, PLAIN_READ, rights), None
+        else:
+            spec = ReadSpec(None, (), instead.filter, instead.project, instead.finishing)
+            found, names = (
+                self._pieces(instead.name, instead.as_of, spec, deadline_ms, rights),
+                instead.names,
+            )
+        async with contextlib.aclosing(found) as pieces:
+            async for piece in pieces:
+                yield piece if names is None else piece.rename_columns([*names, DIFF])
+
+    async def wait_for(self, name: str, time: Time, *, deadline_ms: int | None = None) -> None:
+        """Wait until every time up to and including `time` is sealed in the object. Raises
+        `DeadlineExceeded`, `ReadTooFarAhead`, `UnknownObject`."""
+        await self._done(WaitFor(self._exchange.number(), name, time, deadline_ms))
+
+    async def subscribe(
+        self,
+        name: str,
+        from_: Frontier | None = None,
+        *,
+        as_of: Time | None = None,
+        up_to: Frontier | None = None,
+        snapshot: bool = True,
+        progress: bool = True,
+        rights: ReadRights | None = None,
+    ) -> AsyncGenerator[ChangeBatch, None]:
+        """Yield the changes of a table or view: first its contents (at `as_of`, or now), then every
+        change.
+
+        Without `snapshot`, only the changes after that time. With `up_to`, only the changes before
+        it; the last one has the empty upper. Without `progress`, no changes without rows, but for
+        the last. With `from_`, only the changes with ``time >= from_``: a subscriber resumes
+        exactly with the `upper` of its last change that was not `partial` (a large change comes in
+        pieces: see `ChangeBatch`; `concatenate_pieces` concatenates them). Ends when no more
+        changes can come; leave the loop to end it sooner. A client that takes changes more slowly
+        than they come holds back only itself; one that takes none for too long is cut off. `rights`
+        notes the objects whose changes come. Raises `ReadBelowSince`, `InvalidUsage`,
+        `ViewInError`, `UnknownObject`, `SlowSubscriber`, `ConnectionBroken`.
+        """
+        spec = SubscribeSpec(name, from_, as_of, up_to, snapshot, progress)
+        limit = self._settings.subscribe_inflight_bytes_max
+        stream = follow(self._exchange, spec, limit, rights)
+        async with contextlib.aclosing(stream) as changes:
+            async for change in changes:
+                yield change
+
+    async def copy_to(
+        self,
+        name: str,
+        destination: str,
+        *,
+        as_of: Time | None = None,
+        format: CopyFormat = "parquet",
+        file_bytes_max: int = COPY_FILE_BYTES,
+        overwrite: bool = False,
+        deadline_ms: int | None = None,
+        progress: Callable[[CopyProgressed], object] | None = None,
+    ) -> CopiedTo:
+        """Write the contents of a table or view at `as_of` (None: the latest written time) into
+        files of the service's machine: ``parquet``, ``csv`` or ``json`` (an object a line).
+
+        `destination` is a folder below the service's `copy_dir`, as a path or ``file:`` URL, or in
+        one of its `copy_buckets`. Files have about `file_bytes_max` bytes; the manifest that names
+        them comes last: a copy is there whole or not at all. An earlier copy there is an error, or
+        with `overwrite` gives way to the new one when that is whole. Waits until the time is
+        sealed. When this is canceled, the connection is lost, or `deadline_ms` have passed
+        (`DeadlineExceeded`), the copy is dropped. `progress` is called with each report. Raises
+        `ResourceBusy`, `ViewInError`, `ReadBelowSince`, `ReadTooFarAhead`, `StoreFull`,
+        `StorageError`, and `InvalidUsage` and its children.
+        """
+        request = CopyTo(
+            self._exchange.number(),
+            name,
+            destination,
+            format,
+            as_of,
+            file_bytes_max,
+            overwrite,
+            deadline_ms,
+            progress is not None,
+        )
+        return await await_copy_to(self._exchange, request, progress)
+
+    async def _change(
+        self, statement: CreateTable | CreateView | AlterObject | CreateIndex | DropObject
+    ) -> str:
+        with root(CLIENT_REQUEST, statement.request, statement.name) as opened:
+            return await self._done(statement, make_request_context(opened))
+
+    async def _done(self, request: Request, traceparent: str | None = None) -> str:
+        return (await self._exchange.ask(request, RequestDone, traceparent)).text

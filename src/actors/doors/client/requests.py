@@ -1,0 +1,306 @@
+"""One client connection's requests and answers, shared by any number of tasks.
+
+Each request has a slot for its answers. No background task runs: the first task that waits for an
+answer drives the read loop for all, until its own answer has come; then the next one takes over. So
+nothing is read while no task waits, which is the backpressure on the service. A lost connection is
+final: every call raises its error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+
+import anyio
+
+from actors.model.protocol.api import (
+    CopyTo,
+    CreateView,
+    DescribeQuery,
+    EndRequest,
+    ExplainQuery,
+    ExplainView,
+    ListActors,
+    ListSources,
+    ReadInstead,
+    ReadObject,
+    ReadStatus,
+    Request,
+    RequestFailed,
+    RunQuery,
+    SubscribeChanges,
+    SubscribeObject,
+    WaitFor,
+)
+from actors.model.protocol.role_messages import CheckRight, ListRoles
+from actors.runtime.errors import (
+    ConnectionBroken,
+    PenstockError,
+    RemoteProtocolError,
+    ResourceClosed,
+    SessionEnded,
+    from_wire,
+    to_wire,
+)
+from actors.runtime.settings import Settings
+from actors.runtime.telemetry import split_context, with_context
+
+if TYPE_CHECKING:
+    from actors.control.access.open_sessions import OpenSession, ReadObjects
+
+A = TypeVar("A")
+
+
+class ServiceLink(Protocol):
+    """A connection to a service, as the client needs it."""
+
+    async def send(self, message: Any, /) -> None:
+        """Send a message, waiting while the service is slow."""
+        ...
+
+    def offer(self, messages: Sequence[Any], /) -> int:
+        """Send as many of the first messages as possible without waiting, and return their number.
+        Raises as `send`, for the first."""
+        ...
+
+    async def receive(self) -> Any:
+        """Return the next message. Cancellation loses no message."""
+        ...
+
+    async def aclose(self) -> None:
+        """End the connection."""
+        ...
+
+
+class InProcess(Protocol):
+    """A service in this process (`actors.Service`)."""
+
+    async def connect_in_process(self) -> ServiceLink:
+        """Return a link to the service."""
+        ...
+
+
+class RequestSlot:
+    """One open request: its answers so far, and an event for the task that waits for them."""
+
+    def __init__(self) -> None:
+        self.answers: deque[Any] = deque()
+        self.bytes = 0
+        self.wake = asyncio.Event()
+
+
+# A subscribe or a read holds something at the service, which drops it with the lost session.
+READ_ONLY: Final = (
+    CheckRight,
+    DescribeQuery,
+    ExplainQuery,
+    ExplainView,
+    ListActors,
+    ListRoles,
+    ListSources,
+    RunQuery,
+    ReadObject,
+    ReadStatus,
+    SubscribeObject,
+    EndRequest,
+    WaitFor,
+)
+"""Requests that change nothing: one that was lost on its way may be sent again."""
+
+
+class RequestExchange:
+    """Pairs the requests and answers of a link."""
+
+    def __init__(self, link: ServiceLink, settings: Settings) -> None:
+        self._link = link
+        self.session: OpenSession | None = getattr(link, "session", None)
+        """The session in this process; None: the service is in another one."""
+        self._cancel_s = settings.connect_timeout_ms / 1000
+        self._numbers = itertools.count(1)
+        self._slots: dict[int, RequestSlot] = {}
+        self._reading = False
+        self.lost: PenstockError | None = None
+        """Error that ended the connection; None while it works."""
+
+    def number(self) -> int:
+        """Return the next request's number."""
+        return next(self._numbers)
+
+    async def aclose(self) -> None:
+        """End the connection. Idempotent."""
+        self.lose(ResourceClosed("the client was closed"))
+        await self._link.aclose()
+
+    async def ask(self, request: Request, kind: type[A], traceparent: str | None = None) -> A:
+        """Send a request, in that trace context, and return its one answer."""
+        slot = await self.open(request, traceparent)
+        answered = False
+        try:
+            answer = await self.next_answer(slot)
+            answered = True
+        finally:
+            self.close(request.request)
+            # Other requests are short, cannot be cancelled, or are cancelled by their own calls.
+            long = isinstance(request, ReadObject | WaitFor) or (
+                isinstance(request, CreateView) and request.replace
+            )
+            if not answered and self.lost is None and long:
+                await self.cancel(request.request)
+        if isinstance(answer, RequestFailed):
+            raise from_wire(answer.code, answer.text, answer.determinate)
+        if not isinstance(answer, kind):
+            raise RemoteProtocolError(
+                f"the service answered {type(request).__name__} with {type(answer).__name__}"
+            )
+        return answer
+
+    async def open(self, request: Request, traceparent: str | None = None) -> RequestSlot:
+        """Send a request, in that trace context, and return its slot; answers come by
+        `next_answer` until `close`. Raises the error that ended the connection."""
+        if self.lost is not None:
+            raise from_wire(*to_wire(self.lost))
+        slot = self._slots[request.request] = RequestSlot()
+        try:
+            message = with_context(request, traceparent)
+            if not self._link.offer((message,)):
+                await self._link.send(message)
+        except (ConnectionBroken, ResourceClosed) as error:
+            self.close(request.request)
+            self.lose(error)
+            if isinstance(self.lost, SessionEnded):
+                raise from_wire(*to_wire(self.lost)) from None
+            broken = ConnectionBroken(f"the connection was lost while a request was sent: {error}")
+            # The whole frame may have left before the connection broke.
+            broken.determinate = isinstance(request, READ_ONLY)
+            raise broken from None
+        # A cancelled `send` may still write its frame, so the service must drop the request.
+        except BaseException:
+            self.close(request.request)
+            if isinstance(request, SubscribeObject | ReadObject | WaitFor | RunQuery | CopyTo):
+                await self.cancel(request.request)
+            raise
+        return slot
+
+    async def read_instead(self, number: int, slot: RequestSlot) -> ReadInstead | None:
+        """Return the read that answers a query, or None if the query's own answers come, by
+        `next_answer`."""
+        try:
+            answer = await self.next_answer(slot)
+        except BaseException:
+            self.close(number)
+            if self.lost is None:
+                await self.cancel(number)
+            raise
+        if isinstance(answer, ReadInstead):
+            self.close(number)
+            return answer
+        slot.answers.appendleft(answer)
+        slot.bytes += _size(answer)
+        return None
+
+    def close(self, number: int) -> None:
+        """Stop taking answers of this request."""
+        self._slots.pop(number, None)
+
+    async def cancel(self, number: int) -> None:
+        """Cancel a request at the service, without waiting for the acknowledgement, which is
+        ignored."""
+        try:
+            # Shielded, since the caller may itself be cancelled, and bounded, as it may be in a
+            # hurry.
+            with anyio.move_on_after(self._cancel_s, shield=True):
+                await self._link.send(EndRequest(self.number(), number))
+        except PenstockError as error:
+            self.lose(error)
+
+    async def next_answer(self, slot: RequestSlot) -> Any:
+        """Return the next answer of a request. The first waiter drives the read loop for all."""
+        while not slot.answers:
+            if self.lost is not None:
+                raise _lost_while_waiting(self.lost)
+            if self._reading:
+                slot.wake.clear()
+                await slot.wake.wait()
+                continue
+            self._reading = True
+            try:
+                while not slot.answers and self.lost is None:
+                    self._dispatch(await self._link.receive())
+            except PenstockError as error:
+                self.lose(error)
+            finally:
+                self._reading = False
+                # Also after an error or a cancellation: another waiter must drive the loop.
+                self._hand_over()
+        answer = slot.answers.popleft()
+        told = split_context(answer)[0]
+        slot.bytes -= _size(told)
+        self._check_rights(told)
+        return answer
+
+    def _check_rights(self, answer: Any) -> None:
+        """Raise `AccessDenied` for rows that waited here while the right to them was revoked."""
+        session, reads = self.session, reads_of(answer)
+        # A door whose sessions may act as other roles checks what it hands on itself.
+        if reads and session is not None and session.door in ("client", ""):
+            # Not by a client in another process, which loads no part of the service.
+            from actors.control.access.open_sessions import ReadRights
+
+            rights = ReadRights(session)
+            rights.note(reads)
+            rights.check()
+
+    def _dispatch(self, received: Any) -> None:
+        answer, _ = split_context(received)
+        number = getattr(answer, "request", 0)
+        if number == 0 and isinstance(answer, RequestFailed):
+            # Request 0 is none: the service ends the connection.
+            self.lose(from_wire(answer.code, answer.text, answer.determinate))
+            return
+        slot = self._slots.get(number)
+        # Answers to a closed request are dropped.
+        if slot is not None:
+            # Changes keep their context: a span is opened below it when they are taken.
+            slot.answers.append(received if isinstance(answer, SubscribeChanges) else answer)
+            slot.bytes += _size(answer)
+            slot.wake.set()
+
+    def _hand_over(self) -> None:
+        """Wake all waiters; the first of them takes over the read loop."""
+        for slot in self._slots.values():
+            slot.wake.set()
+
+    def lose(self, error: PenstockError) -> None:
+        """Mark the connection as lost and wake all waiters. The first error counts."""
+        session = self.session
+        # Later errors follow from the first one.
+        if self.lost is None:
+            # Its connection is closed after the session has ended: that is not the cause.
+            self.lost = error if session is None or session.ended is None else session.ended
+        for slot in self._slots.values():
+            slot.wake.set()
+
+
+def _lost_while_waiting(error: PenstockError) -> PenstockError:
+    """Return the error for a request that was sent and not answered: indeterminate."""
+    if isinstance(error, ResourceClosed):
+        lost: PenstockError = ResourceClosed(str(error))
+    elif isinstance(error, ConnectionBroken):
+        lost = ConnectionBroken(f"the connection was lost before the answer came: {error}")
+    else:
+        lost = from_wire(*to_wire(error))
+    lost.determinate = False
+    return lost
+
+
+def reads_of(answer: Any) -> ReadObjects:
+    """Return the objects whose rows an answer holds, if the session may lose its right to them."""
+    return getattr(answer, "reads", ())
+
+
+def _size(answer: Any) -> int:
+    arrow = getattr(answer, "arrow", None)
+    return 0 if arrow is None else len(arrow)

@@ -1,0 +1,240 @@
+"""Parts shared by all commands: the event loop (uvloop), log lines, common options."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import os
+import re
+import sys
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
+
+import anyio
+import msgspec
+import typer
+
+from actors.runtime.errors import BadSettings, nearest_hint
+from actors.runtime.settings import MAPPINGS, Settings, load
+
+if TYPE_CHECKING:
+    from actors.doors.client.client import Client
+
+log = logging.getLogger("penstock.settings")
+R = TypeVar("R")
+
+LEVELS: Final = ("debug", "info", "warning", "error")
+
+LogLevel = Annotated[str, typer.Option("--log-level", help=f"One of {', '.join(LEVELS)}.")]
+LogFormat = Annotated[str, typer.Option("--log-format", help="text, or json: an object a line.")]
+Connect = Annotated[
+    str,
+    typer.Option(
+        "--connect",
+        envvar="PENSTOCK_LISTEN",
+        help="A running service's listener: host:port or unix:/path.",
+    ),
+]
+Certificate = Annotated[
+    str | None,
+    typer.Option("--tls-certificate", help="PEM file: what this side shows to its peers."),
+]
+Key = Annotated[str | None, typer.Option("--tls-key", help="PEM file: its key.")]
+Authority = Annotated[
+    str | None,
+    typer.Option("--tls-authority", help="PEM file: who signed the certificates of peers."),
+]
+TokenFile = Annotated[
+    str | None,
+    typer.Option("--token-file", help="Tokens of clients, one a line; a client shows the first."),
+]
+Identity = Annotated[
+    str | None,
+    typer.Option("--identity", help="Name of the service; of a client: of the one it means."),
+]
+DEFAULT_ADDRESS: Final = Settings().listen
+
+
+class ServiceTarget(msgspec.Struct, frozen=True):
+    """Service that a command connects to, with the settings for authentication there."""
+
+    address: str
+    settings: Settings
+
+
+def with_client(target: ServiceTarget, call: Callable[[Client], Awaitable[R]]) -> R:
+    """Return the result of a call with a client that is connected to the service for it alone."""
+
+    async def run() -> R:
+        from actors.doors.client.client import Client
+
+        async with await Client.connect(target.address, settings=target.settings) as client:
+            return await call(client)
+
+    return run_loop(run)
+
+
+def command_with_options(
+    name: str, options: Callable[..., Any]
+) -> Callable[[Callable[..., None]], Any]:
+    """Return a decorator for commands whose first parameter, `name`, is made by `options`; the
+    parameters of `options` become options of the command."""
+
+    def wrapped(command: Callable[..., None]) -> Callable[..., None]:
+        shared = inspect.signature(options).parameters
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:
+            made = options(**{option: given.pop(option) for option in shared})
+            command(**{name: made}, **given)
+
+        own = inspect.signature(command).parameters
+        parameters = [*shared.values(), *(own[option] for option in own if option != name)]
+        hints = get_type_hints(command, include_extras=True)
+        hints |= get_type_hints(options, include_extras=True)
+        # typer reads the options from the signature.
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [
+                one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[one.name])
+                for one in parameters
+            ]
+        )
+        run.__annotations__ = {one.name: hints[one.name] for one in parameters}
+        del run.__dict__["__wrapped__"]  # typer would read the wrapped function's annotations
+        return run
+
+    return wrapped
+
+
+def service_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Make `target`, the command's first parameter, from the options ``--connect``,
+    ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
+    or from the environment (``PENSTOCK_TLS_KEY``)."""
+
+    def options(
+        connect: Connect = DEFAULT_ADDRESS,
+        tls_certificate: Certificate = None,
+        tls_key: Key = None,
+        tls_authority: Authority = None,
+        token_file: TokenFile = None,
+        identity: Identity = None,
+    ) -> ServiceTarget:
+        flags = {
+            "tls_certificate": tls_certificate,
+            "tls_key": tls_key,
+            "tls_authority": tls_authority,
+            "token_file": token_file,
+            "identity": identity,
+        }
+        return ServiceTarget(connect, load(flags=flags))
+
+    made: Callable[..., None] = command_with_options("target", options)(command)
+    return made
+
+
+@contextmanager
+def needs_extra(extra: str, what: str) -> Iterator[None]:
+    """Guard imports of packages that an extra installs. Raises `BadSettings` if they are
+    missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise BadSettings(
+            f"{what} needs more packages: pip install 'penstock-views[{extra}]' ({error})"
+        ) from None
+
+
+class OneLine(logging.Formatter):
+    """One line a record: time (UTC), level, logger, text; a traceback's lines joined by ``|``."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
+        """Return the record's time as ISO 8601, in UTC, with milliseconds."""
+        when = datetime.fromtimestamp(record.created, UTC)
+        return f"{when:%Y-%m-%dT%H:%M:%S}.{int(record.msecs):03d}Z"
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        return " | ".join(line for line in super().format(record).splitlines() if line.strip())
+
+
+def set_up_logging(level: str, *, traced: bool = False, log_format: str = "text") -> None:
+    """Log messages of `level` and above to stderr; `traced`: by structlog, with trace ids,
+    as text or as JSON. Raises `BadSettings` for an unknown level or format."""
+    if log_format not in ("text", "json"):
+        raise BadSettings(f"log format {log_format!r}: must be text or json")
+    if level.lower() not in LEVELS:
+        raise BadSettings(f"log level {level!r}: must be one of {', '.join(LEVELS)}")
+    handler = logging.StreamHandler(sys.stderr)
+    if traced:
+        # Imported only here: structlog takes a while to load.
+        from actors.runtime.tracing.logs import formatter
+
+        handler.setFormatter(formatter("json" if log_format == "json" else "text"))
+    else:
+        handler.setFormatter(OneLine())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    warn_of_variables(os.environ)
+
+
+_NOT_SETTINGS: Final = re.compile(
+    r"PENSTOCK_(?:SECRET_.*|WAL_TOKEN|(?:.*_)?SERVICE_(?:HOST|PORT)(?:_.*)?|(?:.*_)?PORT(?:_.*)?)"
+)
+"""Variables of the environment that are no settings: secrets, and those by which Kubernetes tells
+of a service of this name."""
+
+
+def warn_of_variables(environment: Mapping[str, str]) -> None:
+    """Log each variable ``PENSTOCK_*`` that is no setting, with the nearest that there is."""
+    fields = {each.name for each in msgspec.structs.fields(Settings)} - {*MAPPINGS}
+    known = [f"PENSTOCK_{name.upper()}" for name in sorted(fields)]
+    for name in environment:
+        wrong = name.startswith("PENSTOCK_") and name.upper() not in known
+        if wrong and _NOT_SETTINGS.fullmatch(name) is None:
+            hint = nearest_hint(name, known)
+            log.warning("environment variable %s is no setting, and is ignored%s", name, hint)
+
+
+_SWITCH_SECONDS: Final = 0.0005
+"""How long a thread may keep the loop from running (Python's default: 0.005)."""
+
+
+def run_loop(body: Callable[[], Coroutine[Any, Any, R]]) -> R:
+    """Run `body` on uvloop and return its result."""
+    # The loop gives the interpreter away at each call to the socket, and a thread that compacts
+    # keeps it until it is asked: an INSERT beside one took a third longer, COPY is as fast.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    return anyio.run(body, backend="asyncio", backend_options={"use_uvloop": True})
+
+
+# ASCII digits alone: `int` takes many more, and `²` is a digit that it refuses.
+_WHOLE_NUMBER: Final = re.compile(r"-?[0-9]+")
+
+
+def parse_settings(given: list[str]) -> dict[str, Any]:
+    """Return ``name=value`` pairs as flags. Raises `BadSettings` for a malformed pair.
+
+    `settings.load` makes values of the texts; ``spark_conf.KEY=VALUE`` adds to `spark_conf`, and
+    ``kernel_limits.NAME=VALUE`` to `kernel_limits`.
+    """
+    flags: dict[str, Any] = {}
+    for pair in given:
+        name, sign, value = pair.partition("=")
+        if not sign or not name:
+            raise BadSettings(f"--set {pair}: write it as name=value")
+        if name.startswith("spark_conf."):
+            flags.setdefault("spark_conf", {})[name.removeprefix("spark_conf.")] = value
+            continue
+        if name.startswith("kernel_limits."):
+            number = int(value) if _WHOLE_NUMBER.fullmatch(value) else value
+            flags.setdefault("kernel_limits", {})[name.removeprefix("kernel_limits.")] = number
+        else:
+            flags[name] = value
+    return flags

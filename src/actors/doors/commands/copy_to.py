@@ -1,0 +1,268 @@
+"""Commands that read data out of a running service: into files of its machine, and changes to the
+standard output."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import anyio
+import typer
+
+from actors.doors.commands.console import (
+    ServiceTarget,
+    run_loop,
+    service_command,
+    set_up_logging,
+)
+from actors.runtime.errors import BadSettings
+from actors.runtime.progress import EMPTY
+
+if TYPE_CHECKING:
+    from actors.doors.client.answers import CopiedTo, CopyFormat
+    from actors.doors.client.client import ChangeBatch, Client
+    from actors.model.protocol.api import CopyProgressed
+
+FORMATS = ("parquet", "csv", "json")
+_SETTLE_S: Final = 1.0
+"""Time limit for the last write at the end: a reader that has stalled is not waited for any
+longer."""
+
+
+@service_command
+def copy_to(
+    target: ServiceTarget,
+    name: Annotated[str, typer.Argument(help="A table or view.")],
+    destination: Annotated[
+        str, typer.Argument(help="A folder below the service's copy_dir, or s3://bucket/path.")
+    ],
+    kind: Annotated[str, typer.Option("--format", help="parquet, csv or json.")] = "parquet",
+    as_of: Annotated[int | None, typer.Option(help="At which time; else the latest.")] = None,
+    file_bytes: Annotated[
+        int, typer.Option(help="About how many bytes a file may have.", min=1)
+    ] = 256 << 20,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replaces a copy that is there.")
+    ] = False,
+    deadline: Annotated[
+        float | None, typer.Option(help="Seconds, after which the copy is dropped.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The result as JSON.")] = False,
+) -> None:
+    """Copies a table or view at one time into files, a manifest last: whole or not at all.
+
+    The files are written by the service, below its copy_dir or in one of its copy_buckets. Without
+    a manifest a place holds no copy. An interrupt drops the copy.
+    """
+    set_up_logging("warning")
+    if kind not in FORMATS:
+        raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
+    chosen: CopyFormat = kind  # type: ignore[assignment]
+    deadline_ms = None if deadline is None else round(deadline * 1000)
+    done = run_loop(
+        lambda: _copy(target, name, destination, chosen, as_of, file_bytes, overwrite, deadline_ms)
+    )
+    if as_json:
+        found = {field: getattr(done, field) for field in done.__struct_fields__}
+        print(json.dumps(found))
+    else:
+        print(f"{done.rows} rows at {done.as_of} in {done.files} files: {done.manifest}")
+
+
+async def _copy(
+    target: ServiceTarget,
+    name: str,
+    destination: str,
+    kind: CopyFormat,
+    as_of: int | None,
+    file_bytes: int,
+    overwrite: bool,
+    deadline_ms: int | None,
+) -> CopiedTo:
+    from actors.doors.client.client import Client
+
+    shown = sys.stderr.isatty()
+    try:
+        async with await Client.connect(target.address, settings=target.settings) as client:
+            return await client.copy_to(
+                name,
+                destination,
+                as_of=as_of,
+                format=kind,
+                file_bytes_max=file_bytes,
+                overwrite=overwrite,
+                deadline_ms=deadline_ms,
+                progress=_show if shown else None,
+            )
+    finally:
+        if shown:
+            print(file=sys.stderr)
+
+
+def _show(progress: CopyProgressed) -> None:
+    """Print the progress, over the same line."""
+    print(f"\r\x1b[K{progress_text(progress)}", end="", file=sys.stderr, flush=True)
+
+
+def progress_text(progress: CopyProgressed) -> str:
+    """Return a copy's progress, for people."""
+    if not progress.parts_total:
+        return "waiting until its time is sealed"
+    mib = 1 << 20
+    return (
+        f"{progress.parts_read} of {progress.parts_total} parts read, "
+        f"{progress.bytes_read / mib:.1f} of {progress.bytes_total / mib:.1f} MiB; "
+        f"{progress.rows} rows written"
+    )
+
+
+@service_command
+def subscribe(
+    target: ServiceTarget,
+    name: Annotated[str, typer.Argument(help="A table or view.")],
+    snapshot: Annotated[
+        bool, typer.Option("--snapshot/--no-snapshot", help="Whether the contents come first.")
+    ] = True,
+    as_of: Annotated[
+        int | None, typer.Option(help="The time of the contents, and where changes begin.")
+    ] = None,
+    up_to: Annotated[int | None, typer.Option(help="Ends before this time.")] = None,
+    resume: Annotated[
+        int | None, typer.Option(help="Goes on from this frontier, without the contents.")
+    ] = None,
+    progress: Annotated[
+        bool, typer.Option("--progress", help="Says up to where all has been printed, too.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A line of JSON a change.")] = False,
+) -> None:
+    """Prints the changes of a table or view as they come, until it is interrupted.
+
+    Each row has its time, and how often it came (or, below zero, went). At the end the frontier
+    to resume from is told on stderr: `--resume` goes on there, without gap or repeat.
+    """
+    set_up_logging("warning")
+    given: dict[str, Any] = {
+        "from_": resume,
+        "as_of": as_of,
+        "up_to": up_to,
+        "snapshot": snapshot,
+        "progress": progress,
+    }
+    printed = PrintedSubscribe(as_json=as_json, progress=progress, upper=resume)
+    try:
+        run_loop(lambda: _follow(target, name, given, printed))
+    except* BrokenPipeError:
+        # The reader has closed the pipe: Python's last flush at exit must not fail on it again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        text = printed.resumption()
+        if text:
+            print(text, file=sys.stderr)
+
+
+class PrintedSubscribe:
+    """Prints the changes of a subscribe, and tracks the frontier to resume from."""
+
+    def __init__(self, *, as_json: bool, progress: bool, upper: int | None) -> None:
+        self._as_json = as_json
+        self._progress = progress
+        self._named = as_json
+        """True if the line of column names was printed."""
+        self._partial = False
+        self._settled = threading.Event()
+        """Set while no write is in progress."""
+        self._settled.set()
+        self.upper = upper
+        """Frontier below which everything was printed."""
+
+    def lines(self, change: ChangeBatch) -> Iterator[str]:
+        """Yield the lines of a change."""
+        from actors.connectors.sinks.formats import JsonLines
+        from actors.model.plan.schema import DIFF, TIME
+
+        if change.table is not None:
+            names = [n for n in change.table.column_names if n not in (TIME, DIFF)]
+            if not self._named:
+                self._named = True
+                yield "\t".join([TIME, DIFF, *names])
+            rows = change.table.select([TIME, DIFF, *names])
+            if self._as_json:
+                yield from JsonLines(rows.schema).encode(rows).decode().split("\n")[:-1]
+            else:
+                for row in rows.to_pylist():
+                    yield "\t".join("NULL" if v is None else str(v) for v in row.values())
+        if self._progress and not change.partial:
+            upper = None if change.upper >= EMPTY else change.upper
+            if self._as_json:
+                yield json.dumps({"__upper": upper}, separators=(",", ":"))
+            else:
+                yield "# the end" if upper is None else f"# upper {upper}"
+
+    async def write(self, change: ChangeBatch) -> None:
+        """Print a change, on a thread."""
+        text = "".join(f"{line}\n" for line in self.lines(change))
+        # Abandoned on cancellation: a write that blocks on its reader must not delay the end.
+        self._settled.clear()
+        # A slow reader must hold back the changes, not the connection's event loop.
+        await anyio.to_thread.run_sync(self._write, text, change, abandon_on_cancel=True)
+
+    def _write(self, text: str, change: ChangeBatch) -> None:
+        try:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+            self.done(change)
+        finally:
+            self._settled.set()
+
+    def done(self, change: ChangeBatch) -> None:
+        """Note that all of a change was printed."""
+        self._partial = change.partial
+        if not change.partial:
+            self.upper = change.upper
+
+    def resumption(self) -> str:
+        """Return the advice for resuming; empty if the subscribe has reached its end."""
+        # A signal may interrupt between a write and its note: wait, so that printed lines count.
+        self._settled.wait(_SETTLE_S)
+        if self.upper is not None and self.upper >= EMPTY:
+            return ""
+        if self.upper is None:
+            return "nothing to resume from: the contents were not whole" if self._partial else ""
+        also = "; forget what was printed last, which was not whole" if self._partial else ""
+        return f"resume with --resume {self.upper}{also}"
+
+
+async def _follow(
+    target: ServiceTarget, name: str, given: dict[str, Any], printed: PrintedSubscribe
+) -> None:
+    """Print changes until the end of the subscribe, or a signal."""
+    from actors.doors.client.client import Client
+
+    async with (
+        anyio.create_task_group() as group,
+        await Client.connect(target.address, settings=target.settings) as client,
+    ):
+        group.start_soon(_end_on_signal, group.cancel_scope)
+        await _print(client, name, given, printed)
+        group.cancel_scope.cancel()
+
+
+async def _end_on_signal(scope: anyio.CancelScope) -> None:
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return
+
+
+async def _print(
+    client: Client, name: str, given: dict[str, Any], printed: PrintedSubscribe
+) -> None:
+    async with contextlib.aclosing(client.subscribe(name, **given)) as changes:
+        async for change in changes:
+            await printed.write(change)

@@ -1,0 +1,672 @@
+"""Decides how a plan is executed: by the gateway itself, or by Spark with the names replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import aclosing
+from functools import partial
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql.connect.proto import relations_pb2
+
+from actors.control.access.open_sessions import ReadRights
+from actors.doors.connect_gateway.callers import caller
+from actors.doors.connect_gateway.catalog_answers import SparkCatalogAnswer, answer_catalog
+from actors.doors.connect_gateway.change_streams import bind_streams
+from actors.doors.connect_gateway.error_status import unsupported
+from actors.doors.connect_gateway.frame_writes import FrameWrites
+from actors.doors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
+from actors.doors.connect_gateway.object_catalog import (
+    ObjectDirectory,
+    ObjectNames,
+    SharedClient,
+    canonical_read,
+    plain_relation,
+    qualifier_of,
+)
+from actors.doors.connect_gateway.object_rows import ObjectRows, OpenedRows
+from actors.doors.connect_gateway.own_operations import AnswerStream
+from actors.doors.connect_gateway.pipelines import PipelineCommands, defines_pipeline
+from actors.doors.connect_gateway.plain_reads import DirectRead, direct_read
+from actors.doors.connect_gateway.plan_guard import PlanGuard
+from actors.doors.connect_gateway.plan_options import (
+    check_reads,
+)
+from actors.doors.connect_gateway.plan_rewriting import (
+    EXPRESSION_TEXT,
+    TEXT_FIELDS,
+    PlanNames,
+    ProtoMessage,
+    bind_names,
+    find_names,
+    plan_of,
+    relation_of_command,
+    statement_of,
+    walk_messages,
+    written_text_of,
+)
+from actors.doors.connect_gateway.plan_routes import (
+    ForwardRoute,
+    OwnRoute,
+    nothing,
+    nothing_as_command,
+)
+from actors.doors.connect_gateway.row_messages import (
+    RowGatherer,
+    answer_relation,
+    command_answer,
+    complete_answer,
+    row_answers,
+    schema_answer,
+    spark_struct_of,
+    table_answers,
+)
+from actors.doors.connect_gateway.session_settings import (
+    COMPUTED_CHANGES,
+    WATCHED,
+    check_fixed_text,
+)
+from actors.doors.connect_gateway.shown_lists import answer_shown
+from actors.doors.connect_gateway.spark_calls import SparkCalls
+from actors.doors.connect_gateway.sql_names import (
+    NameParts,
+    TemporaryViewText,
+    changed_name_of,
+    created_name_of,
+    dropped_view_of,
+    is_query,
+    keep_names,
+    names_of,
+    needs_no_rows,
+    parse_identifier,
+    read_names,
+    setting_of,
+    temporary_view_of,
+)
+from actors.doors.connect_gateway.statement_arguments import text_with_arguments
+from actors.doors.connect_gateway.statement_execution import ExecuteStatement, StatementDeclined
+from actors.doors.sql_session.audit import StatementAudit
+from actors.doors.sql_session.long_texts import work_on
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.protocol.relations import fold, is_relation
+from actors.runtime.errors import (
+    AccessDenied,
+    InvalidUsage,
+)
+from actors.runtime.settings import Settings
+
+VIEW_KEY: Final = "penstock.#"
+"""Prefix of the keys of a session's views: no object's name begins so."""
+
+
+_LOST: Final = {
+    "TABLE": (
+        "CREATE TABLE {name} with a format or a clause of Spark's own: Spark would forget the "
+        "table with its process. Create it as a table of Penstock, by CREATE TABLE {name} "
+        "(columns) or CREATE TABLE {name} AS query; or write files, by their path."
+    ),
+    "VIEW": (
+        "CREATE VIEW {name} over what is not Penstock's: Spark would forget the view with its "
+        "process. Make a temporary view."
+    ),
+    "FUNCTION": (
+        "CREATE FUNCTION {name}: Spark would forget the function with its process. Make it a "
+        "temporary one, in each session."
+    ),
+}
+"""Refusals of what Spark would keep in its process alone."""
+
+
+class PlanRouter:
+    """Decides for each plan."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: ObjectDirectory,
+        client: SharedClient,
+        rows: ObjectRows,
+        calls: SparkCalls,
+        guard: PlanGuard,
+        execute_statement: ExecuteStatement | None,
+        pipelines: PipelineCommands,
+    ) -> None:
+        self._settings = settings
+        self._directory = directory
+        self._client = client
+        self._rows = rows
+        self._calls = calls
+        self._guard = guard
+        self._execute = execute_statement
+        self._pipelines = pipelines
+        self._writes = FrameWrites(
+            settings, directory, client, calls, guard, self._bound, self._check
+        )
+
+    async def route(
+        self, operation: OpenOperation, request: ProtoMessage, *, declined: bool = False
+    ) -> OwnRoute | ForwardRoute:
+        """Return the way of an `ExecutePlanRequest`. `declined`: its text is no statement of the
+        service. Raises errors of the service, and Spark's."""
+        await _split_texts(request)
+        session, text = operation.session, statement_of(request.plan)
+        command = request.plan.command
+        if text is None and not declined:
+            text = self._argued_text(session, request.plan, await self._directory.names())
+        if command.WhichOneof("command_type") == "pipeline_command":
+            return OwnRoute(self._pipelines.answers(session, command.pipeline_command), True)
+        if defines_pipeline(request) and command.WhichOneof("command_type") == "sql_command":
+            return self._within_pipeline(request.plan)
+        if text is not None:
+            if self._execute is not None and not declined and not is_query(text):
+                filled = await self._writes.filled_from_views(operation, text)
+                return filled or OwnRoute(lambda: self._run_statement(text, session), True)
+            self._refuse_lost(session, text, await self._directory.names())
+            setting = setting_of(text)
+            # A role without the right to run code is refused below, whatever it sets.
+            if setting is not None and caller().runs_code:
+                check_fixed_text(setting.name, resets=setting.resets, assigns=setting.assigns)
+                await self._calls.note_settings(session, [setting.name])
+            # EXECUTE IMMEDIATE and scripts: what they set is seen by the values afterwards.
+            if names_of(text).head in COMPUTED_CHANGES:
+                await self._calls.note_settings(session, WATCHED)
+            dropped = dropped_view_of(text)
+            # Not as a text: one that may not run code gives Spark no commands.
+            is_sparks = dropped is not None and fold(dropped) in session.own_views
+            if dropped is not None and session.drop_view(dropped):
+                return OwnRoute(nothing_as_command)
+            if dropped is not None and is_sparks:
+                return OwnRoute(lambda: self._drop_view(session, dropped))
+        names = await self._directory.names()
+        if request.plan.WhichOneof("op_type") == "command":
+            return await self._command(operation, request, names)
+        return await self._relation(operation, request, names)
+
+    def _argued_text(
+        self, session: GatewaySession, plan: ProtoMessage, names: ObjectNames
+    ) -> str | None:
+        """Return the text of a statement that has arguments, with these in it; None for a query,
+        and every other plan."""
+        if plan.command.WhichOneof("command_type") != "sql_command":
+            return None
+        relation = relation_of_command(plan.command.sql_command)
+        written = written_text_of(relation)
+        # Spark binds the arguments of a query.
+        if written is None or is_query(written):
+            return None
+        if relation.WhichOneof("rel_type") == "sql":
+            return text_with_arguments(relation.sql)
+        target = changed_name_of(written)
+        if target is not None and names.key_of(target, session.hidden) is not None:
+            raise unsupported(
+                "A statement of Penstock with DataFrames as arguments: make them temporary views, "
+                "or use df.writeTo(…).append()."
+            )
+        return None
+
+    def _within_pipeline(self, plan: ProtoMessage) -> OwnRoute:
+        """Return the route of a text in code that defines a pipeline: the relation itself. Raises
+        `SparkCondition` for a text that is no query."""
+        original = relation_of_command(plan.command.sql_command)
+        written = written_text_of(original)
+        if written is None or not needs_no_rows(written):
+            raise unsupported(
+                "Code that defines a pipeline has queries alone: this statement is not carried out."
+            )
+        # Not analysed: it may read datasets that the run has yet to make.
+        return OwnRoute(lambda: _of_command(original))
+
+    # -- relations -----------------------------------------------------------------------------
+
+    async def _relation(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, root = operation.session, request.plan.root
+        if root.WhichOneof("rel_type") == "catalog":
+            own = self._catalog(session, root, names)
+            if own is not None:
+                return own
+        plain = self.plain(session, root, names)
+        if plain is not None:
+            self._check(session, "read", [plain.read.name], operation.rights)
+            return OwnRoute(lambda: self._read(plain, session.caller.role))
+        await self._guard.check(session, request, names)
+        return await self._bound(operation, request, names)
+
+    def _check(
+        self,
+        session: GatewaySession,
+        right: str,
+        keys: Collection[str],
+        rights: ReadRights | None = None,
+    ) -> None:
+        """Raise `AccessDenied` unless a session has a right on these objects, which `rights`
+        notes."""
+        who = session.caller
+        audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
+        if rights is not None:
+            rights.note(self._directory.reads_of(keys))
+        try:
+            self._directory.check(session.caller.role, right, keys)
+        except AccessDenied:
+            audit.event(f"Plan: {right}", "AccessDenied", tuple(keys))
+            raise
+        audit.event(f"Plan: {right}", objects=tuple(keys))
+
+    def plain(
+        self, session: GatewaySession, relation: ProtoMessage, names: ObjectNames
+    ) -> DirectRead | None:
+        """Return the plain read that a relation is; None if Spark must read it."""
+        # What a text or a name means is Spark's to say then.
+        if session.changed_meaning:
+            return None
+        return direct_read(relation, names.resolver(session.hidden), names.schemas)
+
+    async def _read(self, plain: DirectRead, role: str) -> AnswerStream:
+        """Answer a plain read of this role from an index or a shard."""
+        # The latest time, and not the latest that is sealed: a user reads what was just written.
+        time = await self._directory.pin([plain.read.name])
+        as_of = None if is_relation(plain.read.name) else time
+        schema, offset = plain.columns(), 0
+        yield schema_answer(schema)
+        async with (
+            self._client.reader_of(plain.read.name, role) as client,
+            aclosing(client.query(plain.sql, as_of=as_of)) as batches,
+        ):
+            async for batch in batches:
+                told = pa.Table.from_batches([batch]).cast(schema).combine_chunks()
+                for each in told.to_batches() or [pa.RecordBatch.from_pylist([], schema=schema)]:
+                    for answer in row_answers(each, offset):
+                        yield answer
+                    offset += each.num_rows
+        yield complete_answer()
+
+    def _catalog(
+        self, session: GatewaySession, root: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | None:
+        catalog = root.catalog
+        if catalog.WhichOneof("cat_type") == "drop_temp_view":
+            if session.drop_view(catalog.drop_temp_view.view_name):
+                return OwnRoute(lambda: _of_table(pa.table({"value": [True]})))
+            return None
+        kind = catalog.WhichOneof("cat_type")
+        if kind in ("create_table", "create_external_table"):
+            parts = parse_identifier(getattr(catalog, kind).table_name)
+            if parts is not None and names.own_name(parts) is not None:
+                raise unsupported(_LOST["TABLE"].format(name=".".join(parts)))
+        known = names.with_plain()
+        found = answer_catalog(catalog, known, known.resolver(session.hidden))
+        if found is None:
+            return None
+        if not found.added:
+            return OwnRoute(lambda: _of_table(found.rows))
+        return OwnRoute(lambda: self._listed(session, root, found))
+
+    async def _listed(
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
+    ) -> AnswerStream:
+        """Answer with Spark's rows and the service's."""
+        for answer in table_answers(await self._merged(session, root, found)):
+            yield answer
+
+    async def _shown(
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
+    ) -> AnswerStream:
+        """Answer a statement that lists objects, as `_listed` does."""
+        yield command_answer(answer_relation(await self._merged(session, root, found)))
+        yield complete_answer()
+
+    async def _merged(
+        self, session: GatewaySession, root: ProtoMessage, found: SparkCatalogAnswer
+    ) -> pa.Table:
+        """Return Spark's rows and the service's."""
+        if not found.added:
+            return found.rows
+        gathered = RowGatherer()
+        async with aclosing(self._calls.answers(session, plan_of(root))) as answers:
+            async for answer in answers:
+                gathered.add(answer)
+        rows, own = found.rows, gathered.table()
+        if own is not None:
+            fitted = [rows.column(number).cast(own.schema.field(number).type)
+                      for number in range(own.num_columns)]  # fmt: skip
+            made = pa.Table.from_arrays(fitted, names=own.column_names)
+            rows = pa.concat_tables([own.cast(made.schema), made])
+        return rows.combine_chunks()
+
+    # -- commands ------------------------------------------------------------------------------
+
+    async def _command(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, command = operation.session, request.plan.command
+        kind = command.WhichOneof("command_type")
+        if kind == "sql_command":
+            return await self._sql(operation, request, names)
+        await self._guard.check(session, request, names)
+        match kind:
+            case "create_dataframe_view":
+                return await self._view(session, request, names)
+            case "write_operation" | "write_operation_v2":
+                insert = self._writes.route(operation, request, names)
+                if insert is not None:
+                    return insert
+            case "write_stream_operation_start" if command.write_stream_operation_start.table_name:
+                parts = parse_identifier(command.write_stream_operation_start.table_name)
+                if parts is not None and names.own_name(parts) is not None:
+                    raise unsupported(
+                        f"A stream into the table {parts[-1]} of Penstock: append its batches, by "
+                        "foreachBatch."
+                    )
+            case "write_stream_operation_start" if command.write_stream_operation_start.query_name:
+                return await self._stream(operation, request, names)
+        return await self._bound(operation, request, names)
+
+    async def _sql(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        session, text = operation.session, statement_of(request.plan)
+        original = relation_of_command(request.plan.command.sql_command)
+        if self.plain(session, original, names) is not None:
+            # The client executes the relation when it wants the rows.
+            return OwnRoute(lambda: _of_command(original))
+        shown = None if text is None else answer_shown(text, names)
+        if shown is not None:
+            if not caller().runs_code:
+                shown = SparkCatalogAnswer(shown.rows)
+            return OwnRoute(lambda: self._shown(session, original, shown))
+        view = None if text is None else temporary_view_of(text)
+        if view is not None and text is not None:
+            found = self._names(session, request, names)
+            # Its query alone is looked at, so that Spark is not given the statement.
+            if found.read or found.followed or not caller().runs_code:
+                return await self._define_text(session, view, names)
+            if view.is_global:
+                return ForwardRoute(request)
+            return ForwardRoute(request, done=lambda: session.note_own_view(view.name))
+        await self._guard.check(session, request, names)
+        written = written_text_of(original)
+        return await self._bound(operation, request, names, original=original, text=written)
+
+    async def _run_statement(self, text: str, session: GatewaySession) -> AnswerStream:
+        """Execute a statement of the service. Raises `StatementDeclined` for a text of Spark's."""
+        # Within the operation: a statement may wait long, and its client come back for the answer.
+        assert self._execute is not None
+        conf = await self._calls.changed_settings(session)
+        found = await self._execute(text, session.caller, conf)
+        if found is None:
+            raise StatementDeclined("the text is Spark's")
+        rows = pa.Table.from_batches(list(found[1]), schema=found[0])
+        limit = self._settings.connect_message_bytes_max
+        if rows.nbytes > limit:
+            raise InvalidUsage(
+                f"the answer of the statement has more than {limit} bytes "
+                "(connect_message_bytes_max)"
+            )
+        yield command_answer(answer_relation(rows.combine_chunks()))
+        yield complete_answer()
+
+    async def _stream(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> ForwardRoute:
+        """Return the route of a stream with a name, which is that of a view if it is kept in
+        memory."""
+        session, started = operation.session, request.plan.command.write_stream_operation_start
+        bound = await self._bound(operation, request, names)
+        if started.format != "memory":
+            return bound
+        name = started.query_name
+        return msgspec.structs.replace(bound, done=lambda: session.note_own_view(name))
+
+    def _refuse_lost(self, session: GatewaySession, text: str, names: ObjectNames) -> None:
+        """Raise `SparkCondition` for a text that would make something in Spark's catalog, whose
+        process forgets it, under a name of the service's own."""
+        made = created_name_of(text)
+        if made is not None and names.own_name(made[1]) is not None:
+            kind, parts = made
+            raise unsupported(_LOST[kind].format(name=".".join(parts)))
+
+    # -- temporary views -----------------------------------------------------------------------
+
+    async def _view(
+        self, session: GatewaySession, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | ForwardRoute:
+        made = request.plan.command.create_dataframe_view
+        found = self._names(session, made.input, names)
+        if not found.read and not found.followed:
+            name = made.name
+            if made.is_global:
+                return ForwardRoute(request)
+            return ForwardRoute(request, done=lambda: session.note_own_view(name))
+        # Sessions of other users would see it, and the gateway keeps views by session.
+        if made.is_global:
+            raise unsupported("A global temporary view over objects of Penstock is not kept.")
+        await self._define(session, made.name, made.input, names, replace=made.replace)
+        return OwnRoute(nothing)
+
+    async def _drop_view(self, session: GatewaySession, name: str) -> AnswerStream:
+        """Drop a temporary view that Spark keeps."""
+        root = relations_pb2.Relation()
+        root.catalog.drop_temp_view.view_name = name
+        await self._calls.execute(session, plan_of(root))
+        async for answer in nothing_as_command():
+            yield answer
+
+    async def _define_text(
+        self, session: GatewaySession, view: TemporaryViewText, names: ObjectNames
+    ) -> OwnRoute:
+        if view.is_global or view.columns:
+            raise unsupported(
+                "A temporary view over objects of Penstock is neither global nor has a list of "
+                "columns: name them in its query."
+            )
+        if not (view.if_absent and fold(view.name) in session.hidden):
+            relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=view.query))
+            await self._guard.check(session, relation, names)
+            await self._define(session, view.name, relation, names, replace=view.replace)
+        return OwnRoute(nothing_as_command)
+
+    async def _define(
+        self,
+        session: GatewaySession,
+        name: str,
+        relation: ProtoMessage,
+        names: ObjectNames,
+        *,
+        replace: bool,
+    ) -> None:
+        """Keep a temporary view, if Spark accepts its query."""
+        expanded = self._expanded(session, relation, names)
+        # By names that this very view, or another one, cannot hide later.
+        kept = bind_names(expanded, names.resolver(session.hidden), canonical_read)
+        if kept.views:
+            raise unsupported(
+                "A temporary view over objects of Penstock whose expressions, written as text, "
+                "name such objects."
+            )
+        found = find_names(kept.message, names.resolver())
+        _refuse_changes(found)
+        empty = self._rows.empty(names, found.read).relations
+        bound = bind_names(kept.message, names.resolver(), empty.__getitem__, qualifier_of)
+        await self._calls.analyze(session, bound.message)
+        session.define_view(name, kept.message, replace=replace)
+
+    def _expanded(
+        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+    ) -> ProtoMessage:
+        """Return a plan with the definitions of the session's views and of plain views in place of
+        their names. Raises `SparkCondition`."""
+
+        def resolve_any(parts: NameParts) -> str | None:
+            found = resolve(parts) or resolve_plain(parts)
+            return found or names.key_of(parts, session.hidden)
+
+        def resolve(parts: NameParts) -> str | None:
+            alone = fold(parts[0]) if len(parts) == 1 else ""
+            return f"{VIEW_KEY}{alone}" if alone in session.views else None
+
+        def resolve_plain(parts: NameParts) -> str | None:
+            key = names.plain_key_of(parts, session.hidden)
+            return None if key is None else f"{VIEW_KEY}{key}"
+
+        check_reads(message, resolve_any)
+        # The session's views first: they may name plain views.
+        for found, relation_of in (
+            (resolve, session.views.__getitem__),
+            (resolve_plain, lambda name: plain_relation(names, name)),
+        ):
+            if not find_names(message, found).read:
+                continue
+            bound = bind_names(message, found, lambda key: relation_of(key[len(VIEW_KEY) :]))  # noqa: B023
+            if bound.views:
+                raise unsupported(
+                    "An expression that is written as text names a view over objects of Penstock."
+                )
+            message = bound.message
+        return message
+
+    def _names(
+        self, session: GatewaySession, message: ProtoMessage, names: ObjectNames
+    ) -> PlanNames:
+        expanded = self._expanded(session, message, names)
+        return find_names(expanded, names.resolver(session.hidden))
+
+    # -- names ---------------------------------------------------------------------------------
+
+    async def _bound(
+        self,
+        operation: OpenOperation,
+        request: ProtoMessage,
+        names: ObjectNames,
+        *,
+        original: ProtoMessage | None = None,
+        text: str | None = None,
+    ) -> ForwardRoute:
+        """Return a request with relations in place of names. `original`: see `ForwardRoute`;
+        `text`: the statement that the plan is."""
+        session = operation.session
+        expanded = await self._streamed(
+            session, self._expanded(session, request, names), names, session.stream_rights
+        )
+        found = find_names(expanded, names.resolver(session.hidden))
+        _refuse_others(found)
+        if not found.read:
+            return ForwardRoute(expanded, original if expanded is not request else None)
+        self._check(session, "read", found.read, operation.rights)
+        # The client executes the relation of a query later: here it is only analysed.
+        if text is not None and needs_no_rows(text):
+            opened = self._rows.empty(names, found.read)
+        else:
+            opened = await self._opened(operation, names, found)
+            streams = request.plan.command.WhichOneof("command_type") == (
+                "write_stream_operation_start"
+            )
+            if opened.lent and streams:
+                raise unsupported(
+                    "A stream is joined with an object of Penstock that is larger than "
+                    "connect_inline_bytes_max."
+                )
+        bound = bind_names(
+            expanded,
+            names.resolver(session.hidden),
+            opened.relations.__getitem__,
+            qualifier_of,
+        )
+        return ForwardRoute(bound.message, original, bound.views, names_texts=bound.texts)
+
+    async def _streamed(
+        self,
+        session: GatewaySession,
+        message: ProtoMessage,
+        names: ObjectNames,
+        rights: ReadRights | None = None,
+    ) -> ProtoMessage:
+        """Return a plan in which streams of objects' changes are Spark's to read; `rights` notes
+        the objects."""
+        bound, keys = bind_streams(message, names.resolver(session.hidden), self._settings)
+        if keys:
+            self._check(session, "read", keys, rights)
+            await self._calls.prepare_streams(session)
+        return bound
+
+    async def _opened(
+        self, operation: OpenOperation, names: ObjectNames, found: PlanNames
+    ) -> OpenedRows:
+        time = await self._directory.pin(found.read)
+        role = operation.session.caller.role
+        opened = await self._rows.open(operation.rows, names, found.read, time, role)
+        if opened.lent:
+            await self._calls.prepare_files(operation.session)
+        return opened
+
+    async def bind_analysis(self, session: GatewaySession, request: ProtoMessage) -> ForwardRoute:
+        """Return an `AnalyzePlanRequest` with relations without rows in place of names."""
+        names = await self._directory.names()
+        await self._guard.check(session, request, names)
+        expanded = await self._streamed(session, self._expanded(session, request, names), names)
+        found = find_names(expanded, names.resolver(session.hidden))
+        _refuse_changes(found)
+        if not found.read:
+            return ForwardRoute(expanded)
+        empty = self._rows.empty(names, found.read).relations
+        resolve = names.resolver(session.hidden)
+        bound = bind_names(expanded, resolve, empty.__getitem__, qualifier_of)
+        return ForwardRoute(bound.message, None, bound.views, names_texts=bound.texts)
+
+    async def plain_schema(
+        self, session: GatewaySession, request: ProtoMessage
+    ) -> ProtoMessage | None:
+        """Return the columns of an `AnalyzePlanRequest` that asks for those of a plain read; None
+        for every other one."""
+        await _split_texts(request)
+        if request.WhichOneof("analyze") != "schema":
+            return None
+        plan = request.schema.plan
+        if plan.WhichOneof("op_type") != "root":
+            return None
+        names = await self._directory.names()
+        plain = self.plain(session, plan.root, names)
+        return None if plain is None else spark_struct_of(plain.columns())
+
+
+def _refuse_changes(found: PlanNames) -> None:
+    """Raise `SparkCondition` if changes of an object are read."""
+    if found.followed:
+        raise unsupported(
+            f"Changes of {', '.join(sorted(found.followed))} of Penstock are a stream of a query "
+            "(readStream), and neither a relation nor kept in a temporary view."
+        )
+
+
+def _refuse_others(found: PlanNames) -> None:
+    """Raise `SparkCondition` for uses of names that rows at one time cannot answer."""
+    named = sorted({*found.read, *found.written, *found.followed})
+    _refuse_changes(found)
+    if found.written:
+        raise unsupported(f"This command does not write to {', '.join(named)} of Penstock.")
+
+
+async def _of_table(rows: pa.Table) -> AnswerStream:
+    for answer in table_answers(rows):
+        yield answer
+
+
+async def _of_command(relation: ProtoMessage) -> AnswerStream:
+    yield command_answer(relation)
+    yield complete_answer()
+
+
+async def _split_texts(request: ProtoMessage) -> None:
+    """Split the texts of a request into words once, for all that is asked of them: in a thread if
+    they are long."""
+    kept = keep_names()
+    for message in walk_messages(request):
+        name = message.DESCRIPTOR.full_name
+        # Of expressions few have a word for which they are looked at.
+        if name not in TEXT_FIELDS or name == EXPRESSION_TEXT:
+            continue
+        text = str(getattr(message, TEXT_FIELDS[name]))
+        if text not in kept:
+            kept[text] = await work_on(len(text), partial(read_names, text))

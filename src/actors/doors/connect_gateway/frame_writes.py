@@ -1,0 +1,222 @@
+"""Writes of DataFrames into tables of the service: Spark makes the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
+
+import pyarrow as pa
+from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
+
+from actors.doors.client.client import TableWrite
+from actors.doors.connect_gateway.error_status import unsupported
+from actors.doors.connect_gateway.gateway_sessions import GatewaySession, OpenOperation
+from actors.doors.connect_gateway.object_catalog import ObjectDirectory, ObjectNames, SharedClient
+from actors.doors.connect_gateway.own_operations import AnswerStream
+from actors.doors.connect_gateway.plan_guard import PlanGuard
+from actors.doors.connect_gateway.plan_options import check_write, creates, wants_absence
+from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, plan_of
+from actors.doors.connect_gateway.plan_routes import (
+    ForwardRoute,
+    OwnRoute,
+    nothing,
+    nothing_as_command,
+)
+from actors.doors.connect_gateway.row_messages import RowGatherer, complete_answer
+from actors.doors.connect_gateway.spark_calls import SparkCalls
+from actors.doors.connect_gateway.sql_names import NameParts, find_text_reads, parse_identifier
+from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.row_values import schema_of
+from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.statements import InsertStatement
+from actors.model.protocol.relations import fold
+from actors.runtime.errors import InvalidUsage, ObjectExists, SqlSyntaxError, UnknownObject
+from actors.runtime.settings import Settings
+
+
+class FrameWrites:
+    """Decides for each write, and carries it out."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: ObjectDirectory,
+        client: SharedClient,
+        calls: SparkCalls,
+        guard: PlanGuard,
+        bind: Callable[[OpenOperation, ProtoMessage, ObjectNames], Awaitable[ForwardRoute]],
+        check: Callable[[GatewaySession, str, list[str]], None],
+    ) -> None:
+        """Take the parts. `bind` returns a request with relations in place of names, `check` raises
+        `AccessDenied` unless a session has a right on objects."""
+        self._settings = settings
+        self._directory = directory
+        self._client = client
+        self._calls = calls
+        self._guard = guard
+        self._bound = bind
+        self._check = check
+
+    async def filled_from_views(self, operation: OpenOperation, text: str) -> OwnRoute | None:
+        """Return the route of an INSERT whose query reads temporary views of the session; None for
+        every other text. Only Spark knows these views, so it makes the rows."""
+        hidden = operation.session.hidden
+        # Most sessions have none, and their texts are not read twice.
+        if not hidden:
+            return None
+        try:
+            statement = await work_on(len(text), lambda: parse_statement(text))
+        except SqlSyntaxError:
+            return None  # whoever carries it out says so
+        if not isinstance(statement, InsertStatement) or statement.query is None:
+            return None
+        query, names = statement.query.query.text, await self._directory.names()
+        key = names.key_of(statement.table, hidden)
+
+        def resolve(parts: NameParts) -> str | None:
+            return parts[0] if len(parts) == 1 and fold(parts[0]) in hidden else None
+
+        # An INSERT with a list of columns is put into order by whoever carries it out.
+        if key is None or statement.columns is not None or not find_text_reads(query, resolve):
+            return None
+        relation = relations_pb2.Relation(sql=relations_pb2.SQL(query=query))
+        plan = base_pb2.ExecutePlanRequest(plan=plan_of(relation))
+        await self._guard.check(operation.session, plan, names)
+        return OwnRoute(lambda: self._fill(operation, plan, names, key), True)
+
+    async def _fill(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, key: str
+    ) -> AnswerStream:
+        """Insert the rows of a query that Spark executes, as a statement is answered."""
+        async with aclosing(
+            self._insert(operation, request, names, key, by_position=True)
+        ) as answers:
+            async for _ in answers:
+                pass
+        async for answer in nothing_as_command():
+            yield answer
+
+    def route(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames
+    ) -> OwnRoute | None:
+        """Return the route of a write into a table of the service, which may be new; None for other
+        writes."""
+        command = request.plan.command
+        first = command.WhichOneof("command_type") == "write_operation"
+        write = command.write_operation if first else command.write_operation_v2
+        # A write by path is Spark's own, and a right of those who run code.
+        if first and not write.HasField("table"):
+            return None
+        session = operation.session
+        parts = parse_identifier(write.table.table_name if first else write.table_name)
+        name = None if parts is None else names.own_name(parts, session.hidden)
+        if parts is None or name is None:
+            return None
+        check_write(write, name)
+        plan = base_pb2.ExecutePlanRequest(plan=plan_of(write.input))
+        key = names.key_of(parts, session.hidden)
+        if key is None:
+            if not creates(write):
+                raise UnknownObject(f"there is no table named {name!r}: create it first")
+            return OwnRoute(lambda: self._create(operation, plan, names, name), True)
+        if wants_absence(write):
+            raise ObjectExists(f"there is a table or view named {key!r} already")
+        # What is there stays as it is, as the mode asks.
+        if first and write.mode == commands_pb2.WriteOperation.SAVE_MODE_IGNORE:
+            return OwnRoute(nothing)
+        by_position = first and write.table.save_method == (
+            commands_pb2.WriteOperation.SaveTable.TABLE_SAVE_METHOD_INSERT_INTO
+        )
+        if not _appends(write, first=first, by_position=by_position):
+            raise unsupported(
+                f"A DataFrame is appended to {key} of Penstock (insertInto, or mode append), and "
+                "does not replace it."
+            )
+        self._check(session, "write", [key])
+        return OwnRoute(
+            lambda: self._insert(operation, plan, names, key, by_position=by_position), True
+        )
+
+    async def _create(
+        self, operation: OpenOperation, request: ProtoMessage, names: ObjectNames, name: str
+    ) -> AnswerStream:
+        """Create a table with the columns and rows of a plan that Spark executes. The rows come
+        after the table, as those of CREATE TABLE AS."""
+        session = operation.session
+        rows = await self._gathered(session, await self._bound(operation, request, names), name)
+        if rows is None:
+            raise InvalidUsage("the DataFrame has no columns")
+        rows = _in_utc(rows)
+        async with await self._client.of_role(session.caller.role) as client:
+            # By a client of the role's own: it is the owner of what it makes.
+            await client.create_table(name, schema_of(rows.schema))
+            if rows.num_rows:
+                await client.insert(name, rows)
+        yield complete_answer()
+
+    async def _insert(
+        self,
+        operation: OpenOperation,
+        request: ProtoMessage,
+        names: ObjectNames,
+        key: str,
+        *,
+        by_position: bool,
+    ) -> AnswerStream:
+        """Insert the rows of a plan that Spark executes, all or none."""
+        bound = await self._bound(operation, request, names)
+        rows = await self._gathered(operation.session, bound, key)
+        columns = names.schemas[key].names
+        if by_position and rows is not None:
+            if len(columns) != rows.num_columns:
+                raise InvalidUsage(
+                    f"{key} has {len(columns)} columns, and the DataFrame {rows.num_columns}"
+                )
+            # `insertInto` goes by position, whatever the frame calls its columns.
+            rows = rows.rename_columns(list(columns))
+        if rows is not None and rows.num_rows:
+            # By the columns as this operation has seen them.
+            write = TableWrite(_in_utc(rows), columns=names.schemas[key].digest)
+            await (await self._client.get()).write({key: write})
+        yield complete_answer()
+
+    async def _gathered(
+        self, session: GatewaySession, bound: ForwardRoute, key: str
+    ) -> pa.Table | None:
+        """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
+        for one write."""
+        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
+        async with AsyncExitStack() as naming:
+            if bound.names_texts or bound.views:
+                await naming.enter_async_context(self._calls.naming(session, bound.views))
+            async with aclosing(self._calls.answers(session, bound.request.plan)) as answers:
+                async for answer in answers:
+                    # Spark has analysed the plan: the names are not needed any more.
+                    await naming.aclose()
+                    gathered.add(answer)
+                    if gathered.bytes > limit:
+                        raise InvalidUsage(
+                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
+                            f"is not inserted into {key} at once"
+                        )
+        return gathered.table()
+
+
+def _appends(write: ProtoMessage, *, first: bool, by_position: bool) -> bool:
+    if not first:
+        return bool(write.mode == commands_pb2.WriteOperationV2.MODE_APPEND)
+    if by_position:
+        return bool(write.mode != commands_pb2.WriteOperation.SAVE_MODE_OVERWRITE)
+    return bool(write.mode == commands_pb2.WriteOperation.SAVE_MODE_APPEND)
+
+
+def _in_utc(rows: pa.Table) -> pa.Table:
+    """Return rows whose instants are in UTC; Spark sends them in the session's time zone."""
+    fields = [
+        field.with_type(pa.timestamp("us", "UTC"))
+        if pa.types.is_timestamp(field.type) and field.type.tz is not None
+        else field
+        for field in rows.schema
+    ]
+    # The cast moves no instant: only the zone in which they are shown.
+    return rows.cast(pa.schema(fields))

@@ -1,0 +1,797 @@
+"""The gateway's calls: each method of the Spark Connect service.
+
+`ExecutePlan` and `AnalyzePlan` are looked at; of the others only what concerns sessions and the
+gateway's own operations. Everything that is Spark's passes as bytes, message by message, each when
+the one before was taken: a client that does not read holds back Spark and nothing else. Deadlines
+and cancellation are passed on.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing, nullcontext
+from typing import Any, Final, TypeVar
+
+import anyio
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from grpc_status import rpc_status
+from pyspark.sql.connect.proto import base_pb2
+
+from actors.control.access.access_rules import UNPROVEN
+from actors.control.access.open_sessions import OpenSessions
+from actors.control.access.role_registry import CONNECT, EXECUTE_CODE, token_digest
+from actors.doors.connect_gateway.call_messages import (
+    is_interrupted,
+    observed_session,
+    with_original,
+)
+from actors.doors.connect_gateway.callers import CallerIdentity, FindRoleOfToken, caller, use_caller
+from actors.doors.connect_gateway.error_status import (
+    engine_ended,
+    session_changed,
+    session_missing,
+    status_of,
+)
+from actors.doors.connect_gateway.execution_routes import PlanRouter
+from actors.doors.connect_gateway.gateway_sessions import (
+    AttachedCall,
+    GatewaySession,
+    OpenOperation,
+    SessionKey,
+    SessionTable,
+    key_of_request,
+)
+from actors.doors.connect_gateway.message_budget import MessageReader, read_messages
+from actors.doors.connect_gateway.object_catalog import ObjectDirectory
+from actors.doors.connect_gateway.own_operations import OperationTags, OwnOperation
+from actors.doors.connect_gateway.plan_decoding import decode_request
+from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, shown_plan
+from actors.doors.connect_gateway.plan_rights import check_form
+from actors.doors.connect_gateway.plan_routes import ForwardRoute, OwnRoute
+from actors.doors.connect_gateway.session_endings import SessionEndings
+from actors.doors.connect_gateway.session_ledger import SessionLedger
+from actors.doors.connect_gateway.session_settings import (
+    check_fixed,
+    check_settings,
+    seen_settings,
+    settings_without_code,
+)
+from actors.doors.connect_gateway.spark_calls import SparkCalls
+from actors.doors.connect_gateway.spark_upstream import SparkUpstream, is_forgotten, passed_on
+from actors.doors.connect_gateway.statement_execution import StatementDeclined
+from actors.engine.spark.remote_address import is_remote
+from actors.runtime.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    DeadlineExceeded,
+    InvalidUsage,
+    PenstockError,
+    ResourceBusy,
+)
+from actors.runtime.kernel import ActorClock
+from actors.runtime.settings import Settings
+from actors.runtime.transport.security import TransportSecurity
+
+log = logging.getLogger("penstock.connect")
+
+T = TypeVar("T")
+SERVICE_NAME: Final = "spark.connect.SparkConnectService"
+USER_CHARACTERS_MAX: Final = 1024
+_DETAILS: Final = "grpc-status-details-bin"
+_BEARER: Final = "bearer "
+_STILL_THERE: Final = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+"""Codes after which an operation may go on, and its client come back."""
+
+_CONTROL: Final = frozenset(
+    {
+        "Config",
+        "FetchErrorDetails",
+        "GetStatus",
+        "Interrupt",
+        "ReattachExecute",
+        "ReleaseExecute",
+        "ReleaseSession",
+    }
+)
+"""Methods that look at work, or end it."""
+
+Handler = Callable[[Any, Any], Awaitable[bytes | None]]
+
+
+class GatewayCalls:
+    """Handlers of all methods."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: ActorClock,
+        upstream: SparkUpstream,
+        calls: SparkCalls,
+        router: PlanRouter,
+        directory: ObjectDirectory,
+        run: Callable[[Callable[[], Awaitable[None]]], None],
+        security: TransportSecurity | None,
+        find_token: FindRoleOfToken,
+        ledger: SessionLedger,
+        prove: Callable[[str], str],
+        opened: OpenSessions,
+    ) -> None:
+        """Take the parts. `run` runs a coroutine function beside all calls, `find_token` returns
+        the role whose token has a digest, `ledger` has the sessions that changed something, `prove`
+        notes that gRPC's peer has shown what is asked
+        for, and returns its address, `opened` are the sessions of all doors."""
+        self._settings = settings
+        self._clock = clock
+        self._upstream = upstream
+        self._calls = calls
+        self._router = router
+        self._directory = directory
+        self._run = run
+        self._security = security
+        self._find_token = find_token
+        self._ledger = ledger
+        self._prove = prove
+        message_max, wait_ms = settings.connect_message_bytes_max, settings.connect_timeout_ms
+        # Apart, so that work that is carried out cannot keep out what would end it.
+        control_max = max(message_max, settings.connect_bodies_bytes_max // 4)
+        work_max = settings.connect_bodies_bytes_max - control_max
+        self._control = MessageReader(control_max, message_max, wait_ms)
+        self._work = MessageReader(work_max, message_max, wait_ms)
+        self._sessions = SessionTable(settings, run)
+        self._endings = SessionEndings(opened, self._sessions, run, self._release, self._give_up)
+        self._opening = anyio.Lock()
+
+    def handlers(self) -> Any:
+        """Return the handlers for gRPC: of every method that this release of the protocol has."""
+        own: dict[str, Handler] = {
+            "ExecutePlan": self._execute_plan,
+            "ReattachExecute": self._reattach,
+            "ReleaseExecute": self._release_execute,
+            "AnalyzePlan": self._analyze,
+            "Config": self._config,
+            "Interrupt": self._interrupt,
+            "GetStatus": self._get_status,
+            "ReleaseSession": self._release_session,
+            "CloneSession": self._clone_session,
+        }
+        made = {}
+        for method in base_pb2.DESCRIPTOR.services_by_name["SparkConnectService"].methods:
+            name = method.name
+            handler = own.get(name) or self._forwarder(method)
+            reader = self._control if name in _CONTROL else self._work
+            # On the wire this is the method's own kind. But gRPC reads the message of a unary call
+            # before it calls a handler, and so before any token was looked at.
+            made[name] = grpc.stream_stream_rpc_method_handler(
+                self._guarded(handler, reader, several=method.client_streaming)
+            )
+        return grpc.method_handlers_generic_handler(SERVICE_NAME, made)
+
+    def _guarded(self, handler: Handler, reader: MessageReader, *, several: bool) -> Handler:
+        """Return a handler that reads its message only for a caller that has shown what is asked
+        for, and whose errors are told as Spark tells them. `several`: the handler takes an iterator
+        over all messages of the call."""
+
+        async def carry_out(context: Any) -> None:
+            if several:
+                async with aclosing(read_messages(reader, context)) as messages:
+                    answer = await handler(messages, context)
+            else:
+                # Held up to the answer: an operation may need its message to its end.
+                async with reader.reading(context.read) as message:
+                    if message is grpc.aio.EOF:
+                        raise InvalidUsage("a call came without a message")
+                    answer = await handler(message, context)
+            if answer is not None:
+                await context.write(answer)
+
+        async def call(_: Any, context: Any) -> None:
+            try:
+                with use_caller(await self._caller(context)):
+                    await carry_out(context)
+                    return
+            except grpc.aio.AioRpcError as error:
+                failed = error
+                if self._is_lost(error):
+                    # Told as it is: tried again, the client would be told of unknown handles.
+                    await context.abort_with_status(rpc_status.to_status(status_of(engine_ended())))
+            except PenstockError as error:
+                status = rpc_status.to_status(status_of(error))
+                await context.abort_with_status(status)
+                raise
+            except (grpc.aio.AbortError, grpc.aio.UsageError):
+                raise
+            except Exception as error:
+                # A fault fails this call alone.
+                log.exception("a call failed by a fault of this program")
+                told = PenstockError(f"{type(error).__name__}: {error}")
+                await context.abort_with_status(rpc_status.to_status(status_of(told)))
+                raise
+            details = [each for each in failed.trailing_metadata() or () if each[0] == _DETAILS]
+            await context.abort(failed.code(), failed.details() or "", tuple(details))
+
+        return call
+
+    def _is_lost(self, error: grpc.aio.AioRpcError) -> bool:
+        """Return whether a call failed because the service's own Spark has ended."""
+        # Another machine's may be there still, and the network be at fault.
+        own = not is_remote(self._settings.spark_master)
+        return own and error.code() is grpc.StatusCode.UNAVAILABLE
+
+    async def _caller(self, context: Any) -> CallerIdentity:
+        """Return who makes a call, by its token. Raises `AuthenticationFailed` if a token is wanted
+        and none of ours is shown."""
+        # On each call: a connection may carry calls of several clients.
+        shown = dict(context.invocation_metadata() or ()).get("authorization", "")
+        text = shown if isinstance(shown, str) else ""
+        token = text[len(_BEARER) :] if text.lower().startswith(_BEARER) else ""
+        digest = token_digest(token)
+        login = await self._find_token(digest)
+        if login.wanted:
+            if login.role is None:
+                raise AuthenticationFailed(
+                    "this service wants a role's token: CREATE TOKEN FOR ROLE name makes one; add "
+                    ";token=… to the address"
+                )
+            peer = self._prove(context.peer())
+            return CallerIdentity(login.role, peer, login.runs_code, digest)
+        tokens = self._security
+        if tokens is not None and tokens.has_tokens and not tokens.knows(token.encode()):
+            raise AuthenticationFailed(
+                "this service wants a token: add ;token=… to the address (token_file)"
+            )
+        return CallerIdentity(UNPROVEN, self._prove(context.peer()), login.runs_code)
+
+    # -- sessions ------------------------------------------------------------------------------
+
+    async def _session(self, request: ProtoMessage) -> GatewaySession:
+        """Return the session that a request names, which is opened at its first."""
+        key = key_of_request(request)
+        if len(key.user_id) > USER_CHARACTERS_MAX or len(key.session_id) > USER_CHARACTERS_MAX:
+            raise InvalidUsage("the names of a session are too long")
+        found, who = self._found(key), caller()
+        if found is not None and found.server != self._upstream.server:
+            # Spark would open it again by itself, in another pool than that of clients.
+            await self._forget(found)
+            found = None
+        if found is None:
+            # One after the other: two first calls of a session must not open it twice.
+            async with self._opening:
+                found = self._found(key)
+                if found is None:
+                    self._sessions.check_room()
+                    first = {} if who.runs_code else settings_without_code(self._settings)
+                    opened = await self._calls.open_session(request, first)
+                    await self._check_new(request, opened)
+                    found = self._endings.add_session(key, opened, who, self._upstream.server)
+        if observed_session(request) not in ("", found.server_side_session_id):
+            raise session_changed(key.session_id)
+        found.ran_code = found.ran_code or who.runs_code
+        found.used_ms = self._clock.monotonic_ms()
+        if found.opened is not None:
+            found.opened.requests += 1
+        return found
+
+    async def _check_new(self, request: ProtoMessage, opened: str) -> None:
+        """Raise `SparkCondition` if a session that Spark has just opened under this id is not new
+        to its client, which may send an operation again that was carried out."""
+        key = key_of_request(request)
+        if observed_session(request) in ("", opened) and not await self._ledger.is_noted(key):
+            return
+        await self._calls.release(key)
+        raise session_changed(key.session_id)
+
+    def _found(self, key: SessionKey) -> GatewaySession | None:
+        """Return a session that is open; None if there is none. Raises `AuthenticationFailed` for
+        one of another role, and `AccessDenied` for one whose role has lost what it ran under."""
+        found = self._sessions.get(key)
+        # A client chooses the names of its sessions, so that a name alone proves nothing.
+        if found is not None and found.caller.role != caller().role:
+            raise AuthenticationFailed(
+                "the session is not of the role that the token proves: open another one"
+            )
+        # It is being given back at Spark.
+        if found is not None and found.opened is not None and found.opened.ended is not None:
+            raise found.opened.ended
+        # Functions and views of that time may be left in it.
+        if found is not None and found.ran_code and not caller().runs_code:
+            raise AccessDenied(
+                f"role {found.caller.role} may not run code any more, as it did in this session: "
+                "open another one"
+            )
+        return found
+
+    def _operation(self, session: GatewaySession, operation_id: str) -> OpenOperation | None:
+        """Return an operation that has not ended; None if it is not known. Raises its error if it
+        was stopped."""
+        session.used_ms = self._clock.monotonic_ms()
+        session.check_operation(operation_id)
+        return session.operations.get(operation_id)
+
+    async def _forget(self, session: GatewaySession) -> None:
+        """Forget a session that Spark has not any more, or is to release."""
+        if self._sessions.get(session.key) is session:
+            self._sessions.remove(session.key)
+        for operation in list(session.operations.values()):
+            await self._sessions.end(operation)
+
+    async def _known(self, session: GatewaySession, work: Awaitable[T]) -> T:
+        """Return the answer of a call in a session; if Spark has not the session any more, it is
+        forgotten here, too. Raises the call's error."""
+        try:
+            return await work
+        except grpc.aio.AioRpcError as error:
+            if is_forgotten(error):
+                await self._forget(session)
+            raise
+
+    async def sweep(self) -> None:
+        """Give up operations without a client, and release sessions that are idle or may not go
+        on."""
+        now, settings = self._clock.monotonic_ms(), self._settings
+        await self._directory.names()
+        for session in self._sessions:
+            if self._has_lost_rights(session):
+                await self._release(session)
+                continue
+            for operation in list(session.operations.values()):
+                if not session.ran_code and now - operation.begun_ms > settings.query_deadline_ms:
+                    await self._expire(operation)
+                left = not operation.attached and operation.left_ms
+                if left and now - operation.left_ms > settings.connect_detached_ms:
+                    await self._give_up(operation)
+            idle = now - session.used_ms > settings.connect_session_idle_ms
+            # A stream goes on without its client, as before Spark's own server.
+            if idle and not session.operations and not await self._streams_of(session):
+                await self._release(session)
+
+    def _has_lost_rights(self, session: GatewaySession) -> bool:
+        """Return whether a session's role has lost what the session was opened or ran under."""
+        may, role = self._directory.may, session.caller.role
+        return not may(role, CONNECT) or (session.ran_code and not may(role, EXECUTE_CODE))
+
+    async def _expire(self, operation: OpenOperation) -> None:
+        """End what a role that may not run code has Spark execute, as a query of another door."""
+        # The gateway's own end by deadlines of their own, and only their answers are kept.
+        if operation.own is None or not operation.own.ended:
+            limit = self._settings.query_deadline_ms
+            operation.stop(
+                DeadlineExceeded(f"the operation took more than {limit} ms (query_deadline_ms)")
+            )
+            await self._give_up(operation)
+
+    async def _release(self, session: GatewaySession) -> None:
+        """End a session that its client has not ended, at Spark too."""
+        for operation in list(session.operations.values()):
+            await self._give_up(operation)
+        try:
+            await self._calls.release(session.key)
+        except grpc.aio.AioRpcError as error:
+            if not is_forgotten(error):
+                log.info("a session was not released: %s", error)
+                return
+        except PenstockError as error:
+            log.info("a session was not released: %s", error)
+            return
+        # Only now: opened anew under its name, it would have what is left in it at Spark.
+        await self._forget(session)
+
+    async def _streams_of(self, session: GatewaySession) -> int:
+        """Return how many streams of a session run; none if Spark has not the session any more."""
+        try:
+            return await self._calls.count_streams(session)
+        except (grpc.aio.AioRpcError, PenstockError) as error:
+            log.info("a session's streams are unknown: %s", error)
+            return 0
+
+    async def _check_streams(self, session: GatewaySession) -> None:
+        """Raise `ResourceBusy` if as many streams run as may. Starts that meet here may exceed this
+        by one for each operation that is open."""
+        # Asked and not counted: streams end by themselves, and Spark tells nobody of it.
+        limit, running = self._settings.connect_streams_max, 0
+        for each in self._sessions:
+            running += await self._streams_of(each)
+        if running >= limit:
+            raise ResourceBusy(
+                f"{limit} streams of Spark Connect clients run (connect_streams_max): stop one, or "
+                "try again later"
+            )
+        session.starts_streams = True
+
+    async def _give_up(self, operation: OpenOperation) -> None:
+        """End an operation whose client has left for good, at Spark too."""
+        # First at Spark: what it reads is given back next.
+        if operation.own is None:
+            await self._calls.interrupt(operation.session, operation.operation_id)
+        await self._sessions.end(operation)
+
+    def stop(self) -> None:
+        """Prepare for the end: see `SessionTable.stop`."""
+        self._sessions.stop()
+
+    async def end_all(self) -> None:
+        """Forget all sessions, and end their operations."""
+        for session in self._sessions:
+            await self._forget(session)
+
+    def describe(self) -> str:
+        """Return the number of sessions and operations, as text for people."""
+        sessions = list(self._sessions)
+        operations = [each for session in sessions for each in session.operations.values()]
+        left = sum(bool(each.left_ms) and not each.attached for each in operations)
+        alone = f" ({left} without a client)" if left else ""
+        return f"{len(sessions)} sessions, {len(operations)} operations{alone}"
+
+    # -- executing -----------------------------------------------------------------------------
+
+    async def _execute_plan(self, data: bytes, context: Any) -> None:
+        request = self._decode(base_pb2.ExecutePlanRequest, data)
+        session = await self._session(request)
+        request.operation_id = request.operation_id or str(uuid.uuid4())
+        operation = self._sessions.begin(session, request.operation_id)
+        operation.begun_ms = self._clock.monotonic_ms()
+        if session.opened is not None:
+            session.opened.begin(shown_plan(request.plan))
+        with operation.worked_on():
+            await self._execute_operation(operation, request, context)
+
+    async def _execute_operation(
+        self, operation: OpenOperation, request: ProtoMessage, context: Any
+    ) -> None:
+        session = operation.session
+        reattachable = any(each.reattach_options.reattachable for each in request.request_options)
+        over = True
+        try:
+            if request.plan.command.HasField("write_stream_operation_start"):
+                await self._check_streams(session)
+            # What is read for the plan is part of the operation: bounded, and ended with it.
+            route = await self._router.route(operation, request)
+            if isinstance(route, OwnRoute):
+                await self._begin_own(operation, route, request, reattachable=reattachable)
+                try:
+                    over = await self._stream_own(operation, context, "", reattachable)
+                    return
+                except StatementDeclined:
+                    operation.own = None
+                route = await self._router.route(operation, request, declined=True)
+            if isinstance(route, OwnRoute):
+                await self._begin_own(operation, route, request, reattachable=reattachable)
+                over = await self._stream_own(operation, context, "", reattachable)
+            else:
+                over = await self._stream_spark(operation, route, context, reattachable)
+        except grpc.aio.AioRpcError as error:
+            over = self._is_lost(error) or not (reattachable and error.code() in _STILL_THERE)
+            if is_forgotten(error):
+                await self._forget(session)
+            raise
+        except anyio.get_cancelled_exc_class():
+            # The client has left: it may come back for an operation that it may reattach to, and
+            # begins one anew that had not begun.
+            over = not reattachable or not operation.left_ms
+            if over:
+                with anyio.CancelScope(shield=True):
+                    await self._give_up(operation)
+            raise
+        finally:
+            if over:
+                await self._sessions.end(operation)
+
+    async def _begin_own(
+        self,
+        operation: OpenOperation,
+        route: OwnRoute,
+        request: ProtoMessage,
+        *,
+        reattachable: bool,
+    ) -> None:
+        session = operation.session
+        operation.changes = route.changes
+        if route.changes and not session.noted:
+            await self._ledger.note(session.key)
+            session.noted = True
+        names = OperationTags(
+            session.key.session_id, session.server_side_session_id, operation.operation_id
+        )
+        operation.own = OwnOperation(
+            names, route.answers, tags=frozenset(request.tags), reattachable=reattachable
+        )
+        self._run(operation.own.run)
+
+    async def _stream_own(
+        self, operation: OpenOperation, context: Any, after: str, reattachable: bool
+    ) -> bool:
+        """Stream an operation of the gateway. Return whether it is over: a client that may reattach
+        releases it itself."""
+        assert operation.own is not None
+        with AttachedCall(operation, self._clock):
+            async for data in operation.own.stream(after):
+                await operation.hand_on(context, data)
+        return not reattachable
+
+    async def _stream_spark(
+        self, operation: OpenOperation, route: ForwardRoute, context: Any, reattachable: bool
+    ) -> bool:
+        """Stream an operation of Spark. Return whether it is over."""
+        session = operation.session
+        async with AsyncExitStack() as naming:
+            if route.names_texts or route.views:
+                await naming.enter_async_context(self._calls.naming(session, route.views))
+            stream = self._upstream.stream(
+                "ExecutePlan",
+                route.request.SerializeToString(),
+                timeout=context.time_remaining(),
+                metadata=passed_on(context.invocation_metadata()),
+            )
+            complete = False
+            with AttachedCall(operation, self._clock):
+                async with aclosing(stream) as answers:
+                    async for data in answers:
+                        # Spark has analysed the plan: the names are not needed any more.
+                        await naming.aclose()
+                        told, complete = with_original(data, route.original)
+                        if complete and route.done is not None:
+                            route.done()
+                        await operation.hand_on(context, told)
+        return complete or not reattachable
+
+    async def _reattach(self, data: bytes, context: Any) -> None:
+        request = self._decode(base_pb2.ReattachExecuteRequest, data)
+        key = key_of_request(request)
+        session = self._found(key)
+        # None is opened for it: one that was released must stay so.
+        if session is None:
+            known = observed_session(request) or await self._ledger.is_noted(key)
+            raise (session_changed if known else session_missing)(key.session_id)
+        if observed_session(request) not in ("", session.server_side_session_id):
+            raise session_changed(key.session_id)
+        operation = self._operation(session, request.operation_id)
+        if operation is None:
+            self._sessions.check_carried_out(session, request.operation_id)
+        with nullcontext() if operation is None else operation.worked_on():
+            await self._reattach_operation(operation, request, data, context)
+
+    async def _reattach_operation(
+        self, operation: OpenOperation | None, request: ProtoMessage, data: bytes, context: Any
+    ) -> None:
+        if operation is not None and operation.own is not None:
+            await self._stream_own(operation, context, request.last_response_id, True)
+            return
+        stream = self._upstream.stream(
+            "ReattachExecute",
+            data,
+            timeout=context.time_remaining(),
+            metadata=passed_on(context.invocation_metadata()),
+        )
+        over = False
+        try:
+            with AttachedCall(operation, self._clock):
+                async with aclosing(stream) as answers:
+                    async for answer in answers:
+                        over = with_original(answer, None)[1]
+                        if operation is None:
+                            await context.write(answer)
+                        else:
+                            await operation.hand_on(context, answer)
+        except grpc.aio.AioRpcError as error:
+            over = self._is_lost(error) or error.code() not in _STILL_THERE
+            raise
+        finally:
+            if over and operation is not None:
+                await self._sessions.end(operation)
+
+    async def _release_execute(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.ReleaseExecuteRequest, data)
+        whole = not request.HasField("release_until")
+        session = self._found(key_of_request(request))
+        operation = None if session is None else self._operation(session, request.operation_id)
+        own = None if operation is None else operation.own
+        if session is None or (whole and own is None):
+            answer = await self._pass_on("ReleaseExecute", data, context)
+        else:
+            # PySpark releases each response by itself. Of an operation of Spark's this is not
+            # passed on: Spark keeps few of those that were sent, and lets them go at the end.
+            if not whole and own is not None:
+                own.release_until(request.release_until.response_id)
+            told = base_pb2.ReleaseExecuteResponse(
+                session_id=request.session_id,
+                server_side_session_id=session.server_side_session_id,
+                operation_id=request.operation_id,
+            )
+            answer = told.SerializeToString()
+        if whole and operation is not None:
+            await self._sessions.end(operation)
+        return answer
+
+    # -- analysing -----------------------------------------------------------------------------
+
+    async def _analyze(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.AnalyzePlanRequest, data)
+        session = await self._session(request)
+        schema = await self._router.plain_schema(session, request)
+        if schema is not None:
+            told = base_pb2.AnalyzePlanResponse(
+                session_id=session.key.session_id,
+                server_side_session_id=session.server_side_session_id,
+            )
+            told.schema.schema.CopyFrom(schema)
+            return bytes(told.SerializeToString())
+        route = await self._router.bind_analysis(session, request)
+        async with AsyncExitStack() as naming:
+            if route.names_texts or route.views:
+                await naming.enter_async_context(self._calls.naming(session, route.views))
+            sent = route.request.SerializeToString()
+            return await self._known(session, self._pass_on("AnalyzePlan", sent, context))
+
+    # -- other calls ---------------------------------------------------------------------------
+
+    async def _config(self, data: bytes, context: Any) -> bytes:
+        request, who = self._decode(base_pb2.ConfigRequest, data), caller()
+        if not who.runs_code:
+            limit = self._settings.engine_shuffle_partitions_max
+            check_settings(request, who.role, limit)
+        session = await self._session(request)
+        if request.operation.HasField("set"):
+            pairs = request.operation.set.pairs
+            for pair in pairs:
+                check_fixed(pair.key, pair.value)
+        for name in request.operation.unset.keys:
+            check_fixed(name)
+        changed = [*(pair.key for pair in request.operation.set.pairs)]
+        changed += request.operation.unset.keys
+        await self._known(session, self._calls.note_settings(session, changed))
+        # As it was read here: not the bytes, which Spark might read in another way.
+        sent = request.SerializeToString()
+        told = await self._known(session, self._pass_on("Config", sent, context))
+        if who.runs_code or not request.operation.HasField("get_all"):
+            return told
+        seen = seen_settings(request, base_pb2.ConfigResponse.FromString(told))
+        return bytes(seen.SerializeToString())
+
+    async def _interrupt(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.InterruptRequest, data)
+        session = self._found(key_of_request(request))
+        if session is None:
+            return await self._pass_on("Interrupt", data, context)
+        canceled = [
+            operation.operation_id
+            for operation in session.operations.values()
+            if operation.own is not None
+            and is_interrupted(request, operation.operation_id, operation.own.tags)
+            and operation.own.cancel()
+        ]
+        kinds = base_pb2.InterruptRequest
+        # Spark would not know the operation, and fail.
+        if canceled and request.interrupt_type == kinds.INTERRUPT_TYPE_OPERATION_ID:
+            answer = base_pb2.InterruptResponse(
+                session_id=session.key.session_id,
+                server_side_session_id=session.server_side_session_id,
+            )
+        else:
+            told = await self._known(session, self._pass_on("Interrupt", data, context))
+            answer = base_pb2.InterruptResponse.FromString(told)
+        answer.interrupted_ids.extend(canceled)
+        return bytes(answer.SerializeToString())
+
+    async def _get_status(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.GetStatusRequest, data)
+        session = self._found(key_of_request(request))
+        if session is None:
+            return await self._pass_on("GetStatus", data, context)
+        told = await self._known(session, self._pass_on("GetStatus", data, context))
+        answer = base_pb2.GetStatusResponse.FromString(told)
+        own = {each.operation_id for each in session.operations.values() if each.own is not None}
+        states = base_pb2.GetStatusResponse.OperationStatus
+        for status in answer.operation_statuses:
+            if status.operation_id in own:
+                status.state = states.OPERATION_STATE_RUNNING
+                own.discard(status.operation_id)
+        # Without names all are asked for.
+        asked = set(request.operation_status.operation_ids)
+        for operation_id in sorted(own & asked if asked else own):
+            answer.operation_statuses.add(
+                operation_id=operation_id, state=states.OPERATION_STATE_RUNNING
+            )
+        return bytes(answer.SerializeToString())
+
+    async def _release_session(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.ReleaseSessionRequest, data)
+        session = self._sessions.get(key_of_request(request))
+        if session is not None and session.caller.role != caller().role:
+            session = self._found(session.key)
+        # First what is held for it: Spark may take long to end what still runs.
+        if session is not None:
+            await self._forget(session)
+        return await self._pass_on("ReleaseSession", data, context)
+
+    async def _clone_session(self, data: bytes, context: Any) -> bytes:
+        request = self._decode(base_pb2.CloneSessionRequest, data)
+        session = await self._session(request)
+        self._sessions.check_room()
+        told = await self._known(session, self._pass_on("CloneSession", data, context))
+        answer = base_pb2.CloneSessionResponse.FromString(told)
+        key = session.key._replace(session_id=answer.new_session_id)
+        made = self._endings.add_session(
+            key, answer.new_server_side_session_id, session.caller, self._upstream.server
+        )
+        made.ran_code = session.ran_code
+        # Spark has copied its own views and settings, and so are those that are kept here.
+        made.views, made.own_views = dict(session.views), set(session.own_views)
+        made.first_settings = dict(session.first_settings)
+        made.changed_meaning, made.reads_files = session.changed_meaning, session.reads_files
+        made.used_ms = self._clock.monotonic_ms()
+        return told
+
+    def _forwarder(self, method: Any) -> Handler:
+        """Return the handler of a method that is Spark's alone."""
+        kind = message_factory.GetMessageClass(method.input_type)
+
+        async def forward(data: bytes, context: Any) -> bytes:
+            request = self._decode(kind, data)
+            if method.name == "FetchErrorDetails":
+                self._found(key_of_request(request))
+                return await self._pass_on(method.name, data, context)
+            session = await self._session(request)
+            return await self._known(session, self._pass_on(method.name, data, context))
+
+        async def forward_all(requests: AsyncIterator[bytes], context: Any) -> bytes | None:
+            source = aiter(requests)
+            first = await anext(source, None)
+            if first is None:
+                raise InvalidUsage(f"{method.name} came without a message")
+            session = await self._session(self._decode(kind, first))
+
+            async def all_of_them() -> AsyncIterator[bytes]:
+                yield first
+                async for data in source:
+                    yield data
+
+            return await self._known(
+                session,
+                self._upstream.send_all(
+                    method.name,
+                    all_of_them(),
+                    timeout=context.time_remaining(),
+                    metadata=passed_on(context.invocation_metadata()),
+                ),
+            )
+
+        async def forward_stream(data: bytes, context: Any) -> None:
+            self._decode(kind, data)
+            stream = self._upstream.stream(
+                method.name,
+                data,
+                timeout=context.time_remaining(),
+                metadata=passed_on(context.invocation_metadata()),
+            )
+            async with aclosing(stream) as answers:
+                async for answer in answers:
+                    await context.write(answer)
+
+        if method.client_streaming:
+            return forward_all
+        return forward_stream if method.server_streaming else forward
+
+    async def _pass_on(self, method: str, data: bytes, context: Any) -> bytes:
+        """Make the same call to Spark. Raises its error."""
+        return await self._upstream.call(
+            method,
+            data,
+            timeout=context.time_remaining(),
+            metadata=passed_on(context.invocation_metadata()),
+        )
+
+    def _decode(self, kind: Any, data: bytes) -> ProtoMessage:
+        """Return a request. Raises `AccessDenied` if it has more than its caller may ask for."""
+        request = decode_request(kind, data, self._settings.connect_message_bytes_max)
+        who = caller()
+        # Of every method: of one that a later release adds, no message is permitted.
+        if not who.runs_code:
+            check_form(request, who.role)
+        return request

@@ -1,0 +1,182 @@
+"""Statements of the service in the texts of Spark Connect's clients.
+
+A text is the service's own if only the service has such a statement, or if it names an object of
+the service. Everything else is Spark's, whose catalog a client may use beside.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+import pyarrow as pa
+
+from actors.doors.client.client import Client
+from actors.doors.connect_gateway.callers import CallerIdentity
+from actors.doors.connect_gateway.session_settings import statement_effect
+from actors.doors.connect_gateway.statement_execution import StatementAnswer
+from actors.doors.sql_session import SqlSession
+from actors.doors.sql_session.audit import StatementAudit
+from actors.doors.sql_session.long_texts import work_on
+from actors.engine.catalyst.permitted_settings import is_of_meaning
+from actors.engine.sql import statements as sql
+from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.tokens import SqlDialect
+from actors.engine.views.query_analysis import find_mentioned_tables
+from actors.model.protocol.api import TIME_ZONE
+from actors.runtime.errors import InvalidUsage, SqlSyntaxError, UnknownObject
+from actors.runtime.settings import Settings
+
+_OWN: Final = (
+    sql.CreateTableStatement,
+    sql.CreateTableAsStatement,
+    sql.CreateMaterializedViewStatement,
+    sql.CreateViewStatement,
+    sql.CreateIndexStatement,
+    sql.CreateSourceStatement,
+    sql.CreateSinkStatement,
+    sql.SubscribeStatement,
+    sql.CreateRoleStatement,
+    sql.AlterRoleStatement,
+    sql.DropRolesStatement,
+    sql.CreateTokenStatement,
+    sql.DropTokensStatement,
+    sql.GrantStatement,
+    sql.RevokeStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
+)
+"""Statements that only the service has. Spark's own tables have a USING, which is not read here."""
+_OWN_KINDS: Final = frozenset({"materialized views", "sources", "sinks", "indexes"})
+_OWN_OBJECTS: Final = frozenset({"materialized view", "source", "sink", "index"})
+_BEGINS: Final = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*CREATE\s+(?:OR\s+REPLACE\s+)?(?:MATERIALIZED|SOURCE|SINK|INDEX)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+"""Begin of a text that Spark would not carry out, so that its errors are told here."""
+_ANSI: Final = "spark.sql.ansi.enabled"
+_COMPUTING: Final = (
+    sql.InsertStatement,
+    sql.UpdateStatement,
+    sql.DeleteStatement,
+    sql.MergeStatement,
+    sql.CreateTableAsStatement,
+)
+
+
+class OwnStatements:
+    """Carries out the service's own statements, each in a session of its own."""
+
+    def __init__(self, connect: Callable[[str], Awaitable[Client]], settings: Settings) -> None:
+        """Take a function that makes a client of the service for a role."""
+        self._connect = connect
+        self._settings = settings
+
+    async def __call__(
+        self, text: str, who: CallerIdentity, conf: Mapping[str, str]
+    ) -> StatementAnswer | None:
+        """See `ExecuteStatement`."""
+        try:
+            statement = await work_on(len(text), lambda: parse_statement(text, SqlDialect.SPARK))
+        except SqlSyntaxError:
+            # Spark would refuse it in words of its own, which say nothing of our grammar.
+            if _BEGINS.match(text):
+                raise
+            return None  # Spark reads more than this grammar does
+        audit = StatementAudit(self._settings, who.role, who.peer, SqlDialect.SPARK)
+        async with await self._connect(who.role) as client:
+            session = SqlSession(client, self._settings, SqlDialect.SPARK, who.role or "penstock")
+            try:
+                if TIME_ZONE in conf:
+                    session.context.set_variable("TimeZone", conf[TIME_ZONE])
+                if not await _is_own(session, statement):
+                    return None
+                _check_settings(statement, conf)
+                others = {name: value for name, value in conf.items() if name != TIME_ZONE}
+                session.context.spark_settings = others
+                known = {each.name: each for each in await session.context.catalog.known()}
+                with audit.statement(statement, text, known):
+                    result = await session.execute(statement)
+                    if result.schema is None or result.batches is None:
+                        return StatementAnswer(pa.schema([]))
+                    return StatementAnswer(result.schema, [batch async for batch in result.batches])
+            finally:
+                await session.close()
+
+
+def _check_settings(statement: sql.SqlStatement, conf: Mapping[str, str]) -> None:
+    """Raise `InvalidUsage` for a statement that would not obey a setting of its session."""
+    match statement:
+        # A setting that no view may have could still change what its query means in this session.
+        case sql.CreateMaterializedViewStatement() | sql.ExplainStatement():
+            refused = {name for name in conf if not is_of_meaning(name)}
+            what = "a view keeps no setting of this kind"
+        # The ANSI mode is the reader's. dbt turns it off in every session of its own, and could
+        # make no plain view at all.
+        case sql.CreateViewStatement():
+            refused = conf.keys() - {_ANSI}
+            what = "a plain view keeps no settings (create a materialized view)"
+        # Its view needs no right to create, so that no setting may make it another view.
+        case sql.SubscribeStatement():
+            refused = conf.keys() - {TIME_ZONE}
+            what = "SUBSCRIBE obeys no settings but the time zone"
+        case _ if isinstance(statement, _COMPUTING):
+            refused = {name for name in conf if statement_effect(name) != "obeyed"}
+            what = "a statement of Penstock does not obey it"
+        case _:
+            return
+    if refused:
+        raise InvalidUsage(f"{what}, and the session has set {min(refused)}: reset it")
+
+
+async def _is_own(session: SqlSession, statement: sql.SqlStatement) -> bool:
+    """Return whether a statement is the service's: by its kind, or by the object that it names."""
+    match statement:
+        case sql.ExplainStatement():
+            # Spark explains queries by itself, and refuses the other.
+            made = isinstance(statement.statement, sql.CreateMaterializedViewStatement)
+            return made or statement.mode == "incremental"
+        case sql.ShowObjectsStatement():
+            return statement.kind in _OWN_KINDS
+        # Spark carries out none of them, and with IF EXISTS the object may be absent.
+        case (
+            sql.DropObjectsStatement() | sql.AlterObjectStatement() | sql.ShowCreateStatement()
+        ) if statement.kind in _OWN_OBJECTS:
+            return True
+        case sql.DropObjectsStatement():
+            return all([await _is_known(session, name) for name in statement.names])
+        case sql.CommentOnStatement():
+            name = statement.name[:-1] if statement.kind == "column" else statement.name
+            return await _is_known(session, name)
+        case sql.AlterObjectStatement() | sql.ShowCreateStatement() | sql.RefreshViewStatement():
+            return await _is_known(session, statement.name)
+        case sql.DescribeStatement() if statement.name is not None:
+            return await _is_known(session, statement.name)
+        case sql.ShowColumnsStatement():
+            return await _is_known(session, statement.object)
+        case (
+            sql.InsertStatement()
+            | sql.UpdateStatement()
+            | sql.DeleteStatement()
+            | sql.MergeStatement()
+        ):
+            return await _is_known(session, statement.table)
+        # Spark keeps views over its own tables beside.
+        case sql.CreateViewStatement():
+            return await _reads_objects(session, statement.query)
+    return isinstance(statement, _OWN)
+
+
+async def _reads_objects(session: SqlSession, query: sql.TextSpan) -> bool:
+    objects = await session.context.catalog.all()
+    schemas = {each.name: each.schema for each in objects if each.schema is not None}
+    return bool(find_mentioned_tables(session.context.spark(query).text, schemas))
+
+
+async def _is_known(session: SqlSession, name: sql.QualifiedName) -> bool:
+    try:
+        await session.context.catalog.find(name)
+    except (UnknownObject, InvalidUsage):
+        return False
+    return True

@@ -1,0 +1,321 @@
+"""Calls in PostgreSQL's expressions: functions, aggregates, windows, and their special syntax."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from sqlglot import exp
+
+from actors.doors.postgres.pg_catalog.catalog_errors import NOT_SUPPORTED, CatalogQueryError
+from actors.doors.postgres.pg_catalog.function_calls import (
+    AGGREGATES,
+    WINDOW_FUNCTIONS,
+    FunctionCatalog,
+)
+from actors.doors.postgres.pg_catalog.pg_types import (
+    ANYELEMENT,
+    BOOL,
+    ELEMENT_OF,
+    FLOAT8,
+    INT8,
+    JSON,
+    JSONB,
+    NAME,
+    NUMERIC,
+    RECORD,
+    TEXT,
+    TIMESTAMPTZ,
+    UNKNOWN,
+)
+from actors.doors.postgres.pg_catalog.query_scope import QueryScope
+from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, array_type, cast_value, decide_type
+
+_CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
+"""Types whose names are functions, too, and then casts."""
+
+
+class ExpressionContext(Protocol):
+    """The expressions around a call, which compile its arguments."""
+
+    def compile(self, node: Any, scope: QueryScope) -> TypedSql:
+        """Return an expression."""
+
+    def compile_condition(self, node: Any, scope: QueryScope) -> str:
+        """Return a condition."""
+
+    def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
+        """Return an expression of a type unless its own is decided."""
+
+    def compile_query_array(self, query: Any, scope: QueryScope) -> TypedSql:
+        """Return a subquery's rows as an array."""
+
+    def decide_parameter(self, value: TypedSql) -> None:
+        """Keep the type that a use gives a parameter."""
+
+
+class CallCompiler:
+    """Compiles calls; `context` compiles their arguments."""
+
+    def __init__(
+        self,
+        context: ExpressionContext,
+        functions: FunctionCatalog,
+        type_oids: Callable[[str], int | None],
+    ) -> None:
+        self._context = context
+        self._functions = functions
+        self._type_oids = type_oids
+
+    def methods(self) -> dict[Any, Callable[[Any, QueryScope], TypedSql]]:
+        """Return the methods that compile each kind of node."""
+        return {
+            exp.Anonymous: self._anonymous,
+            exp.Window: self._window,
+            exp.Filter: self._filter,
+            exp.Pow: lambda node, scope: self.call(
+                "power",
+                [
+                    self._context.compile(node.this, scope),
+                    self._context.compile(node.expression, scope),
+                ],
+            ),
+            exp.Substring: self._substring,
+            exp.StrPosition: lambda node, scope: self.call(
+                "strpos",
+                [
+                    self._context.compile(node.this, scope),
+                    self._context.compile(node.args["substr"], scope),
+                ],
+            ),
+            exp.Trim: self._trim,
+            exp.Overlay: self._overlay,
+            exp.Extract: self._extract,
+        }
+
+    def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
+        """Return a call of a function by its name."""
+        made = self._functions.call(name, arguments)
+        for argument in arguments:
+            if argument.parameter and argument.undecided:
+                self._context.decide_parameter(decide_type(argument, TEXT))
+        return made
+
+    def compile_call(self, node: Any, scope: QueryScope) -> TypedSql:
+        """Return a call of a function that is no aggregate; of a set as an array of its rows."""
+        name = identifier_name(node.this) if not isinstance(node.this, str) else node.this.lower()
+        arguments = []
+        for each in node.expressions:
+            # A VARIADIC array counts as one argument, which is how our functions take it.
+            if isinstance(each, exp.Variadic):
+                each = each.this
+            # Names of arguments are dropped: catalog functions are called in their order.
+            if isinstance(each, exp.Kwarg | exp.PropertyEQ):
+                each = each.expression
+            if isinstance(each, exp.Column) and isinstance(each.this, exp.Star):
+                # A whole row: only templates take one, by its alias.
+                arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', RECORD))
+                continue
+            arguments.append(self._context.compile(each, scope))
+        # `text(x)` and the like are casts that are written as calls.
+        cast = self._type_oids(name) if len(arguments) == 1 else None
+        if cast is not None and not self._functions.is_known(name):
+            return cast_value(arguments[0], cast)
+        if cast is not None and name in _CAST_FUNCTIONS:
+            return cast_value(arguments[0], cast)
+        made = self.call(name, arguments)
+        # The template hands on the array; its elements are the rows.
+        if name == "unnest":
+            element = ELEMENT_OF.get(made.type, TEXT)
+            return TypedSql(made.sql, element)
+        return made
+
+    def call_name(self, node: Any) -> str:
+        """Return a call's function; empty for what is no plain call."""
+        while isinstance(node, exp.Dot):
+            node = node.expression
+        if not isinstance(node, exp.Anonymous):
+            return ""
+        return identifier_name(node.this) if not isinstance(node.this, str) else node.this.lower()
+
+    def _anonymous(self, node: Any, scope: QueryScope) -> TypedSql:
+        name = self.call_name(node)
+        # Before functions: `min` and `max` of SQLite take several values, too.
+        if name in AGGREGATES:
+            return self._aggregate(name, node, scope)
+        if name == "array" and len(node.expressions) == 1:
+            return self._context.compile_query_array(node.expressions[0], scope)
+        if name == "row":
+            values = [self._context.compile(each, scope) for each in node.expressions]
+            return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
+        if name == "exists":
+            return self._context.compile(exp.Exists(this=node.expressions[0]), scope)
+        # The select list and FROM take sets out before they come here.
+        if self._functions.returns_set(name):
+            raise CatalogQueryError(
+                f"set-returning function {name} is not allowed here", NOT_SUPPORTED
+            )
+        return self.compile_call(node, scope)
+
+    def _aggregate(self, name: str, node: Any, scope: QueryScope, behind: str = "") -> TypedSql:
+        """Compile an aggregate; `behind` is its FILTER and OVER, which stand within what we wrap
+        around SQLite's own aggregate."""
+        arguments = list(node.expressions)
+        order, distinct = "", ""
+        # sqlglot hangs ORDER BY of an aggregate on its last argument.
+        if arguments and isinstance(arguments[-1], exp.Order):
+            order = self.compile_order(arguments[-1], scope)
+            arguments[-1] = arguments[-1].this
+        # DISTINCT holds all arguments, the separator of string_agg too.
+        if arguments and isinstance(arguments[0], exp.Distinct):
+            arguments, distinct = list(arguments[0].expressions), "DISTINCT "
+        if name == "count" and (not arguments or isinstance(arguments[0], exp.Star)):
+            return TypedSql(f"count(*){behind}", INT8)
+        values = [self._context.compile(each, scope) for each in arguments]
+        first = values[0]
+        if name == "string_agg":
+            first = cast_value(decide_type(first, TEXT), TEXT)
+        inside = f"{distinct}{first.sql}{order}"
+        if name in ("array_agg", "json_agg", "jsonb_agg", "string_agg"):
+            if name.startswith("json"):
+                inside = f"{distinct}{_as_json(first)}{order}"
+            # Of no rows PostgreSQL makes NULL, and SQLite an empty array.
+            rows = f"nullif(json_group_array({inside}){behind}, '[]')"
+            if name == "string_agg":
+                # SQLite's own takes no separator beside DISTINCT.
+                return TypedSql(f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)", TEXT)
+            return TypedSql(rows, array_type(first.type) if name == "array_agg" else JSON)
+        if name in ("json_object_agg", "jsonb_object_agg"):
+            sql = f"json_group_object({first.sql}, {_as_json(values[1])})"
+            return TypedSql(f"{sql}{behind}", JSON)
+        # Flags are 0 and 1: the greatest of them is their OR.
+        native = {"bool_or": "max", "bool_and": "min", "every": "min"}.get(name, name)
+        return TypedSql(f"{native}({inside}){behind}", _aggregate_type(name, first))
+
+    def compile_order(self, node: Any, scope: QueryScope) -> str:
+        """Return an ORDER BY, with a blank before."""
+        terms = []
+        for each in node.expressions:
+            value = self._context.compile(each.this, scope)
+            terms.append(value.sql + ordering(each))
+        return f" ORDER BY {', '.join(terms)}"
+
+    def _filter(self, node: Any, scope: QueryScope, over: str = "") -> TypedSql:
+        name, call = self.call_name(node.this), _plain_call(node.this)
+        if name not in AGGREGATES:
+            raise CatalogQueryError(f"FILTER of {name} is not supported here", NOT_SUPPORTED)
+        condition = self._context.compile_condition(node.expression.this, scope)
+        return self._aggregate(name, call, scope, f" FILTER (WHERE {condition}){over}")
+
+    def _window(self, node: Any, scope: QueryScope) -> TypedSql:
+        over = self._compile_over(node, scope)
+        if isinstance(node.this, exp.Filter):
+            return self._filter(node.this, scope, over)
+        name, call = self.call_name(node.this), _plain_call(node.this)
+        if name in AGGREGATES:
+            return self._aggregate(name, call, scope, over)
+        if name not in WINDOW_FUNCTIONS:
+            raise CatalogQueryError(f"OVER of {name} is not supported here", NOT_SUPPORTED)
+        arguments = [self._context.compile(each, scope) for each in call.expressions]
+        returns = WINDOW_FUNCTIONS[name]
+        # Such a function returns what its first argument is.
+        if returns == ANYELEMENT:
+            returns = arguments[0].type
+        return TypedSql(f"{name}({', '.join(each.sql for each in arguments)}){over}", returns)
+
+    def _compile_over(self, node: Any, scope: QueryScope) -> str:
+        parts = []
+        if node.args.get("partition_by"):
+            keys = ", ".join(
+                self._context.compile(each, scope).sql for each in node.args["partition_by"]
+            )
+            parts.append(f"PARTITION BY {keys}")
+        if node.args.get("order"):
+            parts.append(self.compile_order(node.args["order"], scope).strip())
+        # Frames are written anew: text of the client's never reaches SQLite.
+        if node.args.get("spec"):
+            parts.append(_frame(node.args["spec"]))
+        return f" OVER ({' '.join(parts)})"
+
+    def _substring(self, node: Any, scope: QueryScope) -> TypedSql:
+        parts = [node.this, node.args.get("start"), node.args.get("length")]
+        values = [self._context.compile(each, scope) for each in parts if each is not None]
+        return self.call("substring", [cast_value(decide_type(values[0], TEXT), TEXT), *values[1:]])
+
+    def _trim(self, node: Any, scope: QueryScope) -> TypedSql:
+        name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(
+            str(node.args.get("position") or ""), "btrim"
+        )
+        parts = [node.this, node.args.get("expression")]
+        return self.call(
+            name, [self._context.compile(each, scope) for each in parts if each is not None]
+        )
+
+    def _overlay(self, node: Any, scope: QueryScope) -> TypedSql:
+        parts = [node.this, node.expression, node.args.get("from_"), node.args.get("for_")]
+        return self.call(
+            "overlay", [self._context.compile(each, scope) for each in parts if each is not None]
+        )
+
+    def _extract(self, node: Any, scope: QueryScope) -> TypedSql:
+        value = self._context.compile_as(node.expression, scope, TIMESTAMPTZ)
+        field = str(node.this.name if hasattr(node.this, "name") else node.this).lower()
+        # Times are in UTC here; SQLite does not read the zone as PostgreSQL writes it.
+        moment = f"substr({value.sql}, 1, 19)"
+        if field == "epoch":
+            return TypedSql(f"unixepoch({moment})", NUMERIC)
+        formats = {"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M"}
+        if field not in formats:
+            raise CatalogQueryError(f"extract of {field} is not supported here", NOT_SUPPORTED)
+        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", NUMERIC)
+
+
+def _frame(spec: Any) -> str:
+    """Return a window's frame. Raises `CatalogQueryError` for bounds that are no numbers."""
+    bounds = []
+    for name in ("start", "end"):
+        bound, side = spec.args.get(name), spec.args.get(f"{name}_side")
+        if bound is None:
+            continue
+        text = bound if isinstance(bound, str) else str(bound.name)
+        if text not in ("UNBOUNDED", "CURRENT ROW") and not (text.isascii() and text.isdecimal()):
+            raise CatalogQueryError("a window's bounds are numbers here", NOT_SUPPORTED)
+        bounds.append(f"{text} {str(side).upper()}" if side else text)
+    kind = {"ROWS": "ROWS", "RANGE": "RANGE", "GROUPS": "GROUPS"}[str(spec.args["kind"]).upper()]
+    return f"{kind} {bounds[0]}" if len(bounds) == 1 else f"{kind} BETWEEN {' AND '.join(bounds)}"
+
+
+def ordering(node: Any) -> str:
+    """Return what stands behind a term of ORDER BY: PostgreSQL's order of NULLs is not SQLite's."""
+    word = " DESC" if node.args.get("desc") else ""
+    return f"{word} NULLS {'FIRST' if node.args.get('nulls_first') else 'LAST'}"
+
+
+def _plain_call(node: Any) -> Any:
+    """Return a call without the schema before it."""
+    while isinstance(node, exp.Dot):
+        node = node.expression
+    return node
+
+
+def _as_json(value: TypedSql) -> str:
+    """Return a value's SQL as JSON functions of SQLite take it."""
+    # SQLite would quote JSON that it takes for a text.
+    if value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
+        return f"json({value.sql})"
+    if value.type == BOOL:
+        return f"json(pg_json_value('b', {value.sql}))"
+    return value.sql
+
+
+def _aggregate_type(name: str, value: TypedSql) -> int:
+    if name in ("bool_or", "bool_and", "every"):
+        return BOOL
+    if name == "count":
+        return INT8
+    if name == "avg":
+        return FLOAT8 if value.type == FLOAT8 else NUMERIC
+    if name == "sum":
+        return NUMERIC if value.type in (INT8, NUMERIC) else INT8
+    return TEXT if value.type in (UNKNOWN, NAME) else value.type

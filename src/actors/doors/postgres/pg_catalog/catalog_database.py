@@ -1,0 +1,438 @@
+"""The system tables in an SQLite in memory: PostgreSQL's own rows, and those of a snapshot.
+
+Each table and view of `pg_catalog` and `information_schema` is one here, with the same columns.
+Views are made when a query first names one, from PostgreSQL's own definition, by the same
+compiler that compiles queries; a view whose definition is not in the data file is an empty table.
+Calls are synchronous, from one thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import apsw
+
+from actors.doors.postgres.pg_catalog.catalog_data import (
+    SystemColumnShape,
+    SystemRelationShape,
+    load_system_catalog,
+)
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    INVALID_ARGUMENT,
+    NOT_SUPPORTED,
+    QUERY_CANCELED,
+    CatalogQueryError,
+)
+from actors.doors.postgres.pg_catalog.catalog_functions import CatalogFunctions
+from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
+from actors.doors.postgres.pg_catalog.function_calls import FUNCTION_PREFIX, FunctionCatalog
+from actors.doors.postgres.pg_catalog.pg_types import (
+    BOOL,
+    ELEMENT_OF,
+    FLOAT4,
+    FLOAT8,
+    INTEGERS,
+    NUMBERS,
+    REGISTERED,
+)
+from actors.doors.postgres.pg_catalog.query_scope import RelationColumn, RelationShape
+from actors.doors.postgres.pg_catalog.scalar_functions import (
+    NULL_TAKERS,
+    OPERATOR_FUNCTIONS,
+    OPERATOR_NULL_TAKERS,
+    PURE_FUNCTIONS,
+)
+from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery, SelectCompiler
+from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
+from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
+from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
+
+STEPS_MAX: Final = 200_000_000
+"""Steps of SQLite's machine that a query may take: a few seconds of them."""
+STEPS_BETWEEN: Final = 100_000
+_INDEXES: Final = {
+    "pg_attribute": ("attrelid, attnum",),
+    "pg_class": ("oid", "relname", "relnamespace"),
+    "pg_constraint": ("conrelid", "oid", "conindid"),
+    "pg_depend": ("refobjid", "objid"),
+    "pg_description": ("objoid, objsubid",),
+    "pg_index": ("indrelid", "indexrelid"),
+    "pg_namespace": ("oid", "nspname"),
+    "pg_proc": ("oid", "proname"),
+    "pg_type": ("oid", "typname", "typrelid", "typelem"),
+    "pg_operator": ("oid",),
+    "pg_opclass": ("oid",),
+    "pg_rewrite": ("ev_class",),
+}
+_CATALOG_FUNCTIONS_WITH_NULLS: Final = frozenset(
+    {"format_type", "pg_get_expr", "aclexplode", "set_config", "_pg_interval_type"}
+)
+_ATTRIBUTE_COLUMNS: Final = (
+    "attrelid",
+    "attname",
+    "atttypid",
+    "attnum",
+    "attnotnull",
+    "attndims",
+    "atttypmod",
+    "attlen",
+    "attbyval",
+    "attalign",
+    "attstorage",
+    "attcollation",
+    "attislocal",
+    "attstattarget",
+    "attcacheoff",
+)
+_EACH_TIME: Final = frozenset({"pg_lateral", "pg_cancel_backend", "pg_terminate_backend"})
+"""Functions that SQLite must call for each row, and for no other, as they have an effect."""
+_OWN_VIEWS: Final = {
+    "pg_stat_activity": "SELECT value ->> 'datid' AS datid, value ->> 'datname' AS datname,"
+    " value ->> 'pid' AS pid, NULL AS leader_pid, value ->> 'usesysid' AS usesysid,"
+    " value ->> 'usename' AS usename, value ->> 'application_name' AS application_name,"
+    " value ->> 'client_addr' AS client_addr, NULL AS client_hostname,"
+    " value ->> 'client_port' AS client_port, value ->> 'backend_start' AS backend_start,"
+    " value ->> 'query_start' AS xact_start, value ->> 'query_start' AS query_start,"
+    " value ->> 'query_start' AS state_change, NULL AS wait_event_type, NULL AS wait_event,"
+    " value ->> 'state' AS state, NULL AS backend_xid, NULL AS backend_xmin, NULL AS query_id,"
+    " value ->> 'query' AS query, 'client backend' AS backend_type"
+    " FROM json_each(pg_sessions())",
+    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, value ->> 'encrypted' AS ssl, NULL AS version,"
+    " NULL AS cipher, NULL AS bits, NULL AS client_dn, NULL AS client_serial, NULL AS issuer_dn"
+    " FROM json_each(pg_sessions())",
+    "pg_stat_gssapi": "SELECT value ->> 'pid' AS pid, 0 AS gss_authenticated, NULL AS principal,"
+    " 0 AS encrypted FROM json_each(pg_sessions())",
+    # A session's settings go before the defaults.
+    "pg_settings": "SELECT name, pg_setting_now(name, setting) AS setting, unit, category,"
+    " short_desc, NULL AS extra_desc, context, vartype, source, min_val, max_val, enumvals,"
+    " boot_val, reset_val, NULL AS sourcefile, NULL AS sourceline, 0 AS pending_restart"
+    ' FROM "pg_settings/rows"',
+}
+
+
+class CatalogDatabase:
+    """The tables of one database; `apply_snapshot` brings them up to date."""
+
+    def __init__(self) -> None:
+        self.system = load_system_catalog()
+        self.functions = CatalogFunctions(self.system)
+        self.version: int | None = None
+        """The version of the snapshot that is held; None: there is none yet."""
+        self._laterals: Mapping[str, LateralQuery] = {}
+        """LATERAL subqueries of the query that runs."""
+        self._view_laterals: dict[str, LateralQuery] = {}
+        self._compilers = itertools.count()
+        self._shapes: dict[tuple[str, str], tuple[str, RelationShape]] = {}
+        self._views: set[str] = set()
+        """Views that are not made yet, by their names in SQLite."""
+        self._static: dict[str, int] = {}
+        """The last row of each table that is PostgreSQL's own."""
+        self._connection = apsw.Connection(":memory:")
+        # LIKE tells cases apart in PostgreSQL, and in SQLite only when it is told to.
+        self._connection.execute("PRAGMA case_sensitive_like = ON")
+        self._connection.execute("PRAGMA journal_mode = OFF")
+        # A query runs on the event loop: one that would take seconds is stopped.
+        self._steps_left: float = math.inf
+        self._connection.set_progress_handler(self._count_steps, STEPS_BETWEEN)
+        self._types = {row["typname"]: row["oid"] for row in self.system.rows["pg_type"].records()}
+        self._register_functions()
+        self.function_catalog = FunctionCatalog(
+            self.system, (*PURE_FUNCTIONS, *self.functions.functions())
+        )
+        with self._connection:
+            for shape in self.system.relations:
+                self._make_relation(shape)
+            self._fill_tables()
+
+    # -- making it -----------------------------------------------------------------------------
+
+    def _register_functions(self) -> None:
+        groups: tuple[tuple[Mapping[str, Callable[..., Any]], str, frozenset[str]], ...] = (
+            (PURE_FUNCTIONS, FUNCTION_PREFIX, NULL_TAKERS),
+            (self.functions.functions(), FUNCTION_PREFIX, _CATALOG_FUNCTIONS_WITH_NULLS),
+            (OPERATOR_FUNCTIONS, "", OPERATOR_NULL_TAKERS),
+            (self.functions.operators(), "", frozenset({"pg_setting_now"})),
+            ({"pg_lateral": self._run_lateral}, "", frozenset({"pg_lateral"})),
+        )
+        for functions, prefix, null_takers in groups:
+            for name, function in functions.items():
+                called = _guarded(name, function, strict=name not in null_takers)
+                # Deterministic within one statement, in which neither catalog nor session change.
+                self._connection.create_scalar_function(
+                    prefix + name, called, -1, deterministic=name not in _EACH_TIME
+                )
+
+    def _make_relation(self, shape: SystemRelationShape) -> None:
+        name = sqlite_name(shape.schema, shape.name)
+        columns = tuple(
+            RelationColumn(column.name, quote_name(column.name), column.type)
+            for column in shape.columns
+        )
+        self._shapes[shape.schema, shape.name] = name, RelationShape(columns, shape.oid)
+        # Its rows are beside it, for the view to read.
+        if name in _OWN_VIEWS:
+            self._make_table(f"{name}/rows", shape)
+            self._connection.execute(f"CREATE VIEW {quote_name(name)} AS {_OWN_VIEWS[name]}")
+        # Compiled when it is first read: all of them take a second.
+        elif f"{shape.schema}.{shape.name}" in self.system.views:
+            self._views.add(name)
+        else:
+            self._make_table(name, shape)
+
+    def _make_table(self, name: str, shape: SystemRelationShape) -> None:
+        columns = ", ".join(
+            f"{quote_name(column.name)} {_affinity(column.type)}"
+            f" DEFAULT {_default(column.type, required=column.required)}"
+            for column in shape.columns
+        )
+        self._connection.execute(f"CREATE TABLE {quote_name(name)} ({columns})")
+        for index, keys in enumerate(_INDEXES.get(name, ())):
+            self._connection.execute(
+                f"CREATE INDEX {quote_name(f'{name}/{index}')} ON {quote_name(name)} ({keys})"
+            )
+
+    def _fill_tables(self) -> None:
+        for table, rows in self.system.rows.items():
+            place = f"{table}/rows" if table in _OWN_VIEWS else table
+            values = [_held_column(rows.values_of(column)) for column in rows.columns]
+            self._insert(place, tuple(rows.columns), zip(*values, strict=True))
+        self._insert("pg_attribute", _ATTRIBUTE_COLUMNS, self._system_attributes())
+        for name in self._tables():
+            (last,) = next(
+                iter(
+                    self._connection.execute(
+                        f"SELECT coalesce(max(rowid), 0) FROM {quote_name(name)}"
+                    )
+                )
+            )
+            self._static[name] = last
+
+    def _tables(self) -> list[str]:
+        found = self._connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        return [name for (name,) in found]
+
+    def _system_attributes(self) -> Iterable[tuple[Any, ...]]:
+        """Yield the columns of the system relations and of their indexes."""
+        types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
+        columns = {shape.oid: shape.columns for shape in self.system.relations}
+        for shape in self.system.relations:
+            for number, column in enumerate(shape.columns, start=1):
+                yield _attribute(shape.oid, number, column, types[column.declared])
+            if shape.kind == "r":
+                for name, kind, number in SYSTEM_ATTRIBUTES:
+                    column = SystemColumnShape(name, kind, kind, required=True)
+                    yield _attribute(shape.oid, number, column, types[kind])
+        classes = self.system.rows["pg_opclass"]
+        key_types = dict(
+            zip(classes.values_of("oid"), classes.values_of("opckeytype"), strict=True)
+        )
+        for index in self.system.rows["pg_index"].records():
+            of_relation = columns.get(index["indrelid"], ())
+            for number, place in enumerate(index["indkey"], start=1):
+                if 0 < place <= len(of_relation):
+                    column = of_relation[place - 1]
+                    # An index may keep another type than its column: a `name` as a C string.
+                    kind = key_types.get(index["indclass"][number - 1]) or column.declared
+                    kept = SystemColumnShape(column.name, kind, kind, collation=column.collation)
+                    yield _attribute(index["indexrelid"], number, kept, types[kind])
+
+    def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+        names = ", ".join(quote_name(name) for name in columns)
+        places = ", ".join("?" * len(columns))
+        self._connection.executemany(
+            f"INSERT INTO {quote_name(table)} ({names}) VALUES ({places})",
+            rows,
+        )
+
+    # -- the snapshot --------------------------------------------------------------------------
+
+    def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
+        """Show a snapshot in place of the one before. Nothing is done for the version held."""
+        if snapshot.version == self.version:
+            return
+        namespaces = self.system.rows["pg_namespace"]
+        names = zip(namespaces.values_of("nspname"), namespaces.values_of("oid"), strict=True)
+        rows = SnapshotRows(snapshot, dict(names)).rows
+        with self._connection:
+            # PostgreSQL's own rows stay: they are the first of each table.
+            for table, last in self._static.items():
+                self._connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid > {last}")
+            for table, records in rows.items():
+                for columns, values in _grouped(records):
+                    self._insert(table, columns, values)
+        # After the tables: a failure before leaves both as they were.
+        self.functions.lookups.fill(snapshot, rows)
+        self.functions.database = snapshot.database
+        self.version = snapshot.version
+
+    # -- compiling and running -----------------------------------------------------------------
+
+    def type_oid(self, name: str) -> int | None:
+        """Return the OID of a built-in type by its name in the catalog."""
+        return self._types.get(name)
+
+    def find_relation(self, schema: str, name: str) -> tuple[str, RelationShape] | None:
+        """Return a system relation's name in SQLite, and its columns; `schema` "" looks into
+        `pg_catalog` alone, as an unqualified name does."""
+        return self._shapes.get((schema or "pg_catalog", name))
+
+    def make_compiler(self, parameter_types: Mapping[int, int] | None = None) -> SelectCompiler:
+        """Return a compiler for one query text."""
+        return SelectCompiler(
+            self.function_catalog,
+            self.type_oid,
+            self.find_relation,
+            dict(parameter_types or {}),
+            lateral_base=f"q{next(self._compilers)}_",
+        )
+
+    def make_views(self, relations: Iterable[str]) -> None:
+        """Make the views among these relations that are not made yet."""
+        for name in sorted(set(relations) & self._views):
+            schema, _, view = name.rpartition(".")
+            key = (schema or "pg_catalog", view)
+            compiler = self.make_compiler()
+            sql, shape = compiler.compile_query(parse_query(self.system.views[".".join(key)]))
+            # Views read views: those come first.
+            self.make_views(compiler.relations)
+            wanted = self._shapes[key][1].columns
+            fields = ", ".join(
+                f"{made.sql} AS {column.sql}"
+                for made, column in zip(shape.columns, wanted, strict=True)
+            )
+            self._connection.execute(
+                f"CREATE VIEW {quote_name(name)} AS SELECT {fields} FROM ({sql})"
+            )
+            # A view lives as long as the database, and so do its subqueries.
+            self._view_laterals.update(compiler.laterals)
+            self._views.discard(name)
+
+    def run(
+        self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, LateralQuery]
+    ) -> list[tuple[Any, ...]]:
+        """Run compiled SQL and return the rows as SQLite holds them. Raises `CatalogQueryError`."""
+        self._laterals = laterals
+        # Counted, not timed: the same query ends the same everywhere.
+        self._steps_left = STEPS_MAX // STEPS_BETWEEN
+        try:
+            return list(self._connection.execute(sql, bindings))
+        except apsw.InterruptError:
+            raise CatalogQueryError(
+                "the catalog query takes too many steps; ask for less at a time", QUERY_CANCELED
+            ) from None
+        except apsw.Error as error:
+            raise CatalogQueryError(
+                f"the catalog query cannot be answered: {error}", NOT_SUPPORTED
+            ) from error
+        finally:
+            self._steps_left = math.inf
+
+    def _count_steps(self) -> bool:
+        """Return whether the query that runs is to be stopped."""
+        self._steps_left -= 1
+        return self._steps_left < 0
+
+    def _run_lateral(self, name: str, *values: Any) -> str:
+        """Run a LATERAL subquery for one row of what is before it; return its rows."""
+        lateral = self._laterals.get(name) or self._view_laterals[name]
+        bindings = {f"l{at}": value for at, value in enumerate(values)}
+        return array_json(list(row) for row in self._connection.execute(lateral.sql, bindings))
+
+
+def _attribute(
+    relation: int, number: int, column: SystemColumnShape, kind: Mapping[str, Any]
+) -> tuple[Any, ...]:
+    """Return a row of `pg_attribute` in the order of `_ATTRIBUTE_COLUMNS`."""
+    return (
+        relation,
+        column.name,
+        column.declared,
+        number,
+        int(column.required),
+        column.dimensions,
+        column.modifier,
+        kind["typlen"],
+        kind["typbyval"],
+        kind["typalign"],
+        kind["typstorage"],
+        column.collation,
+        1,
+        -1 if number > 0 else 0,
+        -1,
+    )
+
+
+def sqlite_name(schema: str, name: str) -> str:
+    """Return the name that a system relation has in SQLite."""
+    return name if schema == "pg_catalog" else f"{schema}.{name}"
+
+
+def _guarded(name: str, function: Callable[..., Any], *, strict: bool) -> Callable[..., Any]:
+    """Return a function whose errors are a catalog query's. A strict one, as most of PostgreSQL's
+    are, is not called with NULLs."""
+
+    def called(*values: Any) -> Any:
+        if strict and None in values:
+            return None
+        try:
+            return function(*values)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            # Arguments of a kind that the function is not made for.
+            shown = name.removeprefix(FUNCTION_PREFIX)
+            raise CatalogQueryError(f"{shown}: {error}", INVALID_ARGUMENT) from error
+
+    return called
+
+
+def _affinity(type_oid: int) -> str:
+    if type_oid in (FLOAT4, FLOAT8):
+        return "REAL"
+    # With an affinity, a text that a client compares with a number becomes one.
+    integers = INTEGERS | REGISTERED | {BOOL}
+    return "INTEGER" if type_oid in integers else "TEXT"
+
+
+def _default(type_oid: int, *, required: bool) -> str:
+    """Return what a column holds where a row does not say: its type's zero."""
+    if type_oid in NUMBERS or type_oid in REGISTERED or type_oid == BOOL:
+        return "0"
+    # PostgreSQL's catalogs say NULL only where the column may be.
+    if not required:
+        return "NULL"
+    return quote_text("[]" if type_oid in ELEMENT_OF else "")
+
+
+def _held(value: Any) -> Any:
+    """Return a value as SQLite holds it."""
+    if isinstance(value, bool):
+        return int(value)
+    return array_json(value) if isinstance(value, list) else value
+
+
+def _held_column(values: list[Any]) -> list[Any]:
+    """Return a column of the data file as SQLite holds it: flags are numbers there already."""
+    if not any(isinstance(value, list) for value in values):
+        return values
+    texts: dict[str, str] = {}
+    held = []
+    for value in values:
+        if isinstance(value, list):
+            # Few lists are of one value only: most are encoded once.
+            key = repr(value)
+            value = texts.get(key) or texts.setdefault(key, array_json(value))
+        held.append(value)
+    return held
+
+
+def _grouped(
+    records: Sequence[Mapping[str, Any]],
+) -> Iterable[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
+    """Yield the records by the columns that they give."""
+    groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+    for record in records:
+        row = tuple(_held(value) for value in record.values())
+        groups.setdefault(tuple(record), []).append(row)
+    yield from groups.items()

@@ -1,0 +1,504 @@
+"""PostgreSQL's functions that tell of the catalog or the session, as SQLite calls them.
+
+A function takes and returns what SQLite holds: OIDs for `regclass`, 0 and 1 for flags, JSON for
+arrays. Where PostgreSQL has several functions of one name, one by OID and one by name, the
+argument's own type decides.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, Final
+
+from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    INSUFFICIENT_PRIVILEGE,
+    NOT_SUPPORTED,
+    UNDEFINED_OBJECT,
+    CatalogQueryError,
+)
+from actors.doors.postgres.pg_catalog.catalog_lookups import (
+    DEFAULT_SEARCH_PATH,
+    CatalogLookups,
+    split_name,
+)
+from actors.doors.postgres.pg_catalog.catalog_snapshot import (
+    CatalogSession,
+    SessionSignal,
+    object_oid,
+)
+from actors.doors.postgres.pg_catalog.pg_types import (
+    REGCLASS,
+    REGNAMESPACE,
+    REGPROC,
+    REGPROCEDURE,
+    REGROLE,
+    REGTYPE,
+    VARCHAR,
+    quote_identifier,
+)
+from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
+from actors.doors.postgres.pg_catalog.typed_sql import array_json
+
+_INFORMATION_MODIFIERS: Final = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
+_TYPE_BITS: Final = {21: 16, 23: 32, 20: 64}
+_TABLE_UPDATES: Final = 28
+"""INSERT, UPDATE and DELETE, as `pg_relation_is_updatable` says it."""
+
+
+class CatalogFunctions:
+    """The functions of one database; `session` is who asks now."""
+
+    def __init__(self, system: SystemCatalog) -> None:
+        self.lookups = CatalogLookups(system)
+        self.session = CatalogSession()
+        self.database = ""
+        self.sessions: tuple[CatalogSession, ...] = ()
+        """All that are connected; the one that asks is added if it is not among them."""
+        self.settings_set: list[tuple[str, str | None, bool]] = []
+        """Settings that `set_config` was called for, for the door to apply."""
+        self.signals: list[SessionSignal] = []
+        """Sessions that are to be canceled or ended, for the door to do so."""
+        self.warnings: list[str] = []
+        self._version = system.version
+        self._keywords = list(system.keywords.records())
+        settings = system.rows["pg_settings"]
+        self._defaults = dict(
+            zip(settings.values_of("name"), settings.values_of("setting"), strict=True)
+        )
+        self._spelled = {name.lower(): name for name in self._defaults}
+
+    def enter(self, session: CatalogSession) -> None:
+        """Answer for this session from now on."""
+        self.session = session
+        self.settings_set, self.signals, self.warnings = [], [], []
+        path = self.setting("search_path") or DEFAULT_SEARCH_PATH
+        names = [part.strip().strip('"') for part in path.split(",")]
+        shown = [session.user if name == "$user" else name for name in names if name]
+        # PostgreSQL looks into its own schema first unless the path names it.
+        self.lookups.search_path = tuple(shown if "pg_catalog" in shown else ["pg_catalog", *shown])
+
+    # -- the session ---------------------------------------------------------------------------
+
+    def setting(self, name: str) -> str | None:
+        """Return a setting's value; None of an unknown one."""
+        low = name.lower()
+        # The session's own come first, then ours, then PostgreSQL's defaults.
+        if low in self.session.settings:
+            return self.session.settings[low]
+        if low in _OWN_SETTINGS:
+            return _OWN_SETTINGS[low]
+        value = self._defaults.get(self._spelled.get(low, name))
+        return None if value is None else str(value)
+
+    def _current_setting(self, name: str, missing_ok: int = 0) -> str | None:
+        value = self.setting(name)
+        if value is None and not missing_ok:
+            raise CatalogQueryError(
+                f'unrecognized configuration parameter "{name}"', UNDEFINED_OBJECT
+            )
+        return value
+
+    def _session_rows(self) -> str:
+        """Return the rows of `pg_stat_activity`."""
+        # Who asks is always there: clients look for their own row.
+        asking = self.session.process_id
+        others = [each for each in self.sessions if each.process_id != asking]
+        database = object_oid(self.database, "database")
+        return array_json(
+            {
+                "datid": database,
+                "datname": self.database,
+                "pid": each.process_id,
+                "usesysid": self.lookups.role_oid(each.user),
+                "usename": each.user,
+                "application_name": each.settings.get("application_name", ""),
+                "client_addr": each.client_address or None,
+                "client_port": each.client_port or None,
+                "backend_start": each.connected or None,
+                "query_start": each.now or None,
+                "state": each.state or None,
+                "query": each.query,
+                "encrypted": int(each.encrypted),
+            }
+            for each in (self.session, *others)
+        )
+
+    def _set_config(self, name: str, value: str | None, local: int = 0) -> str:
+        # Not done here: the session is the door's.
+        self.settings_set.append((name.lower(), value, bool(local)))
+        return value or ""
+
+    def _terminate(self, pid: int | None, timeout: int = 0) -> int | None:
+        if timeout:
+            raise CatalogQueryError(
+                "pg_terminate_backend does not wait for a session's end: leave its timeout out",
+                NOT_SUPPORTED,
+            )
+        return self._signal(pid, end=True)
+
+    def _signal(self, pid: int | None, *, end: bool) -> int | None:
+        """Note a session to be canceled or ended; return whether there is one of that number."""
+        # As of every function that is strict.
+        if pid is None:
+            return None
+        found = next((each for each in self.sessions if each.process_id == pid), None)
+        if found is None:
+            self.warnings.append(f"PID {pid} is not a session of this service")
+            return 0
+        if not found.may_signal:
+            raise CatalogQueryError(
+                f"permission denied to {'terminate' if end else 'cancel'} session {pid}: it is "
+                "another role's, and only an administrator may",
+                INSUFFICIENT_PRIVILEGE,
+            )
+        # Not done here: sessions are the door's.
+        self.signals.append(SessionSignal(pid, end))
+        return 1
+
+    def _version_text(self) -> str:
+        return f"PostgreSQL {self._version} (Penstock)"
+
+    def _current_schemas(self, implicit: int) -> str:
+        names = {self.lookups.namespaces[oid] for oid in self.lookups.visible_namespaces()}
+        path = [name for name in self.lookups.search_path if name in names]
+        return array_json(path if implicit else [each for each in path if each != "pg_catalog"])
+
+    def _current_schema(self) -> str | None:
+        names: list[str] = json.loads(self._current_schemas(0))
+        return names[0] if names else None
+
+    # -- names and definitions -----------------------------------------------------------------
+
+    def _read_registered(self, type_oid: int, text: Any) -> int:
+        # Already an OID: the argument was cast before.
+        if isinstance(text, int):
+            return text
+        found = self.lookups.find_registered(type_oid, text)
+        if found is None:
+            raise self.lookups.missing_error(type_oid, text)
+        return found
+
+    def _find_registered(self, type_oid: int, text: str) -> int | None:
+        return self.lookups.find_registered(type_oid, text)
+
+    def _array_of_registered(self, array: str, type_oid: int) -> str:
+        return array_json(self._read_registered(type_oid, each) for each in json.loads(array))
+
+    def _array_of_names(self, array: str, type_oid: int) -> str:
+        return array_json(
+            None if each is None else self.lookups.registered_name(type_oid, each)
+            for each in json.loads(array)
+        )
+
+    def _format_type(self, oid: int | None, modifier: int | None) -> str | None:
+        return None if oid is None else self.lookups.type_text(oid, modifier)
+
+    def _relation_oid(self, relation: Any) -> int:
+        return self._read_registered(REGCLASS, relation)
+
+    def _view_definition(self, view: Any, _pretty: Any = 0) -> str | None:
+        text = self.lookups.views.get(self._relation_oid(view))
+        if text is None:
+            return None
+        # Clients cut it off; some look for it.
+        # As PostgreSQL's, which ends in a semicolon and begins with a blank.
+        return f" {text.strip().rstrip(';')};"
+
+    def _index_definition(self, oid: int, number: int = 0, pretty: int = 0) -> str | None:
+        index = self.lookups.indexes.get(oid)
+        if index is None:
+            return None
+        columns = [quote_identifier(name) for name in index.columns]
+        # A column of the index alone, as psql and JDBC ask for it.
+        if number:
+            return columns[number - 1] if 0 < number <= len(columns) else ""
+        unique = "UNIQUE " if index.unique else ""
+        name = quote_identifier(self.lookups.relations[oid].name)
+        # With a schema unless the text is for people, who see what their search path shows.
+        on = (
+            self._describe_relation(index.relation)
+            if pretty
+            else self.lookups.qualified_relation(index.relation)
+        )
+        return f"CREATE {unique}INDEX {name} ON {on} USING btree ({', '.join(columns)})"
+
+    def _constraint_definition(self, oid: int, _pretty: int = 0) -> str | None:
+        found = self.lookups.keys.get(oid)
+        if found is None:
+            return None
+        names = ", ".join(quote_identifier(name) for name in found.columns)
+        return f"{'PRIMARY KEY' if found.primary else 'UNIQUE'} ({names})"
+
+    def _rule_definition(self, _oid: int, _pretty: int = 0) -> str | None:
+        return None
+
+    def _role_name(self, oid: int) -> str:
+        return self.lookups.roles.get(oid) or f"unknown (OID={oid})"
+
+    def _relation_visible(self, oid: int) -> int | None:
+        visible = self.lookups.is_visible(self.lookups.relations, oid)
+        return None if visible is None else int(visible)
+
+    def _type_visible(self, oid: int) -> int | None:
+        visible = self.lookups.is_visible(self.lookups.types, oid)
+        return None if visible is None else int(visible)
+
+    def _function_visible(self, oid: int) -> int | None:
+        row = self.lookups.functions.get(oid)
+        return (
+            None
+            if row is None
+            else int(self.lookups.namespaces.get(row["pronamespace"]) in self.lookups.search_path)
+        )
+
+    def _function_arguments(self, oid: int) -> str | None:
+        known = oid in self.lookups.functions
+        return self.lookups.arguments_text(oid, names=True) if known else None
+
+    def _function_identity(self, oid: int) -> str | None:
+        known = oid in self.lookups.functions
+        return self.lookups.arguments_text(oid, names=True) if known else None
+
+    def _function_result(self, oid: int) -> str | None:
+        row = self.lookups.functions.get(oid)
+        # A procedure returns nothing.
+        if row is None or row["prokind"] == "p":
+            return None
+        return self.lookups.result_text(oid)
+
+    def _describe_relation(self, oid: int) -> str:
+        return self.lookups.shown_name(self.lookups.relations, oid) or str(oid)
+
+    # -- sizes and rights ----------------------------------------------------------------------
+
+    def _relation_size(self, relation: Any, _fork: str = "main") -> int | None:
+        oid = self._relation_oid(relation)
+        return self.lookups.sizes.get(oid)
+
+    def _database_size(self, _database: Any) -> int:
+        return sum(self.lookups.sizes.values())
+
+    def _updatable(self, relation: int, _triggers: int) -> int:
+        found = self.lookups.relations.get(relation)
+        return _TABLE_UPDATES if found is not None and found.kind == "r" else 0
+
+    def _column_updatable(self, relation: int, number: int, triggers: int) -> int:
+        return int(number > 0 and self._updatable(relation, triggers) != 0)
+
+    def _has_privilege(self, *arguments: Any) -> int | None:
+        # The object is the last but one of user, object and privilege; a column has one more.
+        if len(arguments) >= 2:
+            place = arguments[-2]
+            if isinstance(place, str) and "." in place:
+                split_name(place)
+        return 1
+
+    def _has_relation_privilege(self, *arguments: Any) -> int | None:
+        relation = arguments[-2]
+        # An unknown name is an error, and an unknown OID is NULL, as in PostgreSQL.
+        if isinstance(relation, str):
+            self._read_registered(REGCLASS, relation)
+        elif relation not in self.lookups.relations:
+            return None
+        return 1
+
+    # -- types of information_schema -----------------------------------------------------------
+
+    def _character_length(self, type_oid: int, modifier: int) -> int | None:
+        if type_oid not in _INFORMATION_MODIFIERS or modifier == -1:
+            return None
+        return modifier - _INFORMATION_MODIFIERS[type_oid]
+
+    def _octet_length(self, type_oid: int, modifier: int) -> int | None:
+        if type_oid not in (25, 1042, VARCHAR):
+            return None
+        if type_oid == 25 or modifier == -1:
+            return 2**30
+        # Four bytes a character, which is UTF-8's most.
+        return 4 * (modifier - 4)
+
+    def _numeric_precision(self, type_oid: int, modifier: int) -> int | None:
+        if type_oid == 1700:
+            return None if modifier == -1 else (modifier - 4) >> 16 & 0xFFFF
+        return {700: 24, 701: 53}.get(type_oid) or _TYPE_BITS.get(type_oid)
+
+    def _numeric_radix(self, type_oid: int, _modifier: int) -> int | None:
+        if type_oid == 1700:
+            return 10
+        return 2 if type_oid in (*_TYPE_BITS, 700, 701) else None
+
+    def _numeric_scale(self, type_oid: int, modifier: int) -> int | None:
+        # Of whole numbers it is known to be none.
+        if type_oid in _TYPE_BITS:
+            return 0
+        return (modifier - 4) & 0x7FF if type_oid == 1700 and modifier != -1 else None
+
+    def _datetime_precision(self, type_oid: int, modifier: int) -> int | None:
+        if type_oid == 1082:
+            return 0
+        if type_oid in (1083, 1114, 1184, 1266):
+            return 6 if modifier < 0 else modifier
+        return None
+
+    # -- the table -----------------------------------------------------------------------------
+
+    def functions(self) -> dict[str, Callable[..., Any]]:
+        """Return the functions by PostgreSQL's name."""
+        return {
+            **self._session_functions(),
+            **self._definition_functions(),
+            **self._privilege_functions(),
+            "pg_relation_size": self._relation_size,
+            # All of an object's bytes are its table's: indexes are in memory.
+            "pg_table_size": self._relation_size,
+            "pg_total_relation_size": self._relation_size,
+            "pg_indexes_size": lambda relation: 0 * self._relation_oid(relation),
+            "pg_database_size": self._database_size,
+            "pg_tablespace_size": self._database_size,
+            "pg_relation_is_updatable": self._updatable,
+            "pg_column_is_updatable": self._column_updatable,
+            "_pg_char_max_length": self._character_length,
+            "_pg_char_octet_length": self._octet_length,
+            "_pg_numeric_precision": self._numeric_precision,
+            "_pg_numeric_precision_radix": self._numeric_radix,
+            "_pg_numeric_scale": self._numeric_scale,
+            "_pg_datetime_precision": self._datetime_precision,
+            "_pg_interval_type": lambda type_oid, modifier: None,
+        }
+
+    def _session_functions(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "version": self._version_text,
+            "current_database": lambda: self.database,
+            "current_catalog": lambda: self.database,
+            "current_schema": self._current_schema,
+            "current_schemas": self._current_schemas,
+            "current_user": lambda: self.session.user,
+            "current_role": lambda: self.session.user,
+            "user": lambda: self.session.user,
+            "session_user": lambda: self.session.session_user or self.session.user,
+            "pg_backend_pid": lambda: self.session.process_id,
+            "pg_cancel_backend": lambda pid: self._signal(pid, end=False),
+            "pg_terminate_backend": self._terminate,
+            "current_setting": self._current_setting,
+            "set_config": self._set_config,
+            "pg_client_encoding": lambda: "UTF8",
+            "getdatabaseencoding": lambda: "UTF8",
+            "inet_server_addr": lambda: self.session.server_address or None,
+            "inet_server_port": lambda: self.session.server_port or None,
+            "inet_client_addr": lambda: self.session.client_address or None,
+            "inet_client_port": lambda: self.session.client_port or None,
+            "pg_postmaster_start_time": lambda: self.session.started,
+            "pg_conf_load_time": lambda: self.session.started,
+            "now": lambda: self.session.now,
+            "current_timestamp": lambda: self.session.now,
+            "transaction_timestamp": lambda: self.session.now,
+            "statement_timestamp": lambda: self.session.now,
+            "clock_timestamp": lambda: self.session.now,
+            "current_date": lambda: self.session.now.partition(" ")[0],
+        }
+
+    def _definition_functions(self) -> dict[str, Callable[..., Any]]:
+        return {
+            "format_type": self._format_type,
+            "pg_get_viewdef": self._view_definition,
+            "pg_get_indexdef": self._index_definition,
+            "pg_get_constraintdef": self._constraint_definition,
+            "pg_get_ruledef": self._rule_definition,
+            "pg_get_triggerdef": self._rule_definition,
+            "pg_get_functiondef": self._rule_definition,
+            "pg_get_partkeydef": self._rule_definition,
+            "pg_get_partition_constraintdef": self._rule_definition,
+            "pg_get_statisticsobjdef": self._rule_definition,
+            "pg_get_statisticsobjdef_columns": self._rule_definition,
+            # Expressions are held as their text: there is nothing to print.
+            "pg_get_expr": lambda expression, relation, pretty=0: expression,
+            "pg_get_userbyid": self._role_name,
+            "pg_get_serial_sequence": lambda relation, column: None,
+            "pg_get_function_arguments": self._function_arguments,
+            "pg_get_function_identity_arguments": self._function_identity,
+            "pg_get_function_result": self._function_result,
+            "pg_get_function_sqlbody": self._rule_definition,
+            "pg_get_function_arg_default": lambda function, number: None,
+            "pg_table_is_visible": self._relation_visible,
+            "pg_type_is_visible": self._type_visible,
+            "pg_function_is_visible": self._function_visible,
+            **{
+                f"pg_{kind}_is_visible": lambda oid: 1
+                for kind in [
+                    "operator",
+                    "opclass",
+                    "opfamily",
+                    "collation",
+                    "conversion",
+                    "statistics_obj",
+                    "ts_config",
+                    "ts_dict",
+                    "ts_parser",
+                    "ts_template",
+                ]
+            },
+            "to_regclass": lambda text: self._find_registered(REGCLASS, text),
+            "to_regtype": lambda text: self._find_registered(REGTYPE, text),
+            "to_regproc": lambda text: self._find_registered(REGPROC, text),
+            "to_regprocedure": lambda text: self._find_registered(REGPROCEDURE, text),
+            "to_regnamespace": lambda text: self._find_registered(REGNAMESPACE, text),
+            "to_regrole": lambda text: self._find_registered(REGROLE, text),
+            "pg_get_keywords": lambda: array_json(self._keywords),
+            "aclexplode": lambda items: explode_privileges(items, self.lookups.role_oid),
+            "acldefault": lambda kind, owner: self._default_privileges(kind, owner),
+        }
+
+    def _default_privileges(self, kind: str, owner: int) -> str:
+        return default_privileges(kind, quote_identifier(self._role_name(owner)))
+
+    def _privilege_functions(self) -> dict[str, Callable[..., Any]]:
+        kinds = (
+            "any_column column database foreign_data_wrapper function language parameter schema"
+            " server tablespace type"
+        )
+        return {
+            **{f"has_{kind}_privilege": self._has_privilege for kind in kinds.split()},
+            "has_table_privilege": self._has_relation_privilege,
+            "has_sequence_privilege": self._has_relation_privilege,
+            "pg_has_role": lambda *arguments: 1,
+            "row_security_active": lambda relation: 0,
+        }
+
+    def operators(self) -> dict[str, Callable[..., Any]]:
+        """Return what casts become, by the name in SQLite."""
+        kinds = (24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191)
+        readers = {
+            f"pg_read_registered_{kind}": lambda text, kind=kind: self._read_registered(kind, text)
+            for kind in kinds
+        }
+        return {
+            **readers,
+            "pg_sessions": self._session_rows,
+            "pg_write_registered": self.lookups.registered_name,
+            "pg_array_of_registered": self._array_of_registered,
+            "pg_array_of_names": self._array_of_names,
+            "pg_setting_now": lambda name, value: self.session.settings.get(name.lower(), value),
+        }
+
+
+_OWN_SETTINGS: Final = {
+    # What this service says otherwise than a PostgreSQL that nobody has configured.
+    "server_encoding": "UTF8",
+    "client_encoding": "UTF8",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "search_path": DEFAULT_SEARCH_PATH,
+    "is_superuser": "on",
+    "lc_collate": "C.UTF-8",
+    "lc_ctype": "C.UTF-8",
+    "lc_messages": "C.UTF-8",
+    "lc_monetary": "C.UTF-8",
+    "lc_numeric": "C.UTF-8",
+    "lc_time": "C.UTF-8",
+    "application_name": "",
+}
+"""By lower-case name. A session's own come before these."""

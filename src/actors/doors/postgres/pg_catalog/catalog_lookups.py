@@ -1,0 +1,389 @@
+"""Names and definitions of catalog objects by OID, and OIDs by name, as functions need them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    INVALID_SCHEMA,
+    NOT_SUPPORTED,
+    SYNTAX_ERROR,
+    UNDEFINED_FUNCTION,
+    UNDEFINED_OBJECT,
+    UNDEFINED_TABLE,
+    CatalogQueryError,
+)
+from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
+from actors.doors.postgres.pg_catalog.pg_types import (
+    REGCLASS,
+    REGCOLLATION,
+    REGCONFIG,
+    REGDICTIONARY,
+    REGNAMESPACE,
+    REGOPER,
+    REGOPERATOR,
+    REGPROC,
+    REGPROCEDURE,
+    REGROLE,
+    REGTYPE,
+    TYPE_SYNONYMS,
+    format_type,
+    quote_identifier,
+)
+from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
+
+CATALOG_NAMESPACE: Final = 11
+_NAME_PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".(]+))\s*(\.?)')
+DEFAULT_SEARCH_PATH: Final = '"$user", public'
+
+
+class NamedObject(msgspec.Struct, frozen=True):
+    """An object by its OID: its name, and the OID of its namespace (0: it has none)."""
+
+    name: str
+    namespace: int = 0
+    kind: str = ""
+
+
+class IndexDefinition(msgspec.Struct, frozen=True):
+    """An index: its columns are those of the relation."""
+
+    relation: int
+    columns: tuple[str, ...]
+    unique: bool
+
+
+class KeyDefinition(msgspec.Struct, frozen=True):
+    """A PRIMARY KEY or UNIQUE constraint."""
+
+    columns: tuple[str, ...]
+    primary: bool
+
+
+def split_name(text: str) -> list[str]:
+    """Return the parts of a qualified name, without quotes and in lower case where there were
+    none. Raises `CatalogQueryError`.
+
+    >>> split_name('public."My Table"'), split_name("PG_CLASS")
+    (['public', 'My Table'], ['pg_class'])
+    """
+    parts, at = [], 0
+    while at < len(text):
+        found = _NAME_PART.match(text, at)
+        if found is None:
+            raise CatalogQueryError(f'invalid name syntax: "{text}"', SYNTAX_ERROR)
+        parts.append(found[1].replace('""', '"') if found[1] else found[2].lower())
+        at = found.end()
+        if not found[3]:
+            break
+    if not parts or text[at:].strip():
+        raise CatalogQueryError(f'invalid name syntax: "{text}"', SYNTAX_ERROR)
+    return parts
+
+
+class CatalogLookups:
+    """Finds objects by OID and by name. Made from the data file, then filled from a snapshot."""
+
+    def __init__(self, system: SystemCatalog) -> None:
+        self.search_path: tuple[str, ...] = ("pg_catalog", "public")
+        self._system = system
+        self.namespaces: dict[int, str] = {}
+        self.relations: dict[int, NamedObject] = {}
+        self.types: dict[int, NamedObject] = {}
+        self.functions: dict[int, dict[str, Any]] = {
+            row["oid"]: row for row in system.rows["pg_proc"].records()
+        }
+        self.roles: dict[int, str] = {}
+        self.views: dict[int, str] = {}
+        self.indexes: dict[int, IndexDefinition] = {}
+        self.keys: dict[int, KeyDefinition] = {}
+        self.columns: dict[int, tuple[str, ...]] = {}
+        self.sizes: dict[int, int] = {}
+        self._others = {
+            table: {
+                row["oid"]: NamedObject(row[name], row.get(namespace) or 0)
+                for row in system.rows[table].records()
+            }
+            for table, name, namespace in (
+                ("pg_operator", "oprname", "oprnamespace"),
+                ("pg_collation", "collname", "collnamespace"),
+                ("pg_ts_config", "cfgname", "cfgnamespace"),
+                ("pg_ts_dict", "dictname", "dictnamespace"),
+            )
+        }
+        self._functions_by_name: dict[str, list[int]] = {}
+        for oid, row in self.functions.items():
+            self._functions_by_name.setdefault(row["proname"], []).append(oid)
+        self._by_name: dict[str, dict[tuple[str, int], int]] = {}
+
+    def fill(self, snapshot: PgCatalogSnapshot, rows: CatalogRows) -> None:
+        """Take in the objects of a snapshot, in place of those of the one before."""
+        self.namespaces = {
+            row["oid"]: row["nspname"] for row in self._all_rows("pg_namespace", rows)
+        }
+        self.roles = {row["oid"]: row["rolname"] for row in self._all_rows("pg_authid", rows)}
+        self.relations = {
+            row["oid"]: NamedObject(row["relname"], row["relnamespace"], row["relkind"])
+            for row in self._all_rows("pg_class", rows)
+        }
+        self.types = {
+            row["oid"]: NamedObject(row["typname"], row["typnamespace"], row["typtype"])
+            for row in self._all_rows("pg_type", rows)
+        }
+        self._fill_definitions(rows)
+        # By name, as rows of pg_class do not say which object they show.
+        sizes = {(each.schema, each.name): each.size_bytes for each in snapshot.objects}
+        self.sizes = {
+            oid: sizes.get((self.namespaces.get(found.namespace, ""), found.name), 0)
+            for oid, found in self.relations.items()
+        }
+        self._by_name = {
+            # Reversed, so that the first of two equal names stays.
+            kind: {(each.name, each.namespace): oid for oid, each in reversed(held.items())}
+            for kind, held in (("relation", self.relations), ("type", self.types))
+        }
+
+    def _all_rows(self, table: str, rows: CatalogRows) -> Iterable[dict[str, Any]]:
+        yield from self._system.rows[table].records()
+        yield from rows.get(table, ())
+
+    def _fill_definitions(self, rows: CatalogRows) -> None:
+        self.views = {row["ev_class"]: row["ev_action"] for row in rows.get("pg_rewrite", ())}
+        columns: dict[int, list[str]] = {}
+        for row in rows.get("pg_attribute", ()):
+            if row["attnum"] > 0:
+                columns.setdefault(row["attrelid"], []).append(row["attname"])
+        # Those of the system are not among the snapshot's rows.
+        for shape in self._system.relations:
+            columns[shape.oid] = [column.name for column in shape.columns]
+        self.columns = {oid: tuple(names) for oid, names in columns.items()}
+        self.indexes, self.keys = {}, {}
+        for row in self._all_rows("pg_index", rows):
+            names = self._names_of(row["indrelid"], row["indkey"])
+            unique = bool(row["indisunique"])
+            self.indexes[row["indexrelid"]] = IndexDefinition(row["indrelid"], names, unique)
+        for row in self._all_rows("pg_constraint", rows):
+            if row["contype"] in ("p", "u"):
+                names = self._names_of(row["conrelid"], row["conkey"])
+                self.keys[row["oid"]] = KeyDefinition(names, row["contype"] == "p")
+
+    def _names_of(self, relation: int, numbers: Sequence[int] | None) -> tuple[str, ...]:
+        names = self.columns.get(relation, ())
+        return tuple(names[at - 1] for at in numbers or () if 0 < at <= len(names))
+
+    # -- OID to name ---------------------------------------------------------------------------
+
+    def visible_namespaces(self) -> list[int]:
+        """Return the namespaces of the search path, those that exist, in order."""
+        by_name = {name: oid for oid, name in self.namespaces.items()}
+        return [by_name[name] for name in self.search_path if name in by_name]
+
+    def is_visible(self, held: dict[int, NamedObject], oid: int) -> bool | None:
+        """Return whether an object's name alone names it; None if there is no such object."""
+        found = held.get(oid)
+        if found is None:
+            return None
+        by_name = self._by_name["relation" if held is self.relations else "type"]
+        for namespace in self.visible_namespaces():
+            other = by_name.get((found.name, namespace))
+            # The first of the path that has the name hides the others.
+            if other is not None:
+                return other == oid
+        return False
+
+    def shown_name(self, held: dict[int, NamedObject], oid: int) -> str | None:
+        """Return an object's name as SQL has it, qualified unless its name alone names it."""
+        found = held.get(oid)
+        if found is None:
+            return None
+        name = quote_identifier(found.name)
+        if self.is_visible(held, oid):
+            return name
+        return f"{quote_identifier(self.namespaces.get(found.namespace, ''))}.{name}"
+
+    def type_text(self, oid: int, modifier: int | None = None) -> str:
+        """Return a type as `format_type` writes it."""
+        found = self.types.get(oid)
+        if found is not None and found.name.startswith("_") and oid >= 16_384:
+            # An array of a relation's rows, which is no built-in type.
+            element = self.find_type_name(found.name[1:], found.namespace)
+            if element:
+                return self.type_text(element, modifier) + "[]"
+        return format_type(oid, modifier, lambda each: self.shown_name(self.types, each))
+
+    def find_type_name(self, name: str, namespace: int) -> int:
+        """Return the OID of a type by its name in a namespace; 0 if there is none."""
+        return self._by_name["type"].get((name, namespace), 0)
+
+    def qualified_relation(self, oid: int) -> str:
+        """Return a relation's name with its schema; empty for an unknown one."""
+        found = self.relations.get(oid)
+        if found is None:
+            return ""
+        schema = quote_identifier(self.namespaces.get(found.namespace, ""))
+        return f"{schema}.{quote_identifier(found.name)}"
+
+    def arguments_text(self, oid: int, *, names: bool) -> str:
+        """Return a function's parameters as `pg_get_function_arguments` writes them."""
+        row = self.functions[oid]
+        types = row.get("proallargtypes") or row["proargtypes"]
+        modes = row.get("proargmodes") or ["i"] * len(types)
+        named = row.get("proargnames") or [""] * len(types)
+        words = {"i": "", "o": "OUT ", "b": "INOUT ", "v": "VARIADIC "}
+        texts = []
+        for type_oid, mode, name in zip(types, modes, named, strict=False):
+            # Columns of a returned table are no parameters.
+            if mode == "t" or (not names and mode == "o"):
+                continue
+            shown = f"{quote_identifier(name)} " if name and names else ""
+            texts.append(f"{words[mode]}{shown}{self.type_text(type_oid)}")
+        return ", ".join(texts)
+
+    def result_text(self, oid: int) -> str:
+        """Return a function's result as `pg_get_function_result` writes it."""
+        row = self.functions[oid]
+        modes = row.get("proargmodes") or []
+        if "t" in modes:
+            columns = zip(row["proallargtypes"], modes, row.get("proargnames") or [], strict=False)
+            inside = ", ".join(
+                f"{quote_identifier(name)} {self.type_text(each)}"
+                for each, mode, name in columns
+                if mode == "t"
+            )
+            return f"TABLE({inside})"
+        text = self.type_text(row["prorettype"])
+        return f"SETOF {text}" if row["proretset"] else text
+
+    def registered_name(self, type_oid: int, oid: int) -> str:
+        """Return the text of a value of `regclass` or the like."""
+        # Zero stands for no object.
+        if oid == 0:
+            return "-"
+        shown: str | None
+        if type_oid == REGCLASS:
+            shown = self.shown_name(self.relations, oid)
+        elif type_oid == REGTYPE:
+            shown = self.type_text(oid) if oid in self.types else None
+        elif type_oid in (REGPROC, REGPROCEDURE):
+            shown = self._function_name(type_oid, oid)
+        elif type_oid in (REGNAMESPACE, REGROLE):
+            names = self.namespaces if type_oid == REGNAMESPACE else self.roles
+            shown = quote_identifier(names[oid]) if oid in names else None
+        else:
+            table = _OTHER_TABLES.get(type_oid, "pg_operator")
+            other = self._others[table].get(oid)
+            shown = None
+            if other is not None:
+                plain = table == "pg_operator"
+                shown = other.name if plain else quote_identifier(other.name)
+        return str(oid) if shown is None else shown
+
+    def _function_name(self, type_oid: int, oid: int) -> str | None:
+        row = self.functions.get(oid)
+        if row is None:
+            return None
+        name = quote_identifier(row["proname"])
+        if row["pronamespace"] != CATALOG_NAMESPACE:
+            name = f"{quote_identifier(self.namespaces[row['pronamespace']])}.{name}"
+        if type_oid == REGPROC:
+            return name
+        return f"{name}({','.join(self.type_text(each) for each in row['proargtypes'])})"
+
+    # -- name to OID ---------------------------------------------------------------------------
+
+    def find_registered(self, type_oid: int, text: str) -> int | None:
+        """Return the OID that a text stands for as `regclass` or the like; None if nothing has
+        that name. Raises `CatalogQueryError` for what is no name."""
+        stripped = text.strip()
+        if stripped == "-":
+            return 0
+        # A number is an OID, whether or not something has it.
+        if stripped.isdecimal():
+            return int(stripped)
+        if type_oid == REGTYPE:
+            return self._find_type(stripped)
+        if type_oid in (REGPROC, REGPROCEDURE):
+            return self._find_function(stripped, exact=type_oid == REGPROCEDURE)
+        if type_oid in (REGOPER, REGOPERATOR):
+            raise CatalogQueryError("operators are not found by name here", NOT_SUPPORTED)
+        parts = split_name(stripped)
+        if type_oid in (REGNAMESPACE, REGROLE):
+            names = self.namespaces if type_oid == REGNAMESPACE else self.roles
+            return next((oid for oid, name in names.items() if [name] == parts), None)
+        if type_oid == REGCLASS:
+            return self.find_relation(parts)
+        held = self._others[_OTHER_TABLES[type_oid]]
+        return next((oid for oid, each in held.items() if each.name == parts[-1]), None)
+
+    def find_relation(self, parts: Sequence[str]) -> int | None:
+        """Return the OID of a relation by its name's parts."""
+        by_name = self._by_name["relation"]
+        if len(parts) == 1:
+            # Unlike a query's, these names may be an index's, too.
+            found = (by_name.get((parts[0], each)) for each in self.visible_namespaces())
+            return next((oid for oid in found if oid is not None), None)
+        namespace = self._namespace(parts[-2])
+        return by_name.get((parts[-1], namespace))
+
+    def _namespace(self, name: str) -> int:
+        return next((oid for oid, each in self.namespaces.items() if each == name), -1)
+
+    def _find_type(self, text: str) -> int | None:
+        base = re.sub(r"\s*\([\d\s,]*\)", "", text)
+        # Dimensions make no other type: text[][] is text[].
+        arrays = base.endswith("[]")
+        base = re.sub(r"(\s*\[\d*\])+$", "", base).strip()
+        low = " ".join(base.lower().split())
+        # An array's name is its element's with an underscore before.
+        prefix = "_" if arrays else ""
+        by_name = self._by_name["type"]
+        synonym = TYPE_SYNONYMS.get(low)
+        if synonym is not None:
+            return by_name.get((prefix + synonym, CATALOG_NAMESPACE))
+        parts = split_name(base)
+        spaces = self.visible_namespaces() if len(parts) == 1 else [self._namespace(parts[-2])]
+        found = (by_name.get((prefix + parts[-1], each)) for each in spaces)
+        return next((oid for oid in found if oid is not None), None)
+
+    def _find_function(self, text: str, *, exact: bool) -> int | None:
+        name, _, arguments = text.partition("(")
+        found = self._functions_by_name.get(split_name(name)[-1], [])
+        if not exact:
+            # A name alone must be one function's, as `regproc` has no arguments.
+            if len(found) > 1:
+                raise CatalogQueryError(f'more than one function named "{text}"', "42725")
+            return found[0] if found else None
+        wanted = [
+            self._find_type(each) for each in arguments.rstrip(") ").split(",") if each.strip()
+        ]
+        return next((oid for oid in found if self.functions[oid]["proargtypes"] == wanted), None)
+
+    def missing_error(self, type_oid: int, text: str) -> CatalogQueryError:
+        """Return the error of a name that nothing has."""
+        kind, state = {
+            REGCLASS: ("relation", UNDEFINED_TABLE),
+            REGTYPE: ("type", UNDEFINED_OBJECT),
+            REGPROC: ("function", UNDEFINED_FUNCTION),
+            REGPROCEDURE: ("function", UNDEFINED_FUNCTION),
+            REGNAMESPACE: ("schema", INVALID_SCHEMA),
+            REGROLE: ("role", UNDEFINED_OBJECT),
+        }.get(type_oid, ("object", UNDEFINED_OBJECT))
+        return CatalogQueryError(f'{kind} "{text}" does not exist', state)
+
+    def role_oid(self, name: str) -> int:
+        """Return the OID of a role; 0 of everybody, and of an unknown one."""
+        return next((oid for oid, each in self.roles.items() if each == name), 0)
+
+
+_OTHER_TABLES: Final = {
+    REGOPER: "pg_operator",
+    REGOPERATOR: "pg_operator",
+    REGCOLLATION: "pg_collation",
+    REGCONFIG: "pg_ts_config",
+    REGDICTIONARY: "pg_ts_dict",
+}

@@ -1,0 +1,739 @@
+"""PostgreSQL's SELECT in SQLite's SQL: FROM, joins, sets in the select list, CTEs, LATERAL.
+
+Every query's result has columns with names of our own (``_o1``, ``_o2``, …), as PostgreSQL allows
+equal names and none. A function that returns a set becomes an array that `json_each` takes apart;
+in the select list it moves to FROM:
+
+    SELECT i.indrelid, unnest(i.indkey) FROM pg_index i
+    SELECT i.indrelid AS _o1, _s1.value AS _o2 FROM pg_index AS i JOIN json_each(i.indkey) AS _s1
+
+A LATERAL subquery, which SQLite has not, is run by a function of its own for each row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgspec
+from sqlglot import exp
+
+from actors.doors.postgres.pg_catalog.call_compiler import ordering
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    NOT_SUPPORTED,
+    SYNTAX_ERROR,
+    UNDEFINED_COLUMN,
+    UNDEFINED_TABLE,
+    CatalogQueryError,
+)
+from actors.doors.postgres.pg_catalog.expression_compiler import (
+    CompiledQuery,
+    ExpressionCompiler,
+    ParameterTypes,
+)
+from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
+from actors.doors.postgres.pg_catalog.pg_types import (
+    ELEMENT_OF,
+    INT8,
+    RECORD,
+    REGISTERED,
+    TEXT,
+    TEXTUAL,
+    UNKNOWN,
+)
+from actors.doors.postgres.pg_catalog.query_scope import (
+    QueryScope,
+    RelationColumn,
+    RelationShape,
+    ScopeSource,
+    ordinality,
+)
+from actors.doors.postgres.pg_catalog.result_names import result_name
+from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.typed_sql import (
+    TypedSql,
+    cast_value,
+    common_type,
+    decide_type,
+    quote_name,
+    quote_text,
+)
+
+FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
+"""Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)
+and name."""
+_ON_TRUE: Final = "1"
+
+
+class LateralQuery(msgspec.Struct, frozen=True):
+    """A LATERAL subquery: its SQL, and the values of outer queries that it takes, in order."""
+
+    sql: str
+    columns: int
+
+
+class SelectCompiler:
+    """Compiles one query text, and all queries in it."""
+
+    def __init__(
+        self,
+        functions: FunctionCatalog,
+        type_oids: Callable[[str], int | None],
+        find_relation: FindRelation,
+        parameter_types: dict[int, int] | None = None,
+        lateral_base: str = "q",
+    ) -> None:
+        self.parameters = ParameterTypes(parameter_types or {})
+        self.expressions = ExpressionCompiler(
+            functions, type_oids, self.parameters, self.compile_query
+        )
+        self._functions = functions
+        self._find_relation = find_relation
+        self._base = lateral_base
+        self._counter = 0
+        self.laterals: dict[str, LateralQuery] = {}
+        self.relations: set[str] = set()
+        """The system relations that are read, by their names in SQLite."""
+
+    def compile_query(self, node: Any, parent: QueryScope | None = None) -> CompiledQuery:
+        """Return a query's SQL and its columns. Raises `CatalogQueryError`."""
+        scope = QueryScope(parent)
+        # Parentheses around a whole query.
+        if isinstance(node, exp.Subquery):
+            return self._compile_wrapped(node, scope)
+        head = self._compile_with(node, scope)
+        if isinstance(node, exp.SetOperation):
+            sql, shape = self._compile_set_operation(node, scope)
+        elif isinstance(node, exp.Select):
+            sql, shape = self._compile_select(node, scope)
+        elif isinstance(node, exp.Values):
+            sql, shape = self._compile_values(node, scope)
+        else:
+            raise CatalogQueryError(
+                f"a catalog query is a SELECT, not {type(node).__name__}", SYNTAX_ERROR
+            )
+        return head + sql, shape
+
+    def _next_alias(self, letter: str) -> str:
+        self._counter += 1
+        return f"_{letter}{self._counter}"
+
+    # -- WITH, UNION, VALUES -------------------------------------------------------------------
+
+    def _compile_with(self, node: Any, scope: QueryScope) -> str:
+        clause = node.args.get("with_")
+        if clause is None:
+            return ""
+        recursive = bool(clause.args.get("recursive"))
+        parts = []
+        for cte in clause.expressions:
+            name = identifier_name(cte.args["alias"].this)
+            given = [identifier_name(each) for each in cte.args["alias"].columns]
+            if recursive and isinstance(cte.this, exp.SetOperation):
+                sql, shape = self._compile_recursive(name, given, cte.this, scope)
+            else:
+                sql, shape = self.compile_query(cte.this, scope)
+                shape = _renamed(shape, given)
+            # Later CTEs and the query itself see it.
+            scope.ctes[name] = shape
+            columns = ", ".join(column.sql for column in shape.columns)
+            parts.append(f"{quote_name(name)}({columns}) AS ({sql})")
+        return f"WITH {'RECURSIVE ' if recursive else ''}{', '.join(parts)} "
+
+    def _compile_recursive(
+        self, name: str, given: list[str], node: Any, scope: QueryScope
+    ) -> CompiledQuery:
+        """Compile a CTE that may read itself: its first part says what its columns are."""
+        sql, shape = self.compile_query(node.this, scope)
+        shape = _renamed(shape, given)
+        scope.ctes[name] = shape
+        rest, _ = self.compile_query(node.expression, scope)
+        word = "UNION" if node.args.get("distinct") else "UNION ALL"
+        return f"{sql} {word} {rest}", shape
+
+    def _compile_set_operation(self, node: Any, scope: QueryScope) -> CompiledQuery:
+        left = self._compile_arm(node.this, scope)
+        right = self._compile_arm(node.expression, scope)
+        if len(left[1].columns) != len(right[1].columns):
+            raise CatalogQueryError(
+                "each UNION query must have the same number of columns", SYNTAX_ERROR
+            )
+        columns = tuple(
+            RelationColumn(
+                one.name, one.sql, _common_column_type(one, other), one.fields or other.fields
+            )
+            for one, other in zip(left[1].columns, right[1].columns, strict=True)
+        )
+        shape = RelationShape(columns)
+        word = {exp.Union: "UNION", exp.Intersect: "INTERSECT", exp.Except: "EXCEPT"}[type(node)]
+        if not node.args.get("distinct"):
+            if word != "UNION":
+                raise CatalogQueryError(f"{word} ALL is not supported here", NOT_SUPPORTED)
+            word = "UNION ALL"
+        sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
+        # ORDER BY of a union may name its columns alone.
+        for column in shape.columns:
+            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        tail = self._compile_tail(node, scope, shape)
+        # SQLite orders a union by its columns alone; a query around it may use expressions.
+        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
+
+    def _compile_arm(self, node: Any, scope: QueryScope) -> CompiledQuery:
+        sql, shape = self.compile_query(node, scope)
+        # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
+        return f"SELECT * FROM ({sql})", shape
+
+    def _compile_wrapped(self, node: Any, scope: QueryScope) -> CompiledQuery:
+        """Compile a query in parentheses, which may have an ORDER BY or LIMIT behind them."""
+        head = self._compile_with(node, scope)
+        sql, shape = self.compile_query(node.this, scope)
+        for column in shape.columns:
+            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        tail = self._compile_tail(node, scope, shape)
+        if not tail and not head:
+            return sql, shape
+        return f"{head}SELECT * FROM ({sql}){tail}", shape
+
+    def _compile_values(self, node: Any, scope: QueryScope) -> CompiledQuery:
+        rows = [
+            [self.expressions.compile(each, scope) for each in row.expressions]
+            for row in node.expressions
+        ]
+        types = [common_type(value.type for value in column) for column in zip(*rows, strict=True)]
+        names = [f"_o{at}" for at in range(1, len(types) + 1)]
+        texts = []
+        for row in rows:
+            values = [decide_type(value, kind) for value, kind in zip(row, types, strict=True)]
+            texts.append(
+                "SELECT "
+                + ", ".join(
+                    f"{value.sql} AS {name}" for value, name in zip(values, names, strict=True)
+                )
+            )
+        shape = RelationShape(
+            tuple(
+                RelationColumn(f"column{at}", name, kind)
+                for at, (name, kind) in enumerate(zip(names, types, strict=True), start=1)
+            )
+        )
+        for column in shape.columns:
+            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        sql = " UNION ALL ".join(texts)
+        tail = self._compile_tail(node, scope, shape)
+        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
+
+    # -- SELECT --------------------------------------------------------------------------------
+
+    def _compile_select(self, node: Any, scope: QueryScope) -> CompiledQuery:
+        if node.args.get("into") is not None:
+            raise CatalogQueryError("SELECT INTO is no catalog query", NOT_SUPPORTED)
+        source = self._compile_from(node, scope)
+        sets: dict[str, tuple[str, TypedSql]] = {}
+        outputs = list(self._compile_outputs(node, scope, sets))
+        # After the select list, which says which sets there are.
+        source += _join_sets(sets, has_from=bool(source))
+        columns = []
+        for at, (name, value) in enumerate(outputs, start=1):
+            # A constant that nothing has given a type is a text in a result.
+            kind = TEXT if value.undecided else value.type
+            self.parameters.decide(decide_type(value, kind))
+            columns.append(RelationColumn(name, f"_o{at}", kind, value.fields))
+            scope.aliases.setdefault(name, TypedSql(f"_o{at}", kind, value.fields))
+        shape = RelationShape(tuple(columns))
+        fields = ", ".join(
+            f"{value.sql} AS _o{at}" for at, (_, value) in enumerate(outputs, start=1)
+        )
+        distinct = node.args.get("distinct")
+        body = f" FROM {source}" if source else ""
+        if node.args.get("where") is not None:
+            condition = self.expressions.compile_condition(node.args["where"].this, scope)
+            body += f" WHERE {condition}"
+        body += self._compile_groups(node, scope, outputs)
+        if distinct is not None and distinct.args.get("on") is not None:
+            return self._distinct_on(node, scope, fields, body, shape)
+        word = "DISTINCT " if distinct is not None else ""
+        tail = self._compile_tail(node, scope, shape, outputs)
+        return f"SELECT {word}{fields}{body}{tail}", shape
+
+    def _compile_outputs(
+        self, node: Any, scope: QueryScope, sets: dict[str, tuple[str, TypedSql]]
+    ) -> Iterator[tuple[str, TypedSql]]:
+        for each in node.expressions:
+            star = _star_of(each)
+            if star is not None:
+                found = list(scope.star(star))
+                if not found:
+                    raise CatalogQueryError(
+                        f'missing FROM-clause entry for table "{star}"', UNDEFINED_TABLE
+                    )
+                yield from found
+                continue
+            inner = each.this if isinstance(each, exp.Alias) else each
+            name = (
+                identifier_name(each.args["alias"])
+                if isinstance(each, exp.Alias)
+                else result_name(inner)
+            )
+            yield name, self._compile_output(inner, scope, sets)
+
+    def _compile_output(
+        self, node: Any, scope: QueryScope, sets: dict[str, tuple[str, TypedSql]]
+    ) -> TypedSql:
+        """Compile an entry of the select list, which may be a set or a field of one."""
+        found = self._find_set(node)
+        if found is None:
+            return self.expressions.compile(node, scope)
+        made = self.expressions.calls.compile_call(_call_node(found), scope)
+        # Equal sets of one list go hand in hand: they are one.
+        # PostgreSQL, too, makes rows of equal calls once a row.
+        alias, _ = sets.setdefault(made.sql, (self._next_alias("s"), made))
+        value = TypedSql(f"{alias}.value", made.type, made.fields)
+        if found is node:
+            return value
+        # What is around the set is compiled with the set's rows in its place.
+        scope.sources.append(ScopeSource(alias, (("value", value),)))
+        place = exp.Column(
+            this=exp.Identifier(this="value", quoted=True),
+            table=exp.Identifier(this=alias, quoted=True),
+        )
+        changed = node.copy()
+        twin = self._find_set(changed)
+        if twin is changed:
+            changed = place
+        else:
+            twin.replace(place)
+        made_around = self.expressions.compile(changed, scope)
+        scope.sources.pop()
+        return made_around
+
+    def _find_set(self, node: Any) -> Any:
+        """Return the call in an expression that returns a set, if there is one."""
+        # A set in a subquery is that one's own.
+        if isinstance(node, exp.Query):
+            return None
+        name = self.expressions.calls.call_name(node)
+        if name and self._functions.returns_set(name):
+            return node
+        for child in node.iter_expressions():
+            found = self._find_set(child)
+            if found is not None:
+                return found
+        return None
+
+    def _compile_groups(
+        self, node: Any, scope: QueryScope, outputs: list[tuple[str, TypedSql]]
+    ) -> str:
+        text = ""
+        group = node.args.get("group")
+        if group is not None and group.expressions:
+            keys = [
+                self._compile_key(each, scope, outputs, prefer_alias=False)
+                for each in group.expressions
+            ]
+            text += f" GROUP BY {', '.join(keys)}"
+        having = node.args.get("having")
+        if having is not None:
+            text += f" HAVING {self.expressions.compile_condition(having.this, scope)}"
+        return text
+
+    def _compile_key(
+        self,
+        node: Any,
+        scope: QueryScope,
+        outputs: list[tuple[str, TypedSql]],
+        *,
+        prefer_alias: bool,
+    ) -> str:
+        """Return a key of GROUP BY or ORDER BY: a place, a name of the result, or a value."""
+        if isinstance(node, exp.Literal) and not node.is_string:
+            at = int(str(node.this))
+            if not 1 <= at <= max(len(outputs), len(scope.aliases)):
+                raise CatalogQueryError(
+                    f"ORDER BY position {at} is not in select list", UNDEFINED_COLUMN
+                )
+            return f"_o{at}" if prefer_alias or not outputs else outputs[at - 1][1].sql
+        if isinstance(node, exp.Column) and not node.args.get("table"):
+            name = identifier_name(node.this)
+            # ORDER BY looks at the result's names first, GROUP BY at the input's.
+            if prefer_alias and name in scope.aliases:
+                return scope.aliases[name].sql
+            if not prefer_alias and scope.resolve("", name) is None:
+                for each, value in outputs:
+                    if each == name:
+                        return value.sql
+        return self.expressions.compile(node, scope).sql
+
+    def _compile_tail(
+        self,
+        node: Any,
+        scope: QueryScope,
+        shape: RelationShape,
+        outputs: list[tuple[str, TypedSql]] | None = None,
+    ) -> str:
+        """Return ORDER BY, LIMIT and OFFSET. Locks are left out: nothing here is changed."""
+        text = ""
+        order = node.args.get("order")
+        if order is not None:
+            terms = [
+                self._compile_key(each.this, scope, outputs or [], prefer_alias=True)
+                + ordering(each)
+                for each in order.expressions
+            ]
+            text += f" ORDER BY {', '.join(terms)}"
+        limit = node.args.get("limit")
+        offset = node.args.get("offset")
+        if limit is not None and not _is_limit_all(limit):
+            count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
+            text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
+        # SQLite has no OFFSET without LIMIT.
+        elif offset is not None:
+            text += " LIMIT -1"
+        if offset is not None:
+            text += f" OFFSET {self._compile_count(offset.expression, scope)}"
+        return text
+
+    def _compile_count(self, node: Any, scope: QueryScope) -> str:
+        value = self.expressions.compile_as(node, scope, INT8)
+        # NULL stands for no limit; SQLite's word for it is -1.
+        return f"coalesce({value.sql}, -1)"
+
+    def _distinct_on(
+        self, node: Any, scope: QueryScope, fields: str, body: str, shape: RelationShape
+    ) -> CompiledQuery:
+        """Compile DISTINCT ON by numbering the rows of each key in the order asked for."""
+        keys = [
+            self.expressions.compile(each, scope).sql
+            for each in node.args["distinct"].args["on"].expressions
+        ]
+        order = node.args.get("order")
+        terms, hidden = [], []
+        for at, each in enumerate(order.expressions if order is not None else (), start=1):
+            value = self._order_value(each.this, scope)
+            hidden.append(f", {value} AS _k{at}")
+            terms.append(f"{value}{ordering(each)}")
+        window = f"PARTITION BY {', '.join(keys)}"
+        window += f" ORDER BY {', '.join(terms)}" if terms else ""
+        inner = f"SELECT {fields}{''.join(hidden)}, row_number() OVER ({window}) AS _rn{body}"
+        outer = ", ".join(column.sql for column in shape.columns)
+        sql = f"SELECT {outer} FROM ({inner}) WHERE _rn = 1"
+        if terms:
+            behind = [
+                f"_k{at}{ordering(each)}" for at, each in enumerate(order.expressions, start=1)
+            ]
+            sql += f" ORDER BY {', '.join(behind)}"
+        limit = node.args.get("limit")
+        if limit is not None and isinstance(limit, exp.Limit):
+            sql += f" LIMIT {self._compile_count(limit.expression, scope)}"
+        return sql, shape
+
+    def _order_value(self, node: Any, scope: QueryScope) -> str:
+        """Return a key's value where names of the result do not reach."""
+        return self.expressions.compile(node, scope).sql
+
+    # -- FROM ----------------------------------------------------------------------------------
+
+    def _compile_from(self, node: Any, scope: QueryScope) -> str:
+        clause = node.args.get("from_")
+        if clause is None:
+            return ""
+        text = self._compile_source(clause.this, scope)
+        for join in node.args.get("joins") or ():
+            text += self._compile_join(join, scope)
+        for lateral in node.args.get("laterals") or ():
+            text += f" JOIN {self._compile_source(lateral, scope)}"
+        return text
+
+    def _compile_join(self, join: Any, scope: QueryScope) -> str:
+        before = list(scope.sources)
+        source = self._compile_source(join.this, scope)
+        added = scope.sources[len(before) :]
+        side, method = join.side, join.method
+        word = f"{side} JOIN" if side else "JOIN"
+        if method == "NATURAL" or join.args.get("using"):
+            condition = self._merge_columns(join, scope, before, added, side)
+        elif join.args.get("on") is not None:
+            condition = self.expressions.compile_condition(join.args["on"], scope)
+        else:
+            # CROSS JOIN would bind SQLite to the order that is written.
+            condition = _ON_TRUE
+        return f" {word} {source} ON {condition}"
+
+    def _merge_columns(
+        self,
+        join: Any,
+        scope: QueryScope,
+        before: list[ScopeSource],
+        added: list[ScopeSource],
+        side: str,
+    ) -> str:
+        """Compile USING and NATURAL: one column stands for those of both sides."""
+        names = [identifier_name(each) for each in join.args.get("using") or ()]
+        if join.method == "NATURAL":
+            left = {name for source in before for name, _ in source.columns}
+            names = [name for source in added for name, _ in source.columns if name in left]
+        conditions = []
+        for name in names:
+            merged = [value for each, value in scope.merged if each == name]
+            ones = merged or [value for source in before for value in source.find(name)]
+            others = [value for source in added for value in source.find(name)]
+            if not ones or not others:
+                raise CatalogQueryError(
+                    f'column "{name}" specified in USING clause does not exist', UNDEFINED_COLUMN
+                )
+            conditions.append(f"{ones[0].sql} = {others[0].sql}")
+            value = others[0] if side == "RIGHT" else ones[0]
+            if side == "FULL":
+                value = TypedSql(f"coalesce({ones[0].sql}, {others[0].sql})", ones[0].type)
+            scope.merged = [each for each in scope.merged if each[0] != name] + [(name, value)]
+        return " AND ".join(conditions) or _ON_TRUE
+
+    def _compile_source(self, node: Any, scope: QueryScope) -> str:
+        """Compile an entry of FROM, and add its columns to the scope."""
+        if isinstance(node, exp.Lateral):
+            return self._compile_lateral(node, scope)
+        if isinstance(node, exp.Unnest):
+            return self._compile_unnest(node, scope, node.args.get("alias"))
+        if isinstance(node, exp.Values):
+            return self._compile_derived(node, node.args.get("alias"), scope)
+        if isinstance(node, exp.Subquery | exp.Paren):
+            return self._compile_parenthesised(node, scope)
+        if isinstance(node, exp.Table):
+            text = self._compile_table(node, scope)
+            joins = node.args.get("joins") or ()
+            if joins:
+                return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
+            return text
+        if isinstance(node, exp.Query):
+            return self._compile_derived(node, None, scope)
+        raise CatalogQueryError(
+            f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
+        )
+
+    def _compile_parenthesised(self, node: Any, scope: QueryScope) -> str:
+        inner = node.this
+        joins = node.args.get("joins") or ()
+        alias = node.args.get("alias")
+        if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral | exp.Unnest) and (
+            not isinstance(inner, exp.Subquery) or alias is None
+        ):
+            # Parentheses around a join, not around a query.
+            text = self._compile_source(inner, scope)
+            text = f"({text})" if not text.startswith("(") else text
+        else:
+            text = self._compile_derived(inner, alias, scope)
+        if joins:
+            return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
+        return text
+
+    def _compile_table(self, node: Any, scope: QueryScope) -> str:
+        alias = node.args.get("alias")
+        if isinstance(node.this, exp.Func | exp.Anonymous):
+            return self._compile_function(node, node.this, scope, alias)
+        if isinstance(node.this, exp.Query | exp.Values):
+            return self._compile_derived(node.this, alias, scope)
+        if node.args.get("rows_from"):
+            raise CatalogQueryError("ROWS FROM is not supported here", NOT_SUPPORTED)
+        schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
+        name = identifier_name(node.this)
+        cte = scope.find_cte(name) if not schema else None
+        # A CTE hides a system relation of its name.
+        if cte is not None:
+            sql, shape = quote_name(name), cte
+        else:
+            found = self._find_relation(schema, name)
+            if found is None:
+                shown = f"{schema}.{name}" if schema else name
+                raise CatalogQueryError(f'relation "{shown}" does not exist', UNDEFINED_TABLE)
+            sql, shape = found
+            self.relations.add(sql)
+            sql = quote_name(sql)
+        return self._add_source(sql, shape, alias, name, scope)
+
+    def _add_source(
+        self, sql: str, shape: RelationShape, alias: Any, name: str, scope: QueryScope
+    ) -> str:
+        shown = identifier_name(alias.this) if alias is not None and alias.this else name
+        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        quoted = quote_name(shown)
+        columns = tuple(
+            (column.name, TypedSql(f"{quoted}.{column.sql}", column.type, column.fields))
+            for column in _renamed(shape, given).columns
+        )
+        scope.sources.append(ScopeSource(shown, columns, oid=shape.oid))
+        return f"{sql} AS {quoted}"
+
+    def _compile_derived(self, node: Any, alias: Any, scope: QueryScope) -> str:
+        # Not the scope itself: a subquery does not see its neighbours.
+        sql, shape = self.compile_query(node, _without_sources(scope))
+        return self._add_source(f"({sql})", shape, alias, self._next_alias("d"), scope)
+
+    def _compile_unnest(self, node: Any, scope: QueryScope, alias: Any) -> str:
+        arguments = node.expressions
+        if len(arguments) > 1:
+            return self._unnest_several(arguments, scope, alias, node.args.get("offset"))
+        offset = node.args.get("offset")
+        made = self.expressions.calls.compile_call(
+            exp.Anonymous(this="unnest", expressions=list(arguments)), scope
+        )
+        return self._add_set(made, "unnest", alias, scope, offset=offset)
+
+    def _unnest_several(
+        self, arguments: list[Any], scope: QueryScope, alias: Any, offset: Any
+    ) -> str:
+        """Compile unnest of several arrays, whose elements go side by side."""
+        arrays = [self.expressions.compile(each, scope) for each in arguments]
+        fields = tuple(
+            (f"f{at}", ELEMENT_OF.get(array.type, TEXT)) for at, array in enumerate(arrays, start=1)
+        )
+        sql = f"pg_zip_arrays({', '.join(array.sql for array in arrays)})"
+        return self._add_set(TypedSql(sql, RECORD, fields), "unnest", alias, scope, offset=offset)
+
+    def _compile_function(self, node: Any, call: Any, scope: QueryScope, alias: Any) -> str:
+        name = self.expressions.calls.call_name(call)
+        schema = node.args.get("db") if isinstance(node, exp.Table) else None
+        if schema is not None and identifier_name(schema) not in (
+            "pg_catalog",
+            "information_schema",
+        ):
+            raise CatalogQueryError(
+                f"function {identifier_name(schema)}.{name} does not exist", "42883"
+            )
+        offset = node.args.get("ordinality")
+        # Any other function is a set of one row in FROM.
+        if self._functions.returns_set(name):
+            made = self.expressions.calls.compile_call(_call_node(call), scope)
+        else:
+            value = self.expressions.compile(call, scope)
+            made = TypedSql(f"json_array({value.sql})", value.type)
+        return self._add_set(made, name, alias, scope, offset=offset)
+
+    def _add_set(
+        self, made: TypedSql, name: str, alias: Any, scope: QueryScope, *, offset: Any
+    ) -> str:
+        """Add the rows of an array as an entry of FROM."""
+        shown = identifier_name(alias.this) if alias is not None and alias.this else name
+        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        quoted = quote_name(shown)
+        columns: list[tuple[str, TypedSql]] = []
+        if made.fields:
+            for field, kind in made.fields:
+                columns.append(
+                    (field, TypedSql(f"json_extract({quoted}.value, '$.{field}')", kind))
+                )
+        else:
+            # The only column has the alias' name unless it is given one.
+            columns.append((shown, TypedSql(f"{quoted}.value", made.type)))
+        if offset:
+            columns.append(ordinality("ordinality", f"({quoted}.key + 1)"))
+            if isinstance(offset, exp.Identifier | exp.ColumnDef):
+                given.append(identifier_name(offset))
+        named = [
+            (given[at] if at < len(given) else column, value)
+            for at, (column, value) in enumerate(columns)
+        ]
+        scope.sources.append(ScopeSource(shown, tuple(named), scalar=not made.fields))
+        return f"json_each({made.sql}) AS {quoted}"
+
+    def _compile_lateral(self, node: Any, scope: QueryScope) -> str:
+        inner, alias = node.this, node.args.get("alias")
+        if isinstance(inner, exp.Unnest):
+            if node.args.get("ordinality"):
+                inner.set("offset", True)
+            return self._compile_unnest(inner, scope, alias)
+        if not isinstance(inner, exp.Query):
+            while isinstance(inner, exp.Dot):
+                inner = inner.expression
+            return self._compile_function(node, inner, scope, alias)
+        around = QueryScope(scope, lateral=True)
+        sql, shape = self.compile_query(
+            inner.this if isinstance(inner, exp.Subquery) else inner, around
+        )
+        name = f"{self._base}{len(self.laterals)}"
+        self.laterals[name] = LateralQuery(sql, len(shape.columns))
+        # Values of this row, in the order in which the subquery binds them.
+        taken = "".join(f", {outer}" for outer in around.outside or ())
+        shown = identifier_name(alias.this) if alias is not None else self._next_alias("l")
+        quoted = quote_name(shown)
+        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        columns = tuple(
+            (
+                column.name,
+                TypedSql(f"json_extract({quoted}.value, '$[{at}]')", column.type, column.fields),
+            )
+            for at, column in enumerate(_renamed(shape, given).columns)
+        )
+        scope.sources.append(ScopeSource(shown, columns))
+        return f"json_each(pg_lateral({quote_text(name)}{taken})) AS {quoted}"
+
+
+def _renamed(shape: RelationShape, names: list[str]) -> RelationShape:
+    """Return a shape with the column names that an alias gives."""
+    columns = list(shape.columns)
+    for at, name in enumerate(names[: len(columns)]):
+        columns[at] = msgspec.structs.replace(columns[at], name=name)
+    return RelationShape(tuple(columns), shape.oid)
+
+
+def _without_sources(scope: QueryScope) -> QueryScope:
+    """Return the scope of a subquery in FROM: the CTEs of its query, and what is around that."""
+    made = QueryScope(scope.parent)
+    made.ctes = scope.ctes
+    return made
+
+
+def _star_of(node: Any) -> str | None:
+    """Return the table of ``table.*``, "" for ``*``, and None for another expression."""
+    if isinstance(node, exp.Star):
+        return ""
+    if isinstance(node, exp.Column) and isinstance(node.this, exp.Star):
+        return identifier_name(node.args["table"])
+    return None
+
+
+def _call_node(node: Any) -> Any:
+    while isinstance(node, exp.Dot):
+        node = node.expression
+    return node
+
+
+def _is_limit_all(limit: Any) -> bool:
+    expression = limit.args.get("expression")
+    return isinstance(expression, exp.Null) or bool(getattr(limit, "is_limit_all", False))
+
+
+def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
+    """Return the joins with the sets of a select list. Several go hand in hand, row by row."""
+    text = ""
+    for at, (sql, (alias, _)) in enumerate(sets.items()):
+        if at == 0:
+            text += f"{' JOIN ' if has_from else ''}json_each({sql}) AS {alias}"
+            first = alias
+        else:
+            text += f" LEFT JOIN json_each({sql}) AS {alias} ON {alias}.key = {first}.key"
+    return text
+
+
+def _common_column_type(one: RelationColumn, other: RelationColumn) -> int:
+    types = [UNKNOWN if each.sql == "NULL" else each.type for each in (one, other)]
+    # Names, where one arm has names and the other OIDs of named objects.
+    if one.type in REGISTERED and other.type in TEXTUAL:
+        return TEXT
+    # A column of NULLs alone was taken for text; the other arm knows better.
+    if one.type == TEXT and other.type not in TEXTUAL:
+        return other.type
+    return common_type(types)
+
+
+def _arm_sql(arm: CompiledQuery, shape: RelationShape) -> str:
+    """Return an arm of a union, with values brought to the union's types where they differ."""
+    sql, own = arm
+    pairs = list(zip(own.columns, shape.columns, strict=True))
+    if all(one.type not in REGISTERED or wanted.type != TEXT for one, wanted in pairs):
+        return sql
+    fields = []
+    for one, wanted in pairs:
+        value = TypedSql(one.sql, one.type)
+        if one.type in REGISTERED and wanted.type == TEXT:
+            value = cast_value(value, TEXT)
+        fields.append(f"{value.sql} AS {wanted.sql}")
+    return f"SELECT {', '.join(fields)} FROM ({sql})"

@@ -1,0 +1,158 @@
+"""Parsing of catalog queries: sqlglot's PostgreSQL, with less of its interpretation.
+
+sqlglot turns calls, types and subscripts into forms that all its dialects share. Here a call stays
+a call with its arguments as they stand (`exp.Anonymous`), a type stays its name (`exp.DataType`
+whose `kind` is the catalog's name, as ``int4`` or ``oid[]``), and a subscript its number.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlglot import exp
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.errors import ParseError, SqlglotError
+from sqlglot.parsers.postgres import PostgresParser
+from sqlglot.tokens import TokenType
+
+from actors.doors.postgres.pg_catalog.catalog_errors import SYNTAX_ERROR, CatalogQueryError
+from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS
+
+_TWO_WORDS = {
+    "double": "precision",
+    "character": "varying",
+    "char": "varying",
+    "bit": "varying",
+    "national": "character",
+}
+
+
+class CatalogQueryParser(PostgresParser):  # type: ignore[misc]
+    """Parses a query without giving functions and types a meaning."""
+
+    # Without entries every call becomes `exp.Anonymous`, ARRAY[…] and special syntax apart.
+    FUNCTIONS: ClassVar[dict[str, Any]] = {}
+    FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+        name: PostgresParser.FUNCTION_PARSERS[name]
+        for name in ("CAST", "EXTRACT", "OVERLAY", "POSITION", "SUBSTRING", "TRIM")
+    }
+    NO_PAREN_FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
+        name: PostgresParser.NO_PAREN_FUNCTION_PARSERS[name] for name in ("ANY", "CASE", "VARIADIC")
+    }
+
+    # A column of a result may be called `select` after AS.
+    RESERVED_TOKENS: ClassVar[set[TokenType]] = PostgresParser.RESERVED_TOKENS - {TokenType.SELECT}
+
+    def _parse_types(
+        self,
+        check_func: bool = False,
+        schema: bool = False,
+        allow_identifiers: bool = True,
+        with_collation: bool = False,
+    ) -> Any:
+        """Parse a type's name. `check_func` asks for a type that a literal follows."""
+        start = self._index
+        name = self._parse_type_name(allow_identifiers)
+        if name is None or (check_func and self._curr.token_type != TokenType.STRING):
+            self._retreat(start)
+            return None
+        if with_collation and self._match(TokenType.COLLATE):
+            self._parse_column()
+        return exp.DataType(this=exp.DataType.Type.USERDEFINED, kind=name)
+
+    def _parse_type_name(self, allow_identifiers: bool) -> str | None:
+        """Return the catalog's name of the type that stands here; None if none does."""
+        token = self._curr
+        known = token.token_type in self.TYPE_TOKENS
+        identifier = token.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
+        if not known and not (allow_identifiers and identifier):
+            return None
+        quoted = token.token_type == TokenType.IDENTIFIER
+        name: str = token.text if quoted else token.text.lower()
+        self._advance()
+        while self._match(TokenType.DOT):
+            # The schema of a type is left out: types of one name are the same here.
+            quoted = self._curr.token_type == TokenType.IDENTIFIER
+            name = self._curr.text if quoted else self._curr.text.lower()
+            self._advance()
+        if not quoted and _TWO_WORDS.get(name) == self._curr.text.lower():
+            name = f"{name} {self._curr.text.lower()}"
+            self._advance()
+        # Without quotes it is CHARACTER.
+        if quoted and name == "char":
+            name = '"char"'
+        modifier = self._parse_type_modifier()
+        if name in ("timestamp", "time"):
+            name += self._parse_zone()
+        name = TYPE_SYNONYMS.get(name, name)
+        return name + modifier + self._parse_dimensions()
+
+    def _parse_type_modifier(self) -> str:
+        start = self._index
+        if not self._match(TokenType.L_PAREN):
+            return ""
+        numbers = []
+        while self._curr.token_type == TokenType.NUMBER:
+            numbers.append(self._curr.text)
+            self._advance()
+            self._match(TokenType.COMMA)
+        if not numbers or not self._match(TokenType.R_PAREN):
+            self._retreat(start)
+            return ""
+        return f"({','.join(numbers)})"
+
+    def _parse_zone(self) -> str:
+        for words in (("with", "time", "zone"), ("without", "time", "zone")):
+            if self._match_text_seq(*(word.upper() for word in words)):
+                return " " + " ".join(words)
+        return ""
+
+    def _parse_dimensions(self) -> str:
+        dimensions = ""
+        if self._match(TokenType.ARRAY):
+            dimensions = "[]"
+        while True:
+            start = self._index
+            if not self._match(TokenType.L_BRACKET):
+                return dimensions
+            # A length, which PostgreSQL takes and forgets.
+            self._match(TokenType.NUMBER)
+            if not self._match(TokenType.R_BRACKET):
+                # A subscript of the value that was cast.
+                self._retreat(start)
+                return dimensions
+            dimensions += "[]"
+
+
+class CatalogQueryDialect(Postgres):  # type: ignore[misc]
+    """PostgreSQL as `CatalogQueryParser` reads it."""
+
+    # Subscripts stay as they were written: vectors count from 0, arrays from 1.
+    INDEX_OFFSET = 0
+    Parser = CatalogQueryParser
+
+
+def parse_query(text: str) -> Any:
+    """Return the syntax tree of one statement. Raises `CatalogQueryError`."""
+    try:
+        trees = [tree for tree in CatalogQueryDialect().parse(text) if tree is not None]
+    except ParseError as error:
+        first = error.errors[0] if error.errors else {}
+        where = f" at line {first['line']}, column {first['col']}" if first.get("line") else ""
+        reason = first.get("description") or str(error)
+        raise CatalogQueryError(f"syntax error{where}: {reason}", SYNTAX_ERROR) from None
+    except (SqlglotError, RecursionError, AttributeError, LookupError, TypeError) as error:
+        # The last ones are sqlglot's own, for texts that are no SQL at all.
+        raise CatalogQueryError(f"syntax error: {error}", SYNTAX_ERROR) from None
+    if len(trees) != 1:
+        raise CatalogQueryError("a catalog query is one statement", SYNTAX_ERROR)
+    return trees[0]
+
+
+def identifier_name(node: Any) -> str:
+    """Return the name that an identifier stands for: in lower case unless it was quoted."""
+    if isinstance(node, exp.Identifier):
+        return str(node.this) if node.args.get("quoted") else str(node.this).lower()
+    if isinstance(node, exp.ColumnDef | exp.Column | exp.TableAlias):
+        return identifier_name(node.this)
+    return str(node).lower() if isinstance(node, str) else str(node.name).lower()

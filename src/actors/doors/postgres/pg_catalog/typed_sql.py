@@ -1,0 +1,265 @@
+"""Pieces of SQLite's SQL with the PostgreSQL type of their values, and the casts between them.
+
+SQLite has neither booleans nor arrays nor `regclass`: flags are 0 and 1, arrays and composites are
+JSON, and what is registered by name is its OID. Which is meant follows from the type alone, so
+that every piece has one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any, Final
+
+import msgspec
+
+from actors.doors.postgres.pg_catalog.catalog_errors import INVALID_TEXT, CatalogQueryError
+from actors.doors.postgres.pg_catalog.pg_types import (
+    ACLITEM,
+    ARRAY_OF,
+    BOOL,
+    CHAR,
+    ELEMENT_OF,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTEGERS,
+    JSON,
+    JSONB,
+    NAME,
+    NUMBERS,
+    NUMERIC,
+    OID,
+    RECORD,
+    REGISTERED,
+    TEXT,
+    TEXTUAL,
+    UNKNOWN,
+    VECTORS,
+    parse_array,
+)
+
+TRUE_TEXTS: Final = frozenset({"t", "true", "y", "yes", "on", "1"})
+FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "off", "0"})
+_PRECEDENCE: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
+"""Numbers, each able to hold those before it."""
+
+
+class TypedSql(msgspec.Struct, frozen=True):
+    """An expression of SQLite and the type that PostgreSQL gives its value."""
+
+    sql: str
+    type: int
+    fields: tuple[tuple[str, int], ...] = ()
+    """The names and types of a composite's fields."""
+    literal: str | None = None
+    """The text of a string constant, whose type its use decides."""
+    parameter: int = 0
+    """The number of a parameter, whose type its use decides; 0: it is none."""
+
+    @property
+    def undecided(self) -> bool:
+        """Return whether the value takes the type of its use."""
+        return self.type == UNKNOWN
+
+
+NULL_VALUE: Final = TypedSql("NULL", UNKNOWN)
+
+
+def quote_text(text: str) -> str:
+    """Return a string constant of SQLite."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def quote_name(name: str) -> str:
+    """Return a quoted identifier of SQLite."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text_constant(text: str) -> TypedSql:
+    """Return a string constant whose type is not decided."""
+    return TypedSql(quote_text(text), UNKNOWN, literal=text)
+
+
+def array_json(values: Iterable[Any]) -> str:
+    """Return an array as it is held: JSON as short as SQLite writes it, so that equal arrays are
+    equal texts."""
+    return json.dumps(list(values), separators=(",", ":"), ensure_ascii=False)
+
+
+def _read_element(text: Any, element: int) -> Any:
+    if text is None:
+        return None
+    if isinstance(text, list):
+        return [_read_element(each, element) for each in text]
+    return read_text(text, element)
+
+
+def read_text(text: str, type_oid: int) -> Any:
+    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError`.
+
+    >>> read_text("t", 16), read_text("{1,2}", 1007), read_text("42", 26)
+    (1, '[1,2]', 42)
+    """
+    stripped = text.strip()
+    if type_oid == BOOL:
+        low = stripped.lower()
+        if low not in TRUE_TEXTS | FALSE_TEXTS:
+            raise _invalid("boolean", text)
+        return int(low in TRUE_TEXTS)
+    if type_oid in INTEGERS:
+        try:
+            return int(stripped)
+        except ValueError:
+            raise _invalid("integer" if type_oid != OID else "oid", text) from None
+    if type_oid in (FLOAT4, FLOAT8, NUMERIC):
+        try:
+            return float(stripped) if "." in stripped or "e" in stripped.lower() else int(stripped)
+        except ValueError:
+            raise _invalid("numeric", text) from None
+    if type_oid in VECTORS:
+        return array_json(int(each) for each in stripped.split())
+    if type_oid in ELEMENT_OF:
+        element = ELEMENT_OF[type_oid]
+        return array_json(_read_element(each, element) for each in parse_array(text))
+    return text
+
+
+def _invalid(kind: str, text: str) -> CatalogQueryError:
+    return CatalogQueryError(f'invalid input syntax for type {kind}: "{text}"', INVALID_TEXT)
+
+
+def constant_sql(value: Any) -> str:
+    """Return a held value as a constant of SQLite."""
+    if value is None:
+        return "NULL"
+    return quote_text(value) if isinstance(value, str) else repr(value)
+
+
+def registered_lookup(type_oid: int) -> str:
+    """Return the name of the SQLite function that finds a registered object's OID by name."""
+    return f"pg_read_registered_{type_oid}"
+
+
+def decide_type(value: TypedSql, type_oid: int) -> TypedSql:
+    """Return a value of undecided type with the type that its use gives it."""
+    if not value.undecided or type_oid == UNKNOWN:
+        return value
+    if value.parameter:
+        # Its value is read as that type when it is bound.
+        return TypedSql(value.sql, type_oid, parameter=value.parameter)
+    if value.literal is None:
+        return TypedSql(value.sql, type_oid, value.fields)
+    if type_oid in REGISTERED:
+        return TypedSql(f"{registered_lookup(type_oid)}({value.sql})", type_oid)
+    return TypedSql(constant_sql(read_text(value.literal, type_oid)), type_oid)
+
+
+def common_type(types: Iterable[int]) -> int:
+    """Return the type to which values of these types are brought, as CASE and UNION do.
+
+    >>> common_type([705, 21, 20]), common_type([705, 705]), common_type([18, 19, 25])
+    (20, 25, 19)
+    """
+    decided = [each for each in types if each != UNKNOWN]
+    if not decided:
+        return TEXT
+    chosen = decided[0]
+    for each in decided[1:]:
+        if OID in (chosen, each) and INTEGERS.issuperset((chosen, each)):
+            # PostgreSQL's preferred number: integers become OIDs, and not the other way.
+            chosen = OID
+        elif chosen in _PRECEDENCE and each in _PRECEDENCE:
+            chosen = max(chosen, each, key=_PRECEDENCE.index)
+        elif chosen == CHAR and each in TEXTUAL:
+            # Other texts become each other without a cast, so that the first of them stays.
+            chosen = each
+    return chosen
+
+
+def unify_values(values: list[TypedSql]) -> tuple[list[TypedSql], int]:
+    """Return values with undecided types decided by the others, and their common type."""
+    chosen = common_type(value.type for value in values)
+    return [decide_type(value, chosen) for value in values], chosen
+
+
+def as_boolean(value: TypedSql) -> str:
+    """Return the SQL of a condition."""
+    return decide_type(value, BOOL).sql
+
+
+def _to_text(value: TypedSql) -> str:
+    """Return the SQL of a value's text, as PostgreSQL writes it."""
+    if value.type == BOOL:
+        return f"CASE {value.sql} WHEN 1 THEN 'true' WHEN 0 THEN 'false' END"
+    if value.type in REGISTERED:
+        return f"pg_write_registered({value.type}, {value.sql})"
+    if value.type in ELEMENT_OF or value.type in (RECORD,):
+        return f"pg_write_array({value.sql}, {value.type})"
+    if value.type in NUMBERS:
+        return f"CAST({value.sql} AS TEXT)"
+    return value.sql
+
+
+def _to_array(value: TypedSql, target: int) -> str:
+    if value.type in ELEMENT_OF:
+        source, element = ELEMENT_OF[value.type], ELEMENT_OF[target]
+        # Elements are OIDs, whose names are wanted.
+        if element in TEXTUAL and source in REGISTERED:
+            return f"pg_array_of_names({value.sql}, {source})"
+        if element in TEXTUAL and source not in TEXTUAL:
+            return f"pg_array_of_texts({value.sql}, {source})"
+        if element in REGISTERED and source in TEXTUAL:
+            return f"pg_array_of_registered({value.sql}, {element})"
+        return value.sql
+    return f"pg_read_text({value.sql}, {target})"
+
+
+def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
+    """Return a value cast to a type. A cast that changes nothing here is none."""
+    # Read at once: the text of a constant is known here.
+    if value.undecided and (value.parameter or value.literal is not None):
+        decided = decide_type(value, target)
+        return _shortened(decided, target, modifier)
+    # Nothing to do: most casts of clients are such.
+    if value.type == target and modifier < 0:
+        return value
+    sql = value.sql
+    if target in REGISTERED:
+        if value.type in TEXTUAL:
+            sql = f"{registered_lookup(target)}({sql})"
+    elif target in TEXTUAL or target in (JSON, JSONB, ACLITEM):
+        sql = _to_text(value)
+        # The type "char" holds one character.
+        if target == CHAR:
+            sql = f"substr({sql}, 1, 1)"
+    elif target in ELEMENT_OF:
+        sql = _to_array(value, target)
+    elif target == BOOL:
+        sql = f"pg_read_text({sql}, {BOOL})" if value.type in TEXTUAL else f"({sql} <> 0)"
+        sql = value.sql if value.type == BOOL else sql
+    elif target in INTEGERS:
+        if value.type in TEXTUAL:
+            sql = f"pg_read_text({sql}, {target})"
+        elif value.type in (FLOAT4, FLOAT8, NUMERIC):
+            sql = f"CAST(round({sql}) AS INTEGER)"
+    elif target in (FLOAT4, FLOAT8):
+        sql = f"CAST({sql} AS REAL)"
+    elif target == NUMERIC and value.type in TEXTUAL:
+        sql = f"CAST({sql} AS NUMERIC)"
+    return _shortened(TypedSql(sql, target, value.fields), target, modifier)
+
+
+def _shortened(value: TypedSql, target: int, modifier: int) -> TypedSql:
+    """Return a text cut to the length that its type says."""
+    # Only varchar and its like have a length that cuts.
+    if modifier < 0 or target not in TEXTUAL or target == NAME:
+        return TypedSql(value.sql, value.type, value.fields, parameter=value.parameter)
+    return TypedSql(f"substr({value.sql}, 1, {modifier})", target)
+
+
+def array_type(element: int) -> int:
+    """Return the array type of an element type; of a type without one that of text."""
+    return ARRAY_OF.get(element, ARRAY_OF[TEXT])

@@ -1,0 +1,796 @@
+"""One connection of a PostgreSQL client: startup, then statements one after the other.
+
+Theory of operation. Messages are handled strictly in order. A simple query with several statements,
+and a pipeline of the extended protocol up to its Sync, are one transaction each unless they open
+one themselves. A statement that a Sync follows at once is carried out alone, which may then be
+repeated when another session was faster. After an error in a pipeline everything is skipped up to
+its Sync.
+
+A cancel request comes on another connection, and cancels the statement that runs.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+
+from actors.control.access.access_rules import UNPROVEN, RoleLogin
+from actors.control.access.open_sessions import OpenSession, OpenSessions, ReadObjects
+from actors.control.controller.reads.point_reads import PointReads
+from actors.doors.postgres.pg_server.catalog_door import CatalogDoor, SharedCatalog
+from actors.doors.postgres.pg_server.connected_rows import while_connected
+from actors.doors.postgres.pg_server.copying import copy_from_client, copy_to_client
+from actors.doors.postgres.pg_server.login import TokenProof, prove_role
+from actors.doors.postgres.pg_server.point_answers import answer_point
+from actors.doors.postgres.pg_server.preparing import prepare_statement, schemas_of
+from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
+from actors.doors.postgres.pg_server.startup import startup_variables
+from actors.doors.postgres.pg_server.statement_scope import StatementScope, receive_in_time
+from actors.doors.postgres.pg_server.statements import (
+    SETTING_STATEMENTS,
+    TRANSACTION_STATEMENTS,
+    WRITES,
+    KeptStatement,
+    OpenPortal,
+    describe_fields,
+    may_have_rows,
+)
+from actors.doors.postgres.pg_server.wire import PgWire
+from actors.doors.sql_session.audit import StatementAudit
+from actors.doors.sql_session.error_places import counted_from
+from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.results import StatementResult
+from actors.doors.sql_session.row_values import SqlParameter
+from actors.doors.sql_session.session import SqlSession
+from actors.doors.sql_session.session_settings import MESSAGE_LEVELS
+from actors.engine.sql import statements as sql
+from actors.engine.sql.grammar import split_statements
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire import messages as pg
+from actors.model.pgwire import sqlstate
+from actors.model.pgwire.parameters import parse_parameters, spark_literal
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    ConnectionBroken,
+    InvalidUsage,
+    PenstockError,
+    ProtocolError,
+    RemoteProtocolError,
+    ResourceBusy,
+    SessionEnded,
+    SqlSyntaxError,
+    TransactionAborted,
+)
+from actors.runtime.settings import Settings
+
+log = logging.getLogger("penstock.pg")
+
+GOODBYE_SECONDS: Final = 0.5
+"""Time for a client to take the last answer, and the error that ends its session."""
+KEPT_STATEMENTS_MAX: Final = 10_000
+PORTALS_MAX: Final = 1_000
+NOT_ENCRYPTED: Final = "28000"
+"""SQLSTATE with which PostgreSQL refuses a client for which only encrypted rules fit."""
+MakeSession = Callable[[str, OpenSession], Awaitable[SqlSession]]
+"""Makes the SQL session of a user."""
+FindRole = Callable[[str], Awaitable[RoleLogin]]
+"""Returns how a user of this name is let in."""
+
+
+class PgConnection:
+    """One client. `serve` runs until it leaves."""
+
+    def __init__(
+        self,
+        wire: PgWire,
+        settings: Settings,
+        make_session: MakeSession,
+        *,
+        sessions: OpenSessions,
+        tls: ssl.SSLContext | None,
+        tokens: TokenProof | None,
+        find_role: FindRole,
+        process_id: int,
+        secret_key: bytes,
+        cancel_other: Callable[[int, bytes], None],
+        shared: SharedCatalog,
+        points: PointReads,
+        admit: Callable[[], None],
+    ) -> None:
+        """Prepare the connection.
+
+        Args:
+            wire: The connection's messages.
+            settings: The service's.
+            make_session: Makes the SQL session of a user.
+            sessions: Those of all doors.
+            tls: Encrypts connections, which must ask for it; None: they are told no.
+            tokens: Checks tokens, which are passwords while no role is wanted; None: no proof is
+                asked for then.
+            find_role: Returns how a user is let in.
+            process_id: Number by which other connections cancel a statement of this one.
+            secret_key: The proof that they may.
+            cancel_other: Cancels the statement of another connection.
+            shared: The catalog rows that all connections share.
+            points: Reads the rows of one key at once.
+            admit: Counts this client among those that have proved themselves. Raises
+                `ResourceBusy` if there are too many.
+        """
+        self.wire = wire
+        self.process_id = process_id
+        self.secret_key = secret_key
+        self._settings = settings
+        self._make_session = make_session
+        self._sessions = sessions
+        self._opened: OpenSession | None = None
+        self._life = anyio.CancelScope()
+        """Canceled when somebody else than the client ends the session."""
+        self._tls = tls
+        self._tokens = tokens
+        self._find_role = find_role
+        self._audit = StatementAudit(settings, "", wire.peer, SqlDialect.POSTGRES)
+        self._cancel_other = cancel_other
+        self._shared = shared
+        self._points = points
+        self._admit = admit
+        self._session: SqlSession | None = None
+        self._catalog: CatalogDoor | None = None
+        self._kept: dict[str, KeptStatement] = {}
+        self._portals: dict[str, OpenPortal] = {}
+        self._skipping = False
+        """True after an error in a pipeline, until its Sync."""
+        self._implicit = False
+        """True in a transaction that nobody opened by BEGIN."""
+        self._reported: Mapping[str, str] = {}
+        """Settings as the client was told them last."""
+        self._statement = StatementScope()
+
+    @property
+    def opened(self) -> OpenSession:
+        """Return the session as all doors show it, which a client has once it was let in."""
+        assert self._opened is not None
+        return self._opened
+
+    @property
+    def session(self) -> SqlSession:
+        """Return the SQL session, which a client has once it was let in."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def catalog(self) -> CatalogDoor:
+        """Return what answers queries of the catalog."""
+        assert self._catalog is not None
+        return self._catalog
+
+    def cancel(self, secret_key: bytes) -> None:
+        """Cancel the statement that runs, if the key is right."""
+        if secret_key == self.secret_key:
+            self._statement.cancel()
+
+    def _end(self, _: SessionEnded) -> None:
+        """End the connection: at once, unless its own statement asked for what ends it."""
+        if not self.opened.answer_first:
+            self._life.cancel()
+
+    # -- the connection's life ---------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Serve the client until it leaves. A client that breaks the protocol is told so, and its
+        connection ends."""
+        try:
+            if await self._start():
+                with self._life:
+                    await self._serve()
+                if self.opened.ended is not None:
+                    await self._say_goodbye(self.opened.ended)
+        except SessionEnded as error:
+            await self._say_goodbye(error)
+        # A client that asks for what is not there is not let in.
+        except (ProtocolError, ResourceBusy, InvalidUsage, AccessDenied) as error:
+            await self._say_goodbye(error)
+        except ConnectionBroken as error:
+            log.info("%s is gone: %s", self.wire.peer, error)
+        finally:
+            with anyio.CancelScope(shield=True):
+                for portal in self._portals.values():
+                    await portal.close()
+                if self._opened is not None:
+                    self._opened.close()
+                if self._session is not None:
+                    await self._session.close()
+                    await self._session.context.client.aclose()
+                await self.wire.close()
+
+    async def _say_goodbye(self, error: PenstockError) -> None:
+        try:
+            # A client that takes nothing does not hold the end of its session back.
+            with anyio.move_on_after(GOODBYE_SECONDS):
+                await self.wire.send(
+                    pg.encode_error(sqlstate.error_report(error, severity="FATAL"))
+                )
+                await self.wire.flush()
+        except ConnectionBroken:
+            pass  # it left before it could be told
+
+    async def _start(self) -> bool:
+        """Let the client in; return whether it has a session."""
+        wire = self.wire
+        with anyio.move_on_after(self._settings.connect_timeout_ms / 1000) as limit:
+            while True:
+                message = await wire.receive()
+                match message:
+                    case None:
+                        return False
+                    case pg.EncryptionRequest():
+                        await wire.encrypt(None if message.gss else self._tls)
+                    case pg.CancelRequest() | pg.StartupPacket() if self._must_encrypt():
+                        await self._refuse_plaintext()
+                        return False
+                    case pg.CancelRequest():
+                        self._cancel_other(message.process_id, message.secret_key)
+                        return False
+                    case pg.StartupPacket():
+                        await self._let_in(message)
+                        return True
+                    case _:
+                        raise RemoteProtocolError("a startup packet comes first")
+        if limit.cancelled_caught:
+            raise RemoteProtocolError("no startup packet, or no password, in time")
+        return False
+
+    def _must_encrypt(self) -> bool:
+        """Return whether TLS is set and the client does not use it, though it must."""
+        if self._tls is None or self.wire.encrypted:
+            return False
+        return not (self._settings.pg_plaintext_on_loopback and self.wire.is_local)
+
+    async def _refuse_plaintext(self) -> None:
+        log.warning("%s was refused: it did not ask for TLS", self.wire.peer)
+        text = (
+            f"connection from {self.wire.peer} is not encrypted: connect with sslmode=require or "
+            "better"
+        )
+        await self.wire.send(pg.encode_error(pg.ErrorReport(NOT_ENCRYPTED, text, "FATAL")))
+
+    async def _let_in(self, packet: pg.StartupPacket) -> None:
+        minor, answer = pg.negotiate_protocol(packet)
+        await self.wire.send(answer)
+        user = packet.parameters.get("user", "")
+        if not user:
+            raise AuthenticationFailed("the startup packet names no user")
+        settings, peer = self._settings, self.wire.peer
+        try:
+            role = await self._prove(user)
+        except AuthenticationFailed:
+            StatementAudit(settings, "", peer, SqlDialect.POSTGRES, user).event("Login", "refused")
+            raise
+        # After the proof, so that only who has proved itself learns that the service is full.
+        self._admit()
+        self._audit = StatementAudit(settings, role, peer, SqlDialect.POSTGRES, user)
+        self._audit.event("Login")
+        self.wire.admit()
+        # Before the client is told that it is in: its role may have been dropped since its proof.
+        opened = self._opened = self._sessions.open(
+            "postgresql", role, peer, number=self.process_id, proven=True
+        )
+        opened.on_end = self._end
+        opened.on_cancel = self._statement.cancel
+        # Nobody is left to take the rows: what runs in Spark for them ends.
+        self.wire.on_leave(self._statement.cancel)
+        await self.wire.send(pg.AUTHENTICATION_OK)
+        self._session = session = await self._make_session(role or user, opened)
+        self._catalog = CatalogDoor(self._shared, session.context, opened, self._sessions)
+        # Not in another state than the client believes: what it asked for is obeyed or refused.
+        for name, value in startup_variables(packet.parameters):
+            if not session.context.set_variable(name, value):
+                raise InvalidUsage(f'parameter "{name}" is set in a transaction alone')
+        session.variables.mark_start()
+        session.context.committing = self._statement.committing
+        await self._report_settings()
+        # Clients of 3.0 keep exactly four bytes of it.
+        self.secret_key = self.secret_key[: pg.CANCEL_KEY_BYTES[minor]]
+        await self.wire.send(pg.encode_backend_key(self.process_id, self.secret_key))
+        await self._ready()
+
+    async def _prove(self, user: str) -> str:
+        """Let the client prove what is wanted, and return its role."""
+        login = await self._find_role(user)
+        # Asked for each connection: roles come and go while the service runs.
+        if login.wanted:
+            await prove_role(self.wire, self._settings, user, login)
+            return login.role
+        if self._tokens is not None:
+            await self._tokens.prove(self.wire, user)
+        return UNPROVEN
+
+    async def _serve(self) -> None:
+        while True:
+            message = await receive_in_time(self.wire, self.session)
+            if message is None or isinstance(message, pg.TerminateSession):
+                return
+            if isinstance(message, pg.SyncPipeline):
+                await self._sync()
+            elif isinstance(message, pg.SimpleQuery):
+                # A simple query begins a new pipeline: what failed before does not skip it.
+                self._skipping = False
+                await self._guarded(lambda m=message: self._simple(m.text))  # type: ignore[misc]
+                await self._end_implicit()
+                await self._ready()
+            elif isinstance(message, pg.BindPortal) and await self._answer_point(message):
+                pass
+            elif not self._skipping:
+                self._skipping = await self._guarded(
+                    lambda m=message: self._counted(m)  # type: ignore[misc]
+                )
+            # What a COPY that failed was still sent is passed over.
+            answered = isinstance(message, pg.SimpleQuery | pg.SyncPipeline)
+            if answered and self.opened.ended is not None:
+                # Drivers that find the end together with the answer lose the answer.
+                with anyio.move_on_after(GOODBYE_SECONDS):
+                    await self.wire.peek()
+                return
+
+    async def _ready(self) -> None:
+        await self._report_settings()
+        await self.wire.send(pg.encode_ready(self._status()))
+        await self.wire.flush()
+
+    async def _report_settings(self) -> None:
+        """Tell the client of settings that have changed, which it keeps."""
+        reported = self.session.variables.reported()
+        for name, value in reported.items():
+            if self._reported.get(name) != value:
+                await self.wire.send(pg.encode_parameter_status(name, value))
+        self._reported = reported
+
+    def _status(self) -> bytes:
+        if not self.session.in_transaction:
+            return b"I"
+        return b"E" if self.session.failed else b"T"
+
+    # -- errors and cancellation -------------------------------------------------------------------
+
+    async def _guarded(self, run: Callable[[], Awaitable[None]]) -> bool:
+        """Run a part of the protocol; tell the client of its error. Return whether it failed."""
+        error: BaseException
+        try:
+            await self._statement.run(run)
+            return False
+        except (ProtocolError, ConnectionBroken):
+            raise  # the connection ends
+        except PenstockError as known:
+            error = known
+        except Exception as fault:
+            log.error("a statement failed by a fault of this program", exc_info=fault)
+            error = PenstockError(f"internal fault: {type(fault).__name__}: {fault}")
+        self.session.failed = self.session.in_transaction
+        await self.wire.send(pg.encode_error(sqlstate.error_report(error)))
+        return True
+
+    def _begin_timeout(self) -> None:
+        self._statement.begin_timeout(self.session.context.deadline_ms)
+
+    async def _notice(self, text: str, severity: str = "NOTICE", state: str = "00000") -> None:
+        least = self.session.variables.get("client_min_messages")
+        if MESSAGE_LEVELS.index(severity.lower()) < MESSAGE_LEVELS.index(least):
+            return
+        report = pg.ErrorReport(state, text, severity)
+        await self.wire.send(pg.encode_notice(report))
+
+    async def _end_implicit(self) -> None:
+        """Commit what a pipeline or a simple query did, or drop it if it failed."""
+        if not self._implicit:
+            return
+        self._implicit = False
+        session = self.session
+        if not session.in_transaction:
+            return
+        # Nothing of a pipeline may stay when one of its statements failed.
+        if session.failed:
+            await session.roll_back(sql.RollbackStatement(position=0), ())
+            return
+        await self._guarded(self._commit)
+
+    async def _commit(self) -> None:
+        await self.session.commit(sql.CommitStatement(position=0), ())
+
+    # -- the simple protocol -----------------------------------------------------------------------
+
+    async def _simple(self, text: str) -> None:
+        found = await work_on(len(text), lambda: split_statements(text, SqlDialect.POSTGRES))
+        if not found:
+            await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
+            return
+        # PostgreSQL drops the unnamed statement here, and drivers rely on it.
+        await self._forget_unnamed()
+        for number, (offset, each) in enumerate(found):
+            with counted_from(offset, text), self.opened.running(each):
+                await self._simple_one(each, begins=len(found) > 1 and number == 0)
+
+    async def _simple_one(self, text: str, *, begins: bool) -> None:
+        """Carry out one statement of a simple query; `begins`: several follow as one
+        transaction."""
+        self._begin_timeout()
+        if begins and await self.catalog.answers(text):
+            self._begin_implicit(None)
+        if await self._answer_catalog(text, ()):
+            return
+        statement = await work_on(len(text), lambda: self.session.parse(text))
+        if begins:
+            self._begin_implicit(statement)
+        if isinstance(statement, sql.CopyStatement):
+            await self._copy(statement, text)
+            return
+        with self._audit.statement(statement, text, await self._audited_names()):
+            result = await self._execute(statement, ())
+        await self._send_result(result)
+
+    def _begin_implicit(self, statement: sql.SqlStatement | None) -> None:
+        """Open a transaction for what follows, unless one is open or the statement opens one."""
+        if self.session.in_transaction or isinstance(statement, TRANSACTION_STATEMENTS):
+            return
+        self.session.begin_implicit()
+        self._implicit = True
+
+    async def _execute(
+        self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
+    ) -> StatementResult:
+        # Of a script, or a pipeline, no statement may wait for anything: all others have a turn
+        # between two of them.
+        await anyio.lowlevel.checkpoint()
+        if self._implicit and isinstance(statement, TRANSACTION_STATEMENTS):
+            # BEGIN makes the open transaction the client's own; COMMIT and ROLLBACK end it.
+            self._implicit = False
+            if isinstance(statement, sql.BeginStatement):
+                self.session.set_modes(statement.modes)
+                return StatementResult("BEGIN")
+        result = self._deallocated(statement) or await self._declared(statement, parameters)
+        if result is None:
+            result = await self.session.execute(statement, parameters)
+        result = while_connected(self.wire, result)
+        for notice in result.notices:
+            state = sqlstate.NOTICE_STATES.get(notice)
+            await self._notice(notice, "NOTICE" if state is None else "WARNING", state or "00000")
+        return result
+
+    def _deallocated(self, statement: sql.SqlStatement) -> StatementResult | None:
+        """Forget what the protocol has prepared under a name, as psqlODBC does by DEALLOCATE; None
+        if the session is to forget its own."""
+        match statement:
+            case sql.DeallocateStatement(name=None) | sql.DiscardAllStatement():
+                self._kept.clear()
+            case sql.DeallocateStatement(name=str(name)) if name not in self.session.prepared:
+                if self._kept.pop(name, None) is not None:
+                    return StatementResult("DEALLOCATE")
+        return None
+
+    async def _declared(
+        self, statement: sql.SqlStatement, parameters: Sequence[SqlParameter]
+    ) -> StatementResult | None:
+        """Open a cursor of a query of the catalog, as pandas does to look for a table; None for
+        every other statement."""
+        if not isinstance(statement, sql.DeclareCursorStatement) or self.session.failed:
+            return None
+        source = statement.source
+        if not isinstance(source, sql.QueryStatement):
+            return None
+        # The session knows nothing of the catalog, whose rows are this connection's.
+        text = source.query.text
+        if not await self.catalog.answers(text):
+            return None
+        result = await self.catalog.answer(text, [each.value for each in parameters])
+        await self.session.cursors.declare(statement.name, result, hold=statement.hold)
+        return StatementResult("DECLARE CURSOR")
+
+    async def _send_result(self, result: StatementResult) -> None:
+        await send_result(self.wire, result, self._time_zone())
+
+    async def _audited_names(self) -> dict[str, TableSchema]:
+        """Return the objects that a query may name, if that is written down."""
+        return await schemas_of(self.session.context) if self._audit.is_on else {}
+
+    async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
+        session = self.session
+        with self._audit.statement(statement, text, await self._audited_names()):
+            if statement.direction == "from":
+                count = await copy_from_client(self.wire, session, statement)
+            else:
+                count = await copy_to_client(self.wire, session, statement, self._time_zone())
+        await self.wire.send(pg.encode_command_complete(f"COPY {count}"))
+
+    def _time_zone(self) -> str:
+        return self.session.context.zone
+
+    # -- the extended protocol ---------------------------------------------------------------------
+
+    async def _counted(self, message: pg.FrontendMessage) -> None:
+        """Carry out a message; positions of errors count in the text that Parse has sent."""
+        kept: KeptStatement | None = None
+        match message:
+            case pg.DescribePrepared():
+                kept = self._kept.get(message.name)
+            case pg.ExecutePortal(portal=name) | pg.DescribePortal(name=name):
+                portal = self._portals.get(name)
+                kept = None if portal is None else portal.kept
+        offset, whole = (0, "") if kept is None else (kept.offset, kept.whole)
+        shown = "" if kept is None else kept.text
+        zone = self._time_zone() if kept is None else kept.zone
+        with (
+            counted_from(offset, whole),
+            self.opened.running(shown),
+            self.session.context.written_in(zone),
+        ):
+            await self._extended(message)
+
+    async def _extended(self, message: pg.FrontendMessage) -> None:
+        self._begin_timeout()
+        match message:
+            case pg.ParseStatement():
+                await self._parse(message)
+            case pg.BindPortal():
+                await self._bind(message)
+            case pg.DescribePrepared():
+                await self._describe_statement(self._kept_named(message.name))
+            case pg.DescribePortal() if self._is_cursor(message.name):
+                await self._send_fields(describe_fields(self.session.cursors.shape(message.name)))
+            case pg.DescribePortal():
+                await self._describe_portal(self._portal_named(message.name))
+            case pg.ExecutePortal():
+                await self._run_portal(self._portal_named(message.portal), message.rows_max)
+            case pg.CloseStatement():
+                self._kept.pop(message.name, None)
+                await self.wire.send(pg.CLOSE_COMPLETE)
+            case pg.ClosePortal():
+                await self._close_portal(message.name)
+                await self.wire.send(pg.CLOSE_COMPLETE)
+            case pg.FlushOutput():
+                await self.wire.flush()
+            case pg.FastpathCall():
+                raise InvalidUsage("functions are not called by the fast path: use SELECT")
+            case pg.CopyInData() | pg.CopyInDone() | pg.CopyInFailure():
+                pass  # of a COPY that failed already
+            case _:
+                raise RemoteProtocolError(f"{type(message).__name__} is not expected here")
+
+    async def _sync(self) -> None:
+        self._skipping = False
+        await self._end_implicit()
+        # Portals live as long as their transaction, which is over here unless BEGIN opened it.
+        if not self.session.in_transaction:
+            await self._close_portals()
+        await self._ready()
+
+    async def _parse(self, message: pg.ParseStatement) -> None:
+        if message.name and message.name in self._kept:
+            raise sqlstate.statement_exists(message.name)
+        if len(self._kept) >= KEPT_STATEMENTS_MAX:
+            raise InvalidUsage(f"{KEPT_STATEMENTS_MAX} statements are prepared: close some")
+        query = message.query
+        found = await work_on(len(query), lambda: split_statements(query, SqlDialect.POSTGRES))
+        if len(found) > 1:
+            raise SqlSyntaxError("cannot insert multiple commands into a prepared statement")
+        kept = KeptStatement("", None, ())
+        if found:
+            offset, text = found[0]
+            with counted_from(offset, message.query):
+                kept = await self._prepared(text, message.parameter_oids)
+            kept.whole, kept.offset = message.query, offset
+        kept.zone = self._time_zone()
+        self._kept[message.name] = kept
+        await self.wire.send(pg.PARSE_COMPLETE)
+
+    async def _prepared(self, text: str, given: tuple[int, ...]) -> KeptStatement:
+        """Return a statement with the types of its parameters, of which the client gave some."""
+        if await self.catalog.answers(text):
+            return KeptStatement(text, None, self.catalog.parameter_oids(text, given))
+        return await prepare_statement(self.session, text, given)
+
+    async def _bind(self, message: pg.BindPortal) -> None:
+        kept = self._kept_named(message.statement)
+        if len(message.parameters) != len(kept.parameter_oids):
+            raise RemoteProtocolError(
+                f"bind message supplies {len(message.parameters)} parameters, but prepared "
+                f'statement "{message.statement}" requires {len(kept.parameter_oids)}'
+            )
+        if message.portal and message.portal in self._portals:
+            raise sqlstate.cursor_exists(message.portal)
+        await self._close_portal(message.portal)
+        if len(self._portals) >= PORTALS_MAX:
+            raise InvalidUsage(f"{PORTALS_MAX} portals are open: close some")
+        zone = self._time_zone()
+        values = await work_on(
+            len(kept.text), lambda: parse_parameters(message, kept.parameter_oids, zone)
+        )
+        self._portals[message.portal] = OpenPortal(kept, message, values=values)
+        await self.wire.send(pg.BIND_COMPLETE)
+
+    def _kept_named(self, name: str) -> KeptStatement:
+        kept = self._kept.get(name)
+        if kept is None:
+            raise sqlstate.unknown_statement(name)
+        return kept
+
+    def _is_cursor(self, name: str) -> bool:
+        """Return whether a name is that of a cursor that DECLARE has opened, and of no portal: to
+        PostgreSQL they are the same, and psycopg asks for the columns of its cursors so."""
+        return name not in self._portals and self.session.cursors.has(name)
+
+    def _portal_named(self, name: str) -> OpenPortal:
+        portal = self._portals.get(name)
+        if portal is None:
+            raise sqlstate.unknown_cursor(name, "portal")
+        return portal
+
+    async def _describe_statement(self, kept: KeptStatement) -> None:
+        await self.wire.send(pg.encode_parameter_description(kept.parameter_oids))
+        if not kept.described:
+            kept.fields = await self._fields_of(kept)
+            kept.described = True
+        await self._send_fields(kept.fields)
+
+    async def _send_fields(self, fields: tuple[pg.FieldDescription, ...] | None) -> None:
+        await self.wire.send(pg.NO_DATA if fields is None else pg.encode_row_description(fields))
+
+    async def _fields_of(self, kept: KeptStatement) -> tuple[pg.FieldDescription, ...] | None:
+        """Return the columns of a statement's result before its parameters are known."""
+        if not kept.text:
+            return None
+        if kept.statement is None:
+            return await self.catalog.describe(kept.text, kept.parameter_oids)
+        if not may_have_rows(kept.statement):
+            return None
+        # Any values do: columns do not depend on them.
+        examples = [
+            SqlParameter(None, spark_literal(None, oid), computed=True)
+            for oid in kept.parameter_oids
+        ]
+        # A client that is refused here never executes it, so that no other line would tell.
+        with self._audit.statement(
+            kept.statement, kept.text, await self._audited_names(), failures_only=True
+        ):
+            shape = await self.session.describe(kept.statement, examples)
+        return None if shape is None else describe_fields(shape)
+
+    async def _describe_portal(self, portal: OpenPortal) -> None:
+        statement, shape = portal.kept.statement, portal.shape
+        # What may write is carried out by Execute alone, which knows whether more follows.
+        if isinstance(statement, (*WRITES, sql.ExecutePreparedStatement)) and not portal.begun:
+            if may_have_rows(statement):
+                shape = await self.session.describe(statement, self._parameters(portal))
+        elif portal.kept.text and (statement is None or may_have_rows(statement)):
+            await self._begin_portal(portal)
+            shape = portal.shape
+        await self._send_fields(
+            None
+            if shape is None
+            else describe_fields(shape, portal.bound.result_formats, portal.oids)
+        )
+
+    async def _begin_portal(self, portal: OpenPortal) -> None:
+        """Carry the statement of a portal out, as far as its first rows."""
+        # Describe carries out what Execute would: the columns of some statements are known then.
+        if portal.begun:
+            return
+        portal.begun = True
+        kept, values = portal.kept, portal.values
+        if kept.point is not None and self._reads_latest():
+            role = self.opened.role
+            rows = self._points.find(kept.point.selection, kept.point.key(values), role)
+            if rows is not None:
+                portal.rights = self.session.context.read_rights()
+                portal.rights.note(await self._reads_of(kept.point.selection.name))
+                portal.tag, portal.found = "SELECT", rows.rename_columns(list(kept.point.names))
+                portal.shape = portal.found.schema
+                return
+        if kept.statement is None:
+            with self._audit.statement(None, kept.text, kind="Catalog"):
+                result = await self.catalog.answer(kept.text, values, kept.parameter_oids)
+            for warning in result.notices:
+                await self._notice(warning, "WARNING")
+        else:
+            parameters = await work_on(len(kept.text), lambda: self._parameters(portal))
+            with self._audit.statement(kept.statement, kept.text, await self._audited_names()):
+                result = await self._execute(kept.statement, parameters)
+        portal.tag, portal.shape, portal.batches = result.tag, result.schema, result.batches
+        portal.oids, portal.rights = result.oids, result.rights
+
+    async def _reads_of(self, name: str) -> ReadObjects:
+        return await self.session.context.catalog.reads_of(name)
+
+    def _parameters(self, portal: OpenPortal) -> list[SqlParameter]:
+        """Return the parameters that a portal's statement is carried out with."""
+        return [
+            SqlParameter(value, spark_literal(value, oid), untyped=isinstance(value, str))
+            for value, oid in zip(portal.values, portal.kept.parameter_oids, strict=True)
+        ]
+
+    def _reads_latest(self) -> bool:
+        # A transaction reads at its own time, and a setting may name another one. Statements that
+        # are audited go the usual way.
+        session = self.session
+        if session.in_transaction or self._audit.is_on:
+            return False
+        return not session.variables.get("penstock.as_of")
+
+    async def _answer_point(self, bound: pg.BindPortal) -> bool:
+        """Answer a query of one key together with the messages behind it, if that can be done at
+        once."""
+        kept = self._kept.get(bound.statement)
+        if kept is None or kept.point is None or self._skipping or not self._reads_latest():
+            return False
+        # A named portal is read later, and leaves the unnamed one alone.
+        if bound.portal:
+            return False
+        # The unnamed portal that was there gives way, as it does to any Bind.
+        await self._close_portal("")
+        return await answer_point(
+            self.wire, self._points, kept, bound, self.opened.role, self._time_zone()
+        )
+
+    async def _run_portal(self, portal: OpenPortal, rows_max: int) -> None:
+        statement = portal.kept.statement
+        if not portal.kept.text:
+            await self.wire.send(pg.EMPTY_QUERY_RESPONSE)
+            return
+        if isinstance(statement, sql.CopyStatement):
+            await self._copy(statement, portal.kept.text)
+            return
+        # A client that sends neither Sync nor Flush nor more cannot wait for an answer.
+        last = isinstance(await self.wire.peek(), pg.SyncPipeline)
+        # Whatever a later error of the pipeline takes back.
+        if isinstance(statement, (*WRITES, *SETTING_STATEMENTS)) and not last:
+            self._begin_implicit(statement)
+        await self._begin_portal(portal)
+        if last and self._implicit:
+            # Before the answer: the last statement of a pipeline tells whether all were written.
+            self._implicit = False
+            await self._commit()
+        if portal.shape is not None and not await send_portal(
+            self.wire, portal, rows_max, self._time_zone()
+        ):
+            await self.wire.send(pg.PORTAL_SUSPENDED)
+            return
+        counted = portal.tag in ("SELECT", "FETCH")
+        tag = f"{portal.tag} {portal.count}" if counted else portal.tag
+        await self.wire.send(pg.encode_command_complete(tag))
+
+    async def _close_portal(self, name: str) -> None:
+        portal = self._portals.pop(name, None)
+        if portal is not None:
+            await portal.close()
+
+    async def _close_portals(self) -> None:
+        for name in list(self._portals):
+            await self._close_portal(name)
+
+    async def _forget_unnamed(self) -> None:
+        self._kept.pop("", None)
+        await self._close_portal("")
+
+    # -- the catalog -------------------------------------------------------------------------------
+
+    async def _answer_catalog(self, text: str, values: Sequence[object]) -> bool:
+        """Answer a simple query of the catalog; return whether it is one."""
+        if not await self.catalog.answers(text):
+            return False
+        if self.session.failed:
+            raise TransactionAborted("the transaction has failed: ROLLBACK it")
+        with self._audit.statement(None, text, kind="Catalog"):
+            result = await self.catalog.answer(text, values)
+        for warning in result.notices:
+            await self._notice(warning, "WARNING")
+        await self._send_result(result)
+        return True

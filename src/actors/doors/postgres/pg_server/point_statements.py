@@ -1,0 +1,108 @@
+"""Prepared queries that ask for the rows of one key: recognised once, then read without Spark.
+
+A parameter has no value when its statement is prepared. So each is given an example that stands
+nowhere in the text; the plain read of that text (`views.simple`) shows which column is compared
+with which parameter. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from actors.control.controller.reads.point_reads import PointSelection
+from actors.doors.sql_session.typed_texts import typed_literal
+from actors.engine.sql.dialects import to_spark
+from actors.engine.sql.statements import QueryStatement
+from actors.engine.sql.type_names import WrittenType
+from actors.engine.views.simple import simple_read
+from actors.model.pgwire.parameters import spark_literal
+from actors.model.pgwire.sqlstate import InvalidClientData
+from actors.model.pgwire.type_map import INT2, INT4, INT8, TEXT, VARCHAR
+from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import from_ipc
+
+_INTEGERS: Final = frozenset({INT2, INT4, INT8})
+_TEXTS: Final = frozenset({TEXT, VARCHAR})
+_FIRST_EXAMPLE: Final = 30_000
+"""Fits every integer type but the smallest."""
+_PARAMETERS_MAX: Final = 64
+
+
+class PointStatement(msgspec.Struct, frozen=True):
+    """A query of the rows of one key."""
+
+    selection: PointSelection
+    names: tuple[str, ...]
+    """Columns of the result."""
+    values: tuple[Any, ...]
+    """Values of the key's columns that the text says; None for one that a parameter gives."""
+    parameters: tuple[int, ...]
+    """Number of the parameter of each of the key's columns, from 0 on; -1 for one that the text
+    says."""
+
+    def key(self, given: Sequence[Any]) -> list[Any]:
+        """Return the values of the key's columns, with these parameters."""
+        return [
+            value if place < 0 else given[place]
+            for value, place in zip(self.values, self.parameters, strict=True)
+        ]
+
+
+def find_point(
+    text: str,
+    statement: QueryStatement,
+    oids: Sequence[int],
+    schemas: Mapping[str, TableSchema],
+) -> PointStatement | None:
+    """Return a statement as a query of one key; None if it is none.
+
+    Args:
+        text: The query in PostgreSQL's dialect.
+        statement: The same, parsed.
+        oids: Types of its parameters.
+        schemas: Columns of the objects that have contents, by name.
+    """
+    if statement.as_of is not None or statement.pins or len(oids) > _PARAMETERS_MAX:
+        return None
+    examples = [_example(number, oid) for number, oid in enumerate(oids)]
+    # An example that the text holds could not be told from it.
+    if any(each is None or str(each) in text for each in examples):
+        return None
+    literals = [spark_literal(each, oid) for each, oid in zip(examples, oids, strict=True)]
+    try:
+        query = to_spark(statement.query.text, literals, read_typed=_typed).text
+    except InvalidClientData:
+        return None  # what is cast to a uuid is another text afterwards, or a time of some zone
+    read = simple_read(query, schemas)
+    if read is None or read.finishing is not None or not read.filter:
+        return None
+    key, values, parameters = [], [], []
+    for test in read.filter:
+        if test.op != "=" or test.column in key:
+            return None
+        value = from_ipc(test.value).column(0)[0].as_py()
+        place = examples.index(value) if value in examples else -1
+        key.append(test.column)
+        values.append(None if place >= 0 else value)
+        parameters.append(place)
+    # A parameter elsewhere than in a comparison would not be in the read.
+    if set(range(len(oids))) != set(parameters) - {-1}:
+        return None
+    selection = PointSelection(read.name, tuple(key), read.project)
+    return PointStatement(selection, read.names, tuple(values), tuple(parameters))
+
+
+def _typed(text: str, kind: WrittenType) -> str:
+    # The statement is for sessions in all time zones.
+    if kind.spark == "timestamp":
+        raise InvalidClientData("a time is of the session's time zone")
+    return typed_literal(text, kind)
+
+
+def _example(number: int, oid: int) -> int | str | None:
+    if oid in _INTEGERS:
+        return _FIRST_EXAMPLE + number
+    return f"\u00a7{number}\u00a7" if oid in _TEXTS else None

@@ -1,0 +1,193 @@
+"""The listener for PostgreSQL's clients."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import ssl
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import anyio
+import msgspec
+
+from actors.control.access.open_sessions import OpenSession, OpenSessions
+from actors.control.controller.reads.point_reads import PointReads
+from actors.doors.client.client import Client
+from actors.doors.postgres.pg_server.catalog_door import SharedCatalog
+from actors.doors.postgres.pg_server.connection import FindRole, PgConnection
+from actors.doors.postgres.pg_server.login import TokenProof
+from actors.doors.postgres.pg_server.parameter_scope import place_roles
+from actors.doors.postgres.pg_server.wire import PgWire
+from actors.doors.sql_session.session import SqlSession
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire.messages import CANCEL_KEY_BYTES
+from actors.runtime.errors import AddressInUse
+from actors.runtime.kernel import Actor
+from actors.runtime.settings import Settings
+from actors.runtime.transport import sockets
+from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.security import TransportSecurity, for_listener
+
+log = logging.getLogger("penstock.pg")
+
+
+class PgListener:
+    """A bound listener of PostgreSQL's protocol. Connections wait until `PgServer` serves it."""
+
+    def __init__(self, bound: sockets.BoundSockets) -> None:
+        self.bound = bound
+        self.address = str(bound.address)
+
+    @classmethod
+    async def bind(cls, address: str) -> PgListener:
+        """Bind an address. Raises `AddressInUse` and `BadSettings`."""
+        place = NetworkAddress.parse(address, "pg_listen")
+        try:
+            return cls(await sockets.bind(place))
+        except AddressInUse as error:
+            raise AddressInUse(f"pg_listen: {error}") from None
+
+    async def aclose(self) -> None:
+        """Close the listener."""
+        self.bound.close()
+
+
+def listener_security(settings: Settings) -> TransportSecurity | None:
+    """Return what the listener demands of its peers. Raises `BadSettings` for an address that other
+    machines reach without TLS, and without tokens or `roles_required`."""
+    place = NetworkAddress.parse(settings.pg_listen, "pg_listen")
+    required = settings.roles_required
+    return for_listener("pg_listen", place, settings, "token_file", checks=required)
+
+
+class _ListenerEnded(msgspec.Struct, frozen=True, gc=False):
+    """The listener was closed."""
+
+
+class PgServer(Actor[_ListenerEnded]):
+    """Accepts PostgreSQL's clients; at most `pg_connections_max` are let in at a time."""
+
+    def __init__(
+        self,
+        listener: PgListener,
+        settings: Settings,
+        connect: Callable[[OpenSession], Awaitable[Client]],
+        find_role: FindRole,
+        sessions: OpenSessions,
+        points: PointReads | None = None,
+    ) -> None:
+        """Take the environment. `connect` makes the client of a session, `find_role` says how a
+        user is let in, `sessions` are those of all doors."""
+        self._listener = listener
+        self._settings = settings
+        self._connect = connect
+        self._points = points or PointReads()
+        self._find_role = find_role
+        self._security = listener_security(settings)
+        self._tls = self._tls_context()
+        has_tokens = self._security is not None and self._security.has_tokens
+        self._tokens = TokenProof(self._security) if self._security and has_tokens else None
+        self._connections: dict[int, PgConnection] = {}
+        self._sessions = sessions
+        self._gate = ConnectionGate(
+            settings.unproven_connections_max, settings.pg_connections_max, "pg_connections_max"
+        )
+        self._shared = SharedCatalog()
+
+    def _tls_context(self) -> ssl.SSLContext | None:
+        if self._security is None or not self._security.has_tls:
+            return None
+        context = self._security.context(server=True)
+        # A password proves a client, so that it needs no certificate.
+        context.verify_mode = ssl.CERT_OPTIONAL
+        return context
+
+    async def on_start(self) -> None:
+        self.ctx.effect(self._serve, done=lambda _: _ListenerEnded())
+
+    async def on_stop(self) -> None:
+        await self._listener.aclose()
+
+    async def receive(self, message: _ListenerEnded) -> None:
+        log.info("%s is closed", self._listener.address)
+
+    async def _serve(self) -> None:
+        """Accept connections until canceled, which ends them too."""
+        async with anyio.create_task_group() as group:
+            self._group = group
+
+            for sock in self._listener.bound.sockets:
+                group.start_soon(self._gate.accept, sock, group, self._converse)
+            await anyio.sleep_forever()
+
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
+        settings = self._settings
+        number = self._sessions.next_number()
+        try:
+            reader, writer = await sockets.attach_growing_streams(
+                sock, settings.unproven_bytes_max // 2
+            )
+        except OSError:
+            return
+        # Not the method itself: TLS brings another transport.
+        accepted.abort = lambda: writer.transport.abort()
+        wire = PgWire(reader, writer, settings)
+        # Secret: who knows it can cancel statements. Not from the seeded generator.
+        key = secrets.token_bytes(max(CANCEL_KEY_BYTES.values()))
+        connection = PgConnection(
+            wire,
+            settings,
+            self._session,
+            sessions=self._sessions,
+            tls=self._tls,
+            tokens=self._tokens,
+            find_role=self._find_role,
+            process_id=number,
+            secret_key=key,
+            cancel_other=self._cancel,
+            shared=self._shared,
+            points=self._points,
+            admit=accepted.prove,
+        )
+        self._connections[number] = connection
+        try:
+            await connection.serve()
+        except Exception:
+            # One client's fault must not end the others' connections.
+            log.exception("%s: a fault of this program ended the connection", wire.peer)
+        finally:
+            del self._connections[number]
+
+    async def _session(self, user: str, opened: OpenSession) -> SqlSession:
+        client = await self._connect(opened)
+        session = SqlSession(
+            client,
+            self._settings,
+            SqlDialect.POSTGRES,
+            user,
+            spawn=self._spawn,
+            roles_change=True,
+        )
+        session.context.find_places = place_roles
+        return session
+
+    def _spawn(self, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        async def run_apart() -> None:
+            try:
+                await run()
+            except Exception:
+                # It would end the task group, and with it every client's connection.
+                log.exception("a fault of this program ended a task of a session")
+
+        self._group.start_soon(run_apart)
+
+    def _cancel(self, process_id: int, secret_key: bytes) -> None:
+        connection = self._connections.get(process_id)
+        if connection is not None:
+            connection.cancel(secret_key)
+
+    def describe(self) -> str:
+        return f"{self._listener.address}: {len(self._connections)} clients"

@@ -1,0 +1,5 @@
+"""Carries out SQL statements for one session, whichever door they came by."""
+
+from actors.doors.sql_session.results import StatementResult as StatementResult
+from actors.doors.sql_session.row_values import SqlParameter as SqlParameter
+from actors.doors.sql_session.session import SqlSession as SqlSession

@@ -1,0 +1,58 @@
+"""Places of errors, where the text that they count in is a part of another one, or another one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Final
+
+import pyarrow as pa
+
+from actors.engine.sql.tokens import line_and_column
+from actors.runtime.errors import DefiniteError, QueryRejected, SqlSyntaxError
+
+_PLACED: Final = (DefiniteError, QueryRejected, SqlSyntaxError)
+_LINE: Final = re.compile(r"\Aline \d+, column \d+")
+
+
+@contextmanager
+def counted_from(offset: int, text: str = "") -> Iterator[None]:
+    """Count the positions of errors from the begin of a text whose part at `offset` is carried out
+    here. With `text`, the whole, messages that name line and column name those in it.
+
+    >>> with counted_from(10, "SELECT 1;\\n CREATE x"):
+    ...     raise SqlSyntaxError("line 1, column 9: no", position=8)
+    Traceback (most recent call last):
+    actors.runtime.errors.SqlSyntaxError: line 2, column 9: no
+    """
+    try:
+        yield
+    except _PLACED as error:
+        if error.position is not None:
+            error.position += offset
+            if text and isinstance(error, SqlSyntaxError):
+                line, column = line_and_column(text, error.position)
+                error.problem = _LINE.sub(f"line {line}, column {column}", error.problem)
+                error.args = (_LINE.sub(f"line {line}, column {column}", str(error)),)
+        raise
+
+
+@contextmanager
+def without_places() -> Iterator[None]:
+    """Take the places from errors in a text that the client has not sent with this statement."""
+    try:
+        yield
+    except _PLACED as error:
+        error.position = None
+        raise
+
+
+async def rows_without_places(
+    batches: AsyncGenerator[pa.RecordBatch, None],
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    """Yield the same batches; their errors have no places."""
+    with without_places():
+        async with aclosing(batches) as found:
+            async for batch in found:
+                yield batch

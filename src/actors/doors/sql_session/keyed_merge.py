@@ -1,0 +1,323 @@
+"""MERGE of literal rows by a table's primary key: an upsert, which needs no Spark.
+
+The statement ``MERGE INTO t USING (SELECT * FROM (VALUES (1, 'a')) AS v(id, name)) AS s ON t.id =
+s.id WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT (id, name) VALUES
+(s.id, s.name)`` looks up the rows of these keys, and writes what comes of them. It is read here
+only if that surely gives what Spark would give: literals that are read as those of an INSERT, one
+kind of them in a column, keys that are integers or texts, and clauses without conditions that
+take columns of the source or literals. Every other MERGE is a query of Spark's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.doors.sql_session.context import SessionContext
+from actors.doors.sql_session.row_values import NotLocal, SqlParameter, column_array, literal_value
+from actors.doors.sql_session.transaction import PendingChange
+from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.statements import MergeClause, MergeStatement, TextSpan
+from actors.model.plan.column_defaults import DefaultValues
+from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
+from actors.model.protocol.relations import fold
+from actors.runtime.errors import InvalidUsage, SqlSyntaxError
+
+KEYED_ROWS_MAX: Final = 10_000
+"""Rows of a MERGE that are looked up by their keys; more are joined by Spark."""
+_EFFECTS: Final = {
+    "matched": ("update", "update all", "delete", "nothing"),
+    "not matched": ("insert", "insert all", "nothing"),
+}
+
+
+class ClauseEffect(msgspec.Struct, frozen=True):
+    """The effect of one clause: its verb, and the source's values of the columns that it sets, each
+    an array as long as the source."""
+
+    verb: str
+    values: Mapping[str, pa.Array]
+
+
+class KeyedMerge(msgspec.Struct, frozen=True):
+    """A MERGE that is carried out by keys: the source's values of the table's key columns, and the
+    effects on its rows that have a partner and on those that have none (None: no clause)."""
+
+    keys: pa.Table
+    matched: ClauseEffect | None
+    unmatched: ClauseEffect | None
+
+
+def read_keyed_merge(
+    context: SessionContext,
+    schema: TableSchema,
+    table: str,
+    statement: MergeStatement,
+    parameters: Sequence[SqlParameter],
+    defaults: DefaultValues | None = None,
+) -> KeyedMerge | None:
+    """Return a MERGE as one by keys; None if Spark must carry it out."""
+    transaction = context.transaction
+    # The transaction's own rows are laid over the table's by Spark.
+    if transaction is not None and table in transaction.tables:
+        return None
+    try:
+        return _KeyedReader(context, schema, table, statement, parameters, defaults or {}).read()
+    except (NotLocal, SqlSyntaxError):
+        return None
+
+
+class _KeyedReader:
+    """Reads one MERGE. Every method raises `NotLocal` for what only Spark reads."""
+
+    def __init__(
+        self,
+        context: SessionContext,
+        schema: TableSchema,
+        table: str,
+        statement: MergeStatement,
+        parameters: Sequence[SqlParameter],
+        defaults: DefaultValues,
+    ) -> None:
+        self._context = context
+        self._defaults = defaults
+        self._statement = statement
+        self._parameters = parameters
+        self._own = {fold(column.name): column for column in schema.columns}
+        self._schema = schema
+        self._target = fold(statement.alias or table)
+        self._source = fold(statement.source_alias or "")
+        self._values: dict[str, list[Any]] = {}
+        self._count = 0
+
+    def read(self) -> KeyedMerge:
+        statement, query = self._statement, self._statement.source_query
+        if not self._schema.key or not self._source or query is None or query.as_of or query.pins:
+            raise NotLocal
+        self._read_rows(query.query.text)
+        # Before the clauses: most that are no upsert fail here.
+        keys = self._keys()
+        clauses: dict[str, MergeClause] = {}
+        for clause in statement.clauses:
+            if clause.condition is not None or clause.action not in _EFFECTS.get(clause.match, ()):
+                raise NotLocal
+            # The first clause that fits counts, and without a condition it always does.
+            clauses.setdefault(clause.match, clause)
+        effects = {match: self._effect(clause) for match, clause in clauses.items()}
+        return KeyedMerge(keys, effects.get("matched"), effects.get("not matched"))
+
+    def _reader(self, text: str) -> StatementReader:
+        return StatementReader(lex_text(text, self._context.dialect))
+
+    # -- the source's rows ---------------------------------------------------------------------
+
+    def _read_rows(self, text: str) -> None:
+        """Read ``SELECT * FROM (VALUES (…), …) AS v(a, b)``."""
+        reader = self._reader(text)
+        if not reader.take("SELECT", "*", "FROM"):
+            raise NotLocal
+        inside = reader.bracketed()
+        if not inside.take("VALUES"):
+            raise NotLocal
+        rows = [self._literals(inside.bracketed())]
+        while inside.take(","):
+            rows.append(self._literals(inside.bracketed()))
+        alias = reader.alias()
+        names = [fold(name) for name in reader.column_names()]
+        widths = {len(row) for row in rows} | {len(names)}
+        if not inside.ends() or not reader.ends() or alias is None or len(widths) > 1:
+            raise NotLocal
+        if len(set(names)) < len(names) or len(rows) > KEYED_ROWS_MAX:
+            raise NotLocal
+        self._count = len(rows)
+        for name, values in zip(names, zip(*rows, strict=True), strict=True):
+            self._values[name] = _of_one_kind(values)
+
+    def _literals(self, reader: StatementReader) -> list[Any]:
+        return [self._literal(span) for span in reader.expressions("a value")]
+
+    def _literal(self, span: TextSpan) -> Any:
+        return literal_value(span.text, self._context.dialect, self._parameters)
+
+    # -- conditions and clauses ----------------------------------------------------------------
+
+    def _keys(self) -> pa.Table:
+        """Read the ON: equalities of all key columns with columns of the source."""
+        reader = self._reader(self._statement.on.text)
+        found: dict[str, pa.Array] = {}
+        while True:
+            one = self._qualified(reader)
+            reader.need("=")
+            sides = dict((one, self._qualified(reader)))
+            if sides.keys() != {self._target, self._source} or self._target == self._source:
+                raise NotLocal
+            column = self._own.get(sides[self._target])
+            if column is None or column.name in found:
+                raise NotLocal
+            found[column.name] = self._key_values(column, sides[self._source])
+            if not reader.take("AND"):
+                break
+        if not reader.ends() or found.keys() != set(self._schema.key):
+            raise NotLocal
+        return pa.table([found[name] for name in self._schema.key], names=list(self._schema.key))
+
+    def _key_values(self, column: TableColumn, source: str) -> pa.Array:
+        kind = arrow_type(column.type)
+        wanted: type = int if pa.types.is_integer(kind) else str
+        # Of these types a value equals another just when Spark finds it to.
+        if wanted is str and not pa.types.is_string(kind):
+            raise NotLocal
+        for value in self._column(source):
+            plain = value.value if isinstance(value, SqlParameter) else value
+            if plain is not None and type(plain) is not wanted:
+                raise NotLocal
+        return self._array(column, source)
+
+    def _qualified(self, reader: StatementReader) -> tuple[str, str]:
+        """Take ``alias.column``; return both, folded."""
+        qualifier = fold(reader.name())
+        reader.need(".")
+        return qualifier, fold(reader.name())
+
+    def _effect(self, clause: MergeClause) -> ClauseEffect:
+        columns = self._schema.columns
+        match clause.action:
+            case "update all" | "insert all":
+                values = {each.name: self._array(each, fold(each.name)) for each in columns}
+            case "update":
+                pairs = [(fold(each.column[-1]), each.value) for each in clause.assignments]
+                values = self._assigned(pairs)
+            case "insert":
+                names = [fold(name) for name in clause.columns or self._schema.names]
+                if len(names) != len(clause.values):
+                    raise NotLocal  # which is an error, told by who carries it out
+                values = self._left_out() | self._assigned(
+                    list(zip(names, clause.values, strict=True))
+                )
+            case _:
+                values = {}
+        return ClauseEffect(clause.action, values)
+
+    def _left_out(self) -> dict[str, pa.Array]:
+        """Return what columns have that an INSERT leaves out."""
+        return {name: pa.repeat(value, self._count) for name, value in self._defaults.items()}
+
+    def _assigned(self, pairs: Sequence[tuple[str, TextSpan]]) -> dict[str, pa.Array]:
+        found: dict[str, pa.Array] = {}
+        for name, span in pairs:
+            column = self._own.get(name)
+            # A column that is set twice is refused by who carries it out.
+            if column is None or column.name in found:
+                raise NotLocal
+            found[column.name] = self._value(column, span)
+        return found
+
+    def _value(self, column: TableColumn, span: TextSpan) -> pa.Array:
+        reader = self._reader(span.text)
+        if len(reader.tokens) == 3 and reader.tokens[1].text == ".":
+            qualifier, name = self._qualified(reader)
+            if qualifier != self._source:
+                raise NotLocal
+            return self._array(column, name)
+        value = column_array(
+            [self._literal(span)], column, times=self._context.times, defaults=self._defaults
+        )
+        return pa.repeat(value[0], self._count)
+
+    def _column(self, source: str) -> list[Any]:
+        # An error of the statement, which Spark tells in its own words.
+        values = self._values.get(source)
+        if values is None:
+            raise NotLocal
+        return values
+
+    def _array(self, column: TableColumn, source: str) -> pa.Array:
+        return column_array(self._column(source), column, times=self._context.times)
+
+
+def _of_one_kind(values: Sequence[Any]) -> list[Any]:
+    """Return a column's values. Raises `NotLocal` for several kinds: Spark takes a type that all
+    have in common, in which one of them may be another value."""
+    plain = [each.value if isinstance(each, SqlParameter) else each for each in values]
+    if len({type(each) for each in plain if each is not None}) > 1:
+        raise NotLocal
+    return list(values)
+
+
+# -- carrying it out -------------------------------------------------------------------------------
+
+
+async def compute_keyed_merge(
+    context: SessionContext, table: str, schema: TableSchema, merge: KeyedMerge
+) -> tuple[PendingChange, int]:
+    """Look up the rows of the keys. Return the change, and the number of rows of the source that
+    made one. Raises `InvalidUsage` if two rows of the source change the same row."""
+    wanted = merge.keys.to_pylist()
+    # NULL equals nothing. A key that comes twice is asked for once.
+    whole = list({tuple(k.values()): k for k in wanted if None not in k.values()}.values())
+    as_of = None if context.transaction is None else await context.transaction_time()
+    if whole:
+        found = await context.client.peek(table, as_of, whole, deadline_ms=context.deadline_ms)
+    else:
+        found = schema.arrow().empty_table()
+    found = found.select(schema.names)
+    places = {
+        tuple(row.values()): place
+        for place, row in enumerate(found.select(list(schema.key)).to_pylist())
+    }
+    pairs = [(row, places.get(tuple(key.values()))) for row, key in enumerate(wanted)]
+    matched = [(row, place) for row, place in pairs if place is not None]
+    unmatched = [row for row, place in pairs if place is None]
+    return _changed(table, schema, merge, found, matched, unmatched)
+
+
+def _changed(
+    table: str,
+    schema: TableSchema,
+    merge: KeyedMerge,
+    found: pa.Table,
+    matched: Sequence[tuple[int, int]],
+    unmatched: Sequence[int],
+) -> tuple[PendingChange, int]:
+    # A row that is changed goes, and comes back as another.
+    gone, come, count = schema.arrow().empty_table(), [], 0
+    update, insert = merge.matched, merge.unmatched
+    if update is not None and update.verb != "nothing":
+        rows = pa.array([row for row, _ in matched], pa.int64())
+        gone = found.take(pa.array([place for _, place in matched], pa.int64()))
+        if len({place for _, place in matched}) < len(matched):
+            raise repeated_match(table)
+        if update.verb != "delete":
+            come.append(_filled(schema, update.values, rows, gone))
+        count += len(matched)
+    if insert is not None and insert.verb != "nothing":
+        come.append(_filled(schema, insert.values, pa.array(unmatched, pa.int64()), None))
+        count += len(unmatched)
+    new = pa.concat_tables(come) if come else None
+    return PendingChange(gone, new), count
+
+
+def _filled(
+    schema: TableSchema, values: Mapping[str, pa.Array], rows: pa.Array, old: pa.Table | None
+) -> pa.Table:
+    """Return new rows: the values of these rows of the source, and else the old ones or NULL."""
+    columns = []
+    for field in schema.arrow():
+        if field.name in values:
+            columns.append(values[field.name].take(rows))
+        elif old is not None:
+            columns.append(old[field.name])
+        else:
+            columns.append(pa.nulls(len(rows), field.type))
+    return pa.table(columns, schema=schema.arrow())
+
+
+def repeated_match(table: str) -> InvalidUsage:
+    """Return the error for a MERGE that changes a row twice."""
+    return InvalidUsage(
+        f"MERGE INTO {table}: two rows of the source match one row of the table; group the "
+        "source by what it is joined by"
+    )

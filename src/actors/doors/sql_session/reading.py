@@ -1,0 +1,155 @@
+"""Queries, and how they will be read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+import msgspec
+import pyarrow as pa
+
+from actors.control.access.open_sessions import ReadRights
+from actors.doors.sql_session.context import (
+    PLAIN_VIEW,
+    QUERIED_KINDS,
+    READABLE_KINDS,
+    SessionContext,
+    object_name,
+)
+from actors.doors.sql_session.own_changes import read_own_row
+from actors.doors.sql_session.placed_text import PlacedText
+from actors.doors.sql_session.results import StatementResult
+from actors.doors.sql_session.row_values import SqlParameter
+from actors.doors.sql_session.system_rows import with_system_rows
+from actors.engine.sql.statements import QueryStatement, TextSpan
+from actors.engine.views.plain_views import find_relations, inline_views
+from actors.engine.views.query_analysis import find_mentioned_tables
+from actors.engine.views.simple import simple_read
+from actors.model.protocol.relations import fold
+from actors.runtime.errors import InvalidUsage
+
+
+async def read_query(
+    context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
+) -> StatementResult:
+    """Begin a query. Raises as `Client.query` does, before the result is returned."""
+    if not statement.pins and await context.pinned_time(statement, parameters) is None:
+        rights = context.read_rights()
+        spark = await context.spark_off_loop(statement.query, parameters)
+        own = await read_own_row(context, spark.text, rights)
+        if own is not None:
+            return StatementResult("SELECT", own.schema, _batches(own), rights=rights)
+    text, as_of = await query_text(context, statement, parameters)
+    rights = context.read_rights()
+    found = context.rows(text, as_of, rights)
+    return await begun(found, rights)
+
+
+async def _batches(rows: pa.Table) -> AsyncGenerator[pa.RecordBatch, None]:
+    for batch in rows.to_batches():
+        yield batch
+
+
+async def query_text(
+    context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
+) -> tuple[PlacedText, int | None]:
+    """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
+    Raises `InvalidUsage`."""
+    as_of = await context.pinned_time(statement, parameters)
+    query = await context.spark_off_loop(_without_pins(statement), parameters)
+    # Names without a time would be read at it as well, which is not what was written.
+    if statement.pins and statement.as_of is None:
+        await _check_all_pinned(context, statement, query.text)
+    text = query.text
+    if context.transaction is not None and as_of is None:
+        as_of = await context.transaction_time()
+        if context.transaction.tables:
+            # Before the changes are laid over, so that a view's query sees them, too.
+            text = inline_views(text, await context.catalog.plain_views())
+        text = context.transaction.overlaid(text)
+    return query.within(await with_system_rows(context, text)), as_of
+
+
+def _without_pins(statement: QueryStatement) -> TextSpan:
+    """Return the query with blanks for the times of its names."""
+    text, start = statement.query.text, statement.query.start
+    for pin in statement.pins:
+        first, last = pin.clause.start - start, pin.clause.end - start
+        # Blanks keep every later position.
+        text = text[:first] + " " * (last - first) + text[last:]
+    return msgspec.structs.replace(statement.query, text=text)
+
+
+async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
+    """Raise `InvalidUsage` if a name of the query has no time while another has."""
+    pinned = {object_name(pin.name).lower() for pin in statement.pins}
+    schemas = {
+        each.name: each.schema
+        for each in await context.catalog.all()
+        if each.kind in QUERIED_KINDS and each.schema is not None
+    }
+    free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
+    if free:
+        raise InvalidUsage(
+            f"{free[0]} has no TIMESTAMP AS OF, and another name of the query has: all names are "
+            "read at one time; write AS OF once, at the query's end"
+        )
+
+
+async def begun(
+    found: AsyncGenerator[pa.RecordBatch, None], rights: ReadRights | None = None
+) -> StatementResult:
+    """Return the result of rows whose first batch is there, so that errors come before it."""
+    try:
+        first = await anext(found)
+    except BaseException:
+        await found.aclose()
+        raise
+    return StatementResult("SELECT", first.schema, _with_first(first, found), rights=rights)
+
+
+async def _with_first(
+    first: pa.RecordBatch, rest: AsyncGenerator[pa.RecordBatch, None]
+) -> AsyncGenerator[pa.RecordBatch, None]:
+    async with aclosing(rest):
+        yield first
+        async for batch in rest:
+            yield batch
+
+
+async def explain_query(
+    context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
+) -> list[str]:
+    """Return how a query will be read, a line each."""
+    query, as_of = await query_text(context, statement, parameters)
+    text = query.text
+    objects = await context.catalog.all()
+    schemas = {
+        each.name: each.schema
+        for each in objects
+        if each.kind in READABLE_KINDS and each.schema is not None
+    }
+    when = "at the latest written time" if as_of is None else f"at {as_of}"
+    read = simple_read(text, schemas)
+    if read is None:
+        views = {fold(each.name): each.name for each in objects if each.kind == PLAIN_VIEW}
+        inlined = [views[name] for name in map(fold, find_relations(text)) if name in views]
+        named = ", ".join([*find_mentioned_tables(text, schemas), *inlined]) or "no table"
+        return [f"Run by Spark, {when}, over {named}"]
+    lines = [f"Read of {read.name}, without Spark, {when}"]
+    lines.append(f"  columns: {', '.join(read.project)}")
+    if read.filter:
+        lines.append(f"  filter: {', '.join(f'{each.column} {each.op}' for each in read.filter)}")
+    if read.finishing is not None:
+        order = ", ".join(each.column for each in read.finishing.order_by) or "none"
+        lines.append(f"  order: {order}; limit: {read.finishing.limit}")
+    return lines
+
+
+async def queried_rows(
+    context: SessionContext, query: QueryStatement, parameters: Sequence[SqlParameter]
+) -> pa.Table:
+    """Return all rows of a query: at the time that it names, else at that of the open transaction,
+    with its own changes, else the latest."""
+    text, as_of = await query_text(context, query, parameters)
+    return await context.collect(text, as_of)

@@ -1,0 +1,105 @@
+"""Changes of rows that were read: written at once, or noted in the open transaction.
+
+A write names the rows that it changes whole. A row that another session changed meanwhile is no
+longer there, so the write fails as a whole, and outside of a transaction the statement reads and
+writes again. So no update is lost, without locks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.doors.client.client import TableWrite
+from actors.doors.sql_session.context import SessionContext
+from actors.doors.sql_session.default_values import StatementDefaults
+from actors.doors.sql_session.own_changes import read_own_row
+from actors.doors.sql_session.placed_text import PlacedText
+from actors.doors.sql_session.returning import ReturningList
+from actors.doors.sql_session.transaction import PendingChange, as_stored, count_rows
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import AbsentRow, WriteConflict
+
+NEW: Final = "penstock_new_"
+"""Prefix of the columns that hold new values beside the old row."""
+
+
+class ComputedChange(msgspec.Struct, frozen=True):
+    """Rows that a statement changes; `count` is the number that the client is told."""
+
+    change: PendingChange
+    count: int
+
+
+async def read_rows(context: SessionContext, text: PlacedText) -> pa.Table:
+    """Return the rows of a query in Spark's dialect: of an open transaction at its time and with
+    its own changes, else the latest."""
+    transaction = context.transaction
+    if transaction is None:
+        return await context.collect(text)
+    own = await read_own_row(context, text.text, context.read_rights())
+    if own is not None:
+        return own
+    overlaid = text.within(transaction.overlaid(text.text))
+    return await context.collect(overlaid, await context.transaction_time())
+
+
+async def change_rows(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    compute: Callable[[], Awaitable[ComputedChange]],
+    returning: ReturningList | None = None,
+    defaults: StatementDefaults | None = None,
+) -> tuple[int, pa.Table | None]:
+    """Carry out a change of rows that were read; again if another session was faster. Return the
+    number of rows, and what the statement returns. Raises `WriteConflict` when that does not
+    end."""
+    # A transaction reads at one time: reading again would break that.
+    attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
+    for attempt in range(attempts):
+        made = await compute()
+        change, returned = made.change, None
+        if returning is not None:
+            # Rows that only go are those of a DELETE.
+            is_delete = change.insert is None and change.delete is not None
+            returned = await returning.rows(change.delete if is_delete else change.insert)
+        if not count_rows(change.delete) and not count_rows(change.insert):
+            return made.count, returned
+        try:
+            await carry_out(context, table, schema, change, defaults)
+        except AbsentRow as error:
+            if attempt + 1 == attempts:
+                raise WriteConflict(f"other sessions change the same rows: {error}") from None
+            continue
+        return made.count, returned
+    raise AssertionError("a change ends or raises")
+
+
+async def carry_out(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    change: PendingChange,
+    defaults: StatementDefaults | None,
+) -> None:
+    """Write a change, or note it in the open transaction. `defaults` are those that it was made
+    with; None: it needs none."""
+    digest = None if defaults is None else defaults.digest
+    if context.transaction is not None:
+        # COMMIT checks it again; the statement is where a client expects the error.
+        if table not in context.transaction.tables:
+            await context.client.check_right("write", table)
+        limit = context.settings.sql_rows_bytes_max
+        if change.insert is not None:
+            # Its own reads see the rows before whoever stores them has fitted them.
+            stored = as_stored(table, change.insert, schema)
+            change = PendingChange(change.delete, stored)
+        context.transaction.add(table, schema, change, limit, digest)
+        return
+    if count_rows(change.delete) or count_rows(change.insert):
+        write = TableWrite(change.insert, change.delete, defaults=digest, columns=schema.digest)
+        await context.write({table: write})

@@ -1,0 +1,393 @@
+"""Values between SQL texts, Python and Arrow.
+
+A literal, or a parameter, of an INSERT is read here if that surely gives what Spark's cast to the
+column's type would give; everything else is computed by Spark. In the other direction a row is
+written as Spark's literals, for a query that reads the rows of an open transaction. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.doors.sql_session.written_times import WrittenTimes, local_in, moment_in
+from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.tokens import SqlDialect, SqlToken, lex_sql
+from actors.engine.sql.type_names import read_written_type
+from actors.model.pgwire.column_parsing import fitted
+from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
+from actors.model.pgwire.type_map import pg_type
+from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
+from actors.model.plan.column_defaults import DefaultValues
+from actors.model.plan.schema import (
+    TableColumn,
+    TableSchema,
+    arrow_type,
+    inner_types,
+    spark_type,
+    text_limit,
+)
+from actors.runtime.errors import InvalidUsage, ValueTooLong
+
+
+class SqlParameter(msgspec.Struct, frozen=True, gc=False):
+    """A parameter of a statement: its value, and Spark's text of it.
+
+    `untyped`: the client gave a text without a type, which takes the type of its place.
+    `computed`: only Spark knows the value; `text` is an expression. `cast`: the type that the
+    statement casts it to, "" for none.
+    """
+
+    value: Any
+    text: str
+    untyped: bool = False
+    computed: bool = False
+    cast: str = ""
+
+
+class NotLocal(Exception):
+    """The value must be computed by Spark."""
+
+
+class _DefaultMark:
+    """Stands for the default of the column that a value is for."""
+
+
+DEFAULT_MARK: Final = _DefaultMark()
+
+
+_WHOLE: Final = re.compile(r"[0-9]{1,18}")
+_FRACTION: Final = re.compile(r"[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+")
+_DAY: Final = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_MOMENT: Final = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[ T][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:\.[0-9]{1,6})?)?"
+    r"(?P<zone>Z|[+-][0-9]{2}(?::?[0-9]{2})?)?"
+)
+_EXACT_WHOLE: Final = {pa.float32(): 1 << 24, pa.float64(): 1 << 53}
+"""Whole numbers up to which a floating type has every one."""
+
+
+def literal_value(text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]) -> Any:
+    """Return the Python value of a number, NULL, boolean, or ``DATE '…'`` and ``TIMESTAMP '…'``
+    (without a zone: of the session's); a string or a parameter as a `SqlParameter`, whose type may
+    be that of its place; `DEFAULT_MARK` for DEFAULT.
+
+    >>> literal_value("-12", SqlDialect.SPARK, ())
+    -12
+    >>> literal_value("$1", SqlDialect.POSTGRES, (SqlParameter("a", "'a'"),)).value
+    'a'
+
+    Raises:
+        NotLocal: The text is another expression.
+    """
+    # Most literals of a long INSERT are of these forms, which need no lexer.
+    if text.isascii() and text.isdigit():
+        return _number(text, negative=False)
+    inner = text[1:-1]
+    if len(text) > 1 and text[0] == text[-1] == "'" and not ("'" in inner or "\\" in inner):
+        return SqlParameter(inner, "", untyped=dialect is SqlDialect.POSTGRES)
+    # One token, or a minus and a number: everything else may mean more than it seems.
+    tokens = lex_sql(text, dialect)
+    if len(tokens) > 2 and tokens[0].text.startswith("$") and tokens[1].text == "::":
+        return _cast_parameter(text, dialect, parameters)
+    if len(tokens) == 2 and tokens[0].word in ("DATE", "TIMESTAMP") and tokens[1].kind == "text":
+        return _moment(tokens[0].word, _text(tokens[1], dialect))
+    negative = len(tokens) == 2 and tokens[0].text == "-" and tokens[1].kind == "number"
+    if len(tokens) != 1 and not negative:
+        raise NotLocal
+    token = tokens[-1]
+    match token.kind:
+        case "number":
+            return _number(token.text, negative=negative)
+        case "text":
+            return SqlParameter(_text(token, dialect), "", untyped=dialect is SqlDialect.POSTGRES)
+        case "parameter" if token.text.startswith("$"):
+            return _parameter(token, parameters)
+    if token.word == "NULL":
+        return None
+    if token.word == "DEFAULT":
+        return DEFAULT_MARK
+    if token.word in ("TRUE", "FALSE"):
+        return token.word == "TRUE"
+    raise NotLocal
+
+
+def _parameter(token: SqlToken, parameters: Sequence[SqlParameter]) -> SqlParameter:
+    number = int(token.text[1:])
+    if not 1 <= number <= len(parameters):
+        raise NotLocal
+    return parameters[number - 1]
+
+
+def _cast_parameter(
+    text: str, dialect: SqlDialect, parameters: Sequence[SqlParameter]
+) -> SqlParameter:
+    """Return the parameter in ``$1::type``, which drivers write to say the parameter's type."""
+    reader = StatementReader(lex_text(text, dialect), 2)
+    written = read_written_type(reader)
+    given = _parameter(reader.tokens[0], parameters)
+    # A text whose form is to be checked, or that is read as another type's.
+    if not reader.ends() or (written.checked and isinstance(given.value, str)):
+        raise NotLocal
+    return msgspec.structs.replace(given, cast=written.spark)
+
+
+def _number(text: str, *, negative: bool) -> int | Decimal:
+    if _WHOLE.fullmatch(text):
+        return -int(text) if negative else int(text)
+    if _FRACTION.fullmatch(text):
+        # A minus of Python's would round to 28 digits.
+        return Decimal(f"-{text}" if negative else text)
+    raise NotLocal  # suffixes and exponents
+
+
+def _moment(kind: str, text: str) -> date | datetime:
+    """Return the value of a typed literal in the plainest form. Raises `NotLocal` for others: of a
+    zone, Spark and PostgreSQL think differently."""
+    moment = None if kind == "DATE" else _MOMENT.fullmatch(text)
+    # A day alone is its midnight to a TIMESTAMP.
+    if not _DAY.fullmatch(text) and (moment is None or moment["zone"]):
+        raise NotLocal
+    try:
+        return date.fromisoformat(text) if kind == "DATE" else datetime.fromisoformat(text)
+    except ValueError:
+        raise NotLocal from None
+
+
+def _text(token: SqlToken, dialect: SqlDialect) -> str:
+    """Return the value of a quoted string without escapes. Raises `NotLocal` for others."""
+    text = token.text
+    if text[0] != "'" or (dialect is SqlDialect.SPARK and "\\" in text):
+        raise NotLocal
+    return text[1:-1].replace("''", "'")
+
+
+def column_array(
+    values: Sequence[Any],
+    column: TableColumn,
+    *,
+    times: WrittenTimes,
+    defaults: DefaultValues | None = None,
+) -> pa.Array:
+    """Return the values of `literal_value` as an array of a column's type.
+
+    Args:
+        values: A value or a `SqlParameter` for each row.
+        column: The column that they are for.
+        times: Reads times without a zone.
+        defaults: The values that DEFAULT stands for; None where it is no value.
+
+    Raises:
+        NotLocal: A value is not surely what Spark's cast makes of it.
+    """
+    kind = arrow_type(column.type)
+    if defaults is not None:
+        default = defaults.get(column.name)
+        values = [default if each is DEFAULT_MARK else each for each in values]
+    try:
+        return pa.array([_fitted(value, column.type, kind, times=times) for value in values], kind)
+    except (pa.ArrowException, OverflowError, TypeError, ValueError):
+        # Spark says what does not fit, in its own words.
+        raise NotLocal from None
+
+
+def _fitted(value: Any, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
+    # A default has the column's type already.
+    if isinstance(value, pa.Scalar):
+        return value
+    untyped = False
+    if isinstance(value, SqlParameter):
+        if value.computed or not _is_kept(value.cast, spark):
+            raise NotLocal
+        value, untyped = value.value, value.untyped
+    if value is None:
+        return None
+    limit = text_limit(spark)
+    if limit is not None:
+        length, padded = limit
+        if not isinstance(value, str):
+            raise NotLocal
+        if len(value) > length:
+            # Blanks beyond the length are cut off.
+            if value[length:].strip(" "):
+                raise ValueTooLong(f"a text of {len(value)} characters is longer than {spark}")
+            value = value[:length]
+        return value.ljust(length) if padded else value
+    if isinstance(value, list) and pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        return [_fitted(each, element, kind.value_type, times=times) for each in value]
+    if untyped and isinstance(value, str) and not pa.types.is_string(kind):
+        return _parsed(value, spark, kind, times=times)
+    exact = isinstance(value, int) and abs(value) <= _EXACT_WHOLE.get(kind, 0)
+    tests = {
+        bool: pa.types.is_boolean,
+        int: lambda each: pa.types.is_integer(each) or pa.types.is_decimal(each) or exact,
+        float: pa.types.is_float64,
+        Decimal: lambda each: pa.types.is_decimal(each) or pa.types.is_float64(each),
+        str: pa.types.is_string,
+        bytes: pa.types.is_binary,
+        date: pa.types.is_date,
+        datetime: pa.types.is_timestamp,
+    }
+    test = tests.get(type(value))
+    if test is None or not test(kind):
+        raise NotLocal
+    if pa.types.is_floating(kind):
+        return float(value)
+    if pa.types.is_timestamp(kind):
+        if kind.tz is None:
+            return local_in(times.present, value) if value.tzinfo is not None else value
+        return times.instant(value) if value.tzinfo is None else value
+    return _number_fitted(value, kind, times=times) if _is_number(kind) else value
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    numbers = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_floating)
+    return any(test(kind) for test in numbers)
+
+
+def _number_fitted(
+    value: int | Decimal, kind: pa.DataType, *, times: WrittenTimes
+) -> int | Decimal:
+    """Return a number as its column holds it. Raises `InvalidClientData` for one that is out of
+    range: Spark's error would not say which value it is."""
+    if pa.types.is_decimal(kind):
+        # Spark rounds, PostgreSQL's numeric without a precision never.
+        rounded: Decimal = fitted(Decimal(value), kind, exact=not times.as_spark)
+        return rounded
+    limit = 1 << (kind.bit_width - 1)
+    if not -limit <= value < limit:
+        raise InvalidClientData(f"value {value} is out of range for {kind}", NUMBER_OUT_OF_RANGE)
+    return value
+
+
+def _is_kept(cast: str, spark: str) -> bool:
+    """Return whether a cast of a parameter says no more than its column does."""
+    return cast in ("", spark) or (cast == "string" and text_limit(spark) is not None)
+
+
+def _parsed(text: str, spark: str, kind: pa.DataType, *, times: WrittenTimes) -> Any:
+    """Return a text as a value of a type, if it is written in the plainest form. Raises
+    `InvalidClientData` for what PostgreSQL alone can read, and refuses."""
+    if pa.types.is_binary(kind):
+        return parse_bytea(text)
+    if _is_number(kind) or pa.types.is_boolean(kind):
+        return fitted(parse_text_value(text, pg_type(kind).oid), kind)
+    if pa.types.is_list(kind):
+        (element,) = inner_types(spark)
+        words = [
+            None if each is None else SqlParameter(each, "", untyped=True)
+            for each in parse_array(text)
+        ]
+        return [_fitted(each, element, kind.value_type, times=times) for each in words]
+    if pa.types.is_date(kind) and _DAY.fullmatch(text):
+        return date.fromisoformat(text)
+    moment = _MOMENT.fullmatch(text) if pa.types.is_timestamp(kind) else None
+    if moment is None:
+        raise NotLocal
+    found = datetime.fromisoformat(text)
+    if kind.tz is None:
+        if moment["zone"]:
+            raise NotLocal
+        return found
+    return moment_in(times.zone, found) if found.tzinfo is None else found
+
+
+# -- Rows as Spark's literals ----------------------------------------------------------------------
+
+_ESCAPED: Final = str.maketrans({"\\": "\\\\", "'": "\\'"})
+
+
+def spark_text(value: str) -> str:
+    r"""Return a string as a literal of Spark.
+
+    >>> spark_text("it's")
+    "'it\\'s'"
+    """
+    return f"'{value.translate(_ESCAPED)}'"
+
+
+def spark_literal(value: Any, spark: str) -> str:
+    """Return a value of a Spark type as an expression of exactly that type.
+
+    >>> spark_literal(Decimal("1.50"), "decimal(12,2)")
+    "CAST('1.50' AS decimal(12,2))"
+    >>> spark_literal([1, None], "array<int>")
+    'array(CAST(1 AS int), CAST(NULL AS int))'
+    """
+    kind = arrow_type(spark)
+    if value is None:
+        return f"CAST(NULL AS {spark})"
+    # Strings and booleans have their type without a cast.
+    if pa.types.is_string(kind):
+        return spark_text(value)
+    if pa.types.is_boolean(kind):
+        return "true" if value else "false"
+    if pa.types.is_integer(kind):
+        return f"CAST({value} AS {spark})"
+    if pa.types.is_binary(kind):
+        return f"X'{value.hex()}'"
+    if pa.types.is_timestamp(kind):
+        if kind.tz is not None:
+            return f"timestamp_micros({_micros(value)})"
+        return f"TIMESTAMP_NTZ'{value.isoformat(sep=' ')}'"
+    if pa.types.is_nested(kind):
+        return _nested_literal(value, spark, kind)
+    return f"CAST('{value}' AS {spark})"
+
+
+def _micros(value: datetime) -> int:
+    since = value - datetime(1970, 1, 1, tzinfo=value.tzinfo)
+    # Whole numbers: a float has no microseconds of these years.
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
+
+
+def _nested_literal(value: Any, spark: str, kind: pa.DataType) -> str:
+    inner = inner_types(spark)
+    if pa.types.is_list(kind):
+        if not value:
+            return f"CAST(array() AS {spark})"
+        return f"array({', '.join(spark_literal(each, inner[0]) for each in value)})"
+    if pa.types.is_map(kind):
+        pairs = list(value.items()) if isinstance(value, dict) else value
+        if not pairs:
+            return f"CAST(map() AS {spark})"
+        key, item = inner
+        entries = (f"{spark_literal(k, key)}, {spark_literal(v, item)}" for k, v in pairs)
+        return f"map({', '.join(entries)})"
+    names = [field.name for field in kind]
+    named = (
+        f"{spark_text(name)}, {spark_literal(value.get(name), each)}"
+        for name, each in zip(names, inner, strict=True)
+    )
+    return f"named_struct({', '.join(named)})"
+
+
+def values_query(rows: pa.Table, schema: TableSchema) -> str:
+    """Return a query of Spark whose rows are these, in the schema's columns and types; at least
+    one row is needed."""
+    columns = [rows[column.name].to_pylist() for column in schema.columns]
+    types = [column.type for column in schema.columns]
+    lines = (
+        f"({', '.join(spark_literal(v, t) for v, t in zip(row, types, strict=True))})"
+        for row in zip(*columns, strict=True)
+    )
+    names = ", ".join(f"`{name.replace('`', '``')}`" for name in schema.names)
+    return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
+
+
+def schema_of(shape: pa.Schema) -> TableSchema:
+    """Return the columns of an Arrow schema with their Spark types. Raises `InvalidUsage` for a
+    type that no table has."""
+    for field in shape:
+        if pa.types.is_duration(field.type) or pa.types.is_interval(field.type):
+            raise InvalidUsage(
+                f"column {field.name!r} is an interval, which cannot be stored: cast it"
+            )
+    return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in shape))

@@ -1,0 +1,555 @@
+"""One SQL session: carries out its statements, one at a time.
+
+Both doors use it. A statement is parsed by `actors.engine.sql`; `STATEMENTS` says what carries it
+out. Errors are those of `actors.runtime.errors`. After an error in an explicit transaction only
+ROLLBACK (or ROLLBACK TO) is taken, as PostgreSQL's clients expect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
+
+import pyarrow as pa
+
+from actors.doors.client.client import Client
+from actors.doors.sql_session import catalog_statements as catalog
+from actors.doors.sql_session import merging, writing
+from actors.doors.sql_session import role_statements as roles
+from actors.doors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
+from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
+from actors.doors.sql_session.error_places import (
+    counted_from,
+    rows_without_places,
+    without_places,
+)
+from actors.doors.sql_session.reading import read_query
+from actors.doors.sql_session.results import StatementResult
+from actors.doors.sql_session.row_values import SqlParameter
+from actors.doors.sql_session.session_settings import (
+    AUTHORIZATION,
+    ISOLATION,
+    READ_ONLY,
+    quoted_name,
+    setting_named,
+)
+from actors.doors.sql_session.session_variables import SessionVariables
+from actors.doors.sql_session.shown_creation import show_create
+from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
+from actors.doors.sql_session.transaction import OpenTransaction
+from actors.engine.sql import statements as sql
+from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire.sqlstate import (
+    NO_TRANSACTION,
+    RefusedStatement,
+    statement_exists,
+    unknown_statement,
+)
+from actors.runtime.errors import (
+    AbsentRow,
+    DefinitionChanged,
+    InvalidUsage,
+    TransactionAborted,
+    WriteConflict,
+)
+from actors.runtime.settings import Settings
+
+Parameters: TypeAlias = Sequence[SqlParameter]
+StatementHandler: TypeAlias = Callable[["SqlSession", Any, Parameters], Awaitable[StatementResult]]
+PREPARED_MAX: Final = 1_000
+"""Number of statements that one session may have prepared by PREPARE."""
+
+
+class PreparedText(NamedTuple):
+    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+
+    statement: sql.PrepareTextStatement
+    zone: str
+
+
+class SqlSession:
+    """A session of one client. Close it, which ends its cursors and drops its open changes."""
+
+    def __init__(
+        self,
+        client: Client,
+        settings: Settings,
+        dialect: SqlDialect,
+        user: str = "penstock",
+        *,
+        spawn: SpawnTask | None = None,
+        roles_change: bool = False,
+    ) -> None:
+        """Begin a session.
+
+        Args:
+            client: Its client of the service.
+            settings: The service's.
+            dialect: The dialect of its statements.
+            user: The name that its user gave.
+            spawn: Runs what reads ahead for cursors of subscribes; None: there are none.
+            roles_change: True if it may act as other roles (SET ROLE).
+        """
+        self.variables = SessionVariables(user, client.session if roles_change else None)
+        self.context = SessionContext(client, settings, dialect, self.variables)
+        self.cursors = SessionCursors(spawn)
+        self.failed = False
+        """True in a transaction after an error."""
+        self.prepared: dict[str, PreparedText] = {}
+
+    @property
+    def in_transaction(self) -> bool:
+        """Return whether a transaction is open."""
+        return self.context.transaction is not None
+
+    def parse(self, text: str) -> sql.SqlStatement:
+        """Return one statement of a text. Raises `SqlSyntaxError`."""
+        return parse_statement(text, self.context.dialect)
+
+    async def execute(
+        self, statement: sql.SqlStatement, parameters: Parameters = ()
+    ) -> StatementResult:
+        """Carry out a statement.
+
+        Rows of the result that are not taken hold resources: close its generator. Raises
+        `TransactionAborted` in a failed transaction, and the statement's own errors.
+        """
+        try:
+            self.begin_statement(statement)
+            handler = STATEMENTS.get(type(statement))
+            if handler is None:
+                raise InvalidUsage(f"{_shown(statement)} is not carried out yet")
+            async with self.context.typed(statement):
+                return await handler(self, statement, parameters)
+        except BaseException:
+            self.failed = self.in_transaction
+            raise
+
+    def begin_statement(self, statement: sql.SqlStatement) -> None:
+        """Check that a statement may be carried out now. Raises `TransactionAborted` and
+        `ReadOnlyTransaction`."""
+        if self.failed and not isinstance(statement, _ENDING):
+            raise TransactionAborted(
+                "the transaction has failed: statements are ignored until ROLLBACK"
+            )
+        self.context.begin_statement(statement)
+
+    async def close(self) -> None:
+        """End the session: cursors, and the changes that were not committed."""
+        self.context.transaction = None
+        await self.cursors.close(None)
+
+    async def describe(
+        self, statement: sql.SqlStatement, parameters: Parameters
+    ) -> pa.Schema | None:
+        """Return the columns of a statement's result without carrying it out; None: it has no
+        rows. The values of the parameters do not matter. Raises as `execute`."""
+        async with self.context.typed(statement):
+            return await self._described(statement, parameters)
+
+    async def _described(
+        self, statement: sql.SqlStatement, parameters: Parameters
+    ) -> pa.Schema | None:
+        match statement:
+            case sql.QueryStatement():
+                text = await self.context.spark_off_loop(statement.query, parameters)
+                return (await self.context.describe(text)).result_arrow()
+            case sql.SubscribeStatement():
+                return await subscribe_shape(self.context, statement, parameters)
+            case sql.ExecutePreparedStatement():
+                kept = self.prepared.get(statement.name)
+                if kept is None:
+                    raise unknown_statement(statement.name)
+                inner = self.parse(kept.statement.statement.text)
+                given = self._arguments(statement, kept.statement, parameters)
+                with without_places(), self.context.written_in(kept.zone):
+                    return await self.describe(inner, given)
+            case sql.FetchCursorStatement():
+                return None if statement.move else self.cursors.shape(statement.name)
+            case sql.CreateTokenStatement():
+                return roles.TOKEN_COLUMNS
+            case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
+                return await writing.returned_shape(self.context, statement, parameters)
+        # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
+        if not isinstance(statement, _SHOWING):
+            return None
+        result = await self.execute(statement, parameters)
+        if result.batches is not None:
+            await result.batches.aclose()
+        return result.schema
+
+    # -- transactions ------------------------------------------------------------------------------
+
+    def begin_implicit(self) -> None:
+        """Open a transaction that the client did not ask for, around several statements."""
+        self.context.transaction = OpenTransaction(self.variables.state())
+        # Its own from now on: later defaults are of later transactions.
+        for name in (ISOLATION, READ_ONLY):
+            self.variables.set(name, self.variables.get(name), local=True)
+
+    async def begin(self, statement: sql.BeginStatement, _: Parameters) -> StatementResult:
+        """Open a transaction; inside one it is a notice."""
+        notices: tuple[str, ...] = ()
+        # PostgreSQL only warns, and pools send BEGIN without knowing.
+        if self.in_transaction:
+            notices = ("there is already a transaction in progress",)
+        else:
+            self.begin_implicit()
+        try:
+            self.set_modes(statement.modes)
+        except InvalidUsage:
+            # Nothing was begun if it cannot be as it was asked for.
+            transaction = self.context.transaction
+            if not notices and transaction is not None:
+                self.variables.restore(transaction.first_state)
+                self.context.transaction = None
+            raise
+        return StatementResult("BEGIN", notices=notices)
+
+    def set_modes(self, modes: sql.TransactionModes, prefix: str = "") -> bool:
+        """Set modes of the open transaction, or with the prefix ``default_`` those of later ones.
+        Return whether that has an effect. Raises as `SessionContext.set_variable` does."""
+        given = {
+            ISOLATION: modes.isolation,
+            READ_ONLY: {None: None, True: "on", False: "off"}[modes.read_only],
+        }
+        done = [
+            self.context.set_variable(prefix + name, value)
+            for name, value in given.items()
+            if value is not None
+        ]
+        return all(done)
+
+    async def set_transaction(
+        self, statement: sql.SetTransactionStatement, _: Parameters
+    ) -> StatementResult:
+        """Set the modes of the open transaction, or of all later ones."""
+        if self.set_modes(statement.modes, "default_" if statement.session else ""):
+            return StatementResult("SET")
+        notice = "SET TRANSACTION can only be used in transaction blocks"
+        return StatementResult("SET", notices=(notice,))
+
+    async def commit(self, _: sql.CommitStatement, __: Parameters) -> StatementResult:
+        """Write all changes at one time. A failed transaction is rolled back.
+
+        Raises:
+            WriteConflict: Another session changed a row that this transaction has changed, or a
+                default that it has used.
+        """
+        transaction = self.context.transaction
+        if transaction is None:
+            notice = "there is no transaction in progress"
+            return StatementResult("COMMIT", notices=(notice,))
+        failed, self.failed = self.failed, False
+        if failed:
+            self.variables.restore(transaction.first_state)
+        else:
+            self.variables.keep()
+        # Over before the write: whether it succeeds or not, the next statement begins anew.
+        self.context.transaction = None
+        await self.cursors.end_transaction()
+        if failed:
+            return StatementResult("ROLLBACK")
+        changes = transaction.write()
+        if changes:
+            try:
+                await self.context.write(changes)
+            except AbsentRow as error:
+                raise WriteConflict(
+                    f"could not serialize access due to concurrent update: {error}"
+                ) from None
+            except DefinitionChanged:
+                # The client repeats the transaction, which takes them as they are now.
+                self.context.catalog.forget()
+                raise
+        return StatementResult("COMMIT")
+
+    async def roll_back(self, _: sql.RollbackStatement, __: Parameters) -> StatementResult:
+        """Drop all changes of the transaction."""
+        transaction = self.context.transaction
+        notices = () if transaction is not None else ("there is no transaction in progress",)
+        if transaction is not None:
+            self.variables.restore(transaction.first_state)
+        self.context.transaction, self.failed = None, False
+        await self.cursors.end_transaction()
+        return StatementResult("ROLLBACK", notices=notices)
+
+    def _open(self, what: str) -> OpenTransaction:
+        transaction = self.context.transaction
+        if transaction is None:
+            raise RefusedStatement(f"{what} can only be used in transaction blocks", NO_TRANSACTION)
+        return transaction
+
+    async def save(self, statement: sql.SavepointStatement, _: Parameters) -> StatementResult:
+        """Remember the transaction's state."""
+        self._open("SAVEPOINT").save(statement.name, self.variables.state())
+        return StatementResult("SAVEPOINT")
+
+    async def release(
+        self, statement: sql.ReleaseSavepointStatement, _: Parameters
+    ) -> StatementResult:
+        """Forget a savepoint."""
+        self._open("RELEASE SAVEPOINT").release(statement.name)
+        return StatementResult("RELEASE")
+
+    async def roll_back_to(
+        self, statement: sql.RollbackToStatement, _: Parameters
+    ) -> StatementResult:
+        """Drop the changes since a savepoint."""
+        state = self._open("ROLLBACK TO SAVEPOINT").roll_back_to(statement.name)
+        self.variables.restore(state)
+        self.failed = False
+        return StatementResult("ROLLBACK")
+
+    # -- variables ---------------------------------------------------------------------------------
+
+    async def set_variable(
+        self, statement: sql.SetVariableStatement, _: Parameters
+    ) -> StatementResult:
+        """Set a variable of the session, or with LOCAL of the transaction."""
+        setting = setting_named(statement.name)
+        value: str | None
+        if not statement.values:
+            value = None
+        elif setting is not None and setting.quoted:
+            value = ", ".join(map(quoted_name, statement.values))
+        elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
+            raise InvalidUsage(f"SET {statement.name} takes only one argument")
+        else:
+            value = ", ".join(statement.values)
+        if self.context.set_variable(statement.name, value, local=statement.local):
+            return StatementResult("SET")
+        notice = f"SET {'LOCAL' if statement.local else statement.name}"
+        return StatementResult("SET", notices=(f"{notice} can only be used in transaction blocks",))
+
+    async def reset_variable(
+        self, statement: sql.ResetVariableStatement, _: Parameters
+    ) -> StatementResult:
+        """Set a variable, or all, to the value that it had when the session began."""
+        if statement.name is None:
+            self.variables.reset_all()
+        else:
+            self.context.set_variable(statement.name, None)
+        return StatementResult("RESET")
+
+    async def show_setting(
+        self, statement: sql.ShowSettingStatement, _: Parameters
+    ) -> StatementResult:
+        """Return a variable's value, or all."""
+        if statement.name.lower() == "all":
+            rows: list[tuple[Any, ...]] = [
+                (name, value, "") for name, value in self.variables.all()
+            ]
+            result = catalog.text_result(["name", "setting", "description"], rows)
+        else:
+            value = self.variables.get(statement.name)
+            result = catalog.text_result([statement.name.lower()], [(value,)])
+        result.tag = "SHOW"
+        return result
+
+    async def use_schema(self, statement: sql.UseSchemaStatement, _: Parameters) -> StatementResult:
+        """Accept the one schema that there is."""
+        if statement.name[-1].lower() not in SCHEMAS:
+            raise InvalidUsage(f"schema {'.'.join(statement.name)} does not exist: there is public")
+        return StatementResult("SET")
+
+    async def discard(self, _: sql.DiscardAllStatement, __: Parameters) -> StatementResult:
+        """Forget the session's state."""
+        if self.in_transaction:
+            raise ActiveTransaction("DISCARD ALL cannot run inside a transaction block")
+        await self.cursors.close(None)
+        self.prepared.clear()
+        self.variables.reset(AUTHORIZATION)
+        self.variables.reset_all()
+        return StatementResult("DISCARD ALL")
+
+    # -- cursors and prepared statements -----------------------------------------------------------
+
+    async def declare(
+        self, statement: sql.DeclareCursorStatement, parameters: Parameters
+    ) -> StatementResult:
+        """Open a cursor."""
+        if not statement.hold:
+            self._open("DECLARE CURSOR")
+        source = statement.source
+        result = await self.execute(source, parameters)
+        await self.cursors.declare(statement.name, result, hold=statement.hold)
+        return StatementResult("DECLARE CURSOR")
+
+    async def fetch(self, statement: sql.FetchCursorStatement, _: Parameters) -> StatementResult:
+        """Return the next rows of a cursor; MOVE passes them over."""
+        # The query's text came with DECLARE.
+        with without_places():
+            result = await self.cursors.fetch(statement.name, statement.count)
+        if not statement.move:
+            return result
+        assert result.batches is not None
+        count = sum([batch.num_rows async for batch in result.batches])
+        return StatementResult(f"MOVE {count}")
+
+    async def close_cursor(
+        self, statement: sql.CloseCursorStatement, _: Parameters
+    ) -> StatementResult:
+        """Close a cursor, or all."""
+        await self.cursors.close(statement.name)
+        return StatementResult("CLOSE CURSOR" if statement.name else "CLOSE CURSOR ALL")
+
+    async def prepare(self, statement: sql.PrepareTextStatement, _: Parameters) -> StatementResult:
+        """Keep a statement's text under a name."""
+        if statement.name in self.prepared:
+            raise statement_exists(statement.name)
+        if len(self.prepared) >= PREPARED_MAX:
+            raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
+        # Parsed for its errors alone, which are due now and not at EXECUTE.
+        with counted_from(statement.statement.start):
+            self.parse(statement.statement.text)
+        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
+        if self.context.transaction is not None:
+            self.context.transaction.queried = True
+        return StatementResult("PREPARE")
+
+    async def execute_prepared(
+        self, statement: sql.ExecutePreparedStatement, parameters: Parameters
+    ) -> StatementResult:
+        """Carry out a prepared statement with these arguments."""
+        kept = self.prepared.get(statement.name)
+        if kept is None:
+            raise unknown_statement(statement.name)
+        inner = self.parse(kept.statement.statement.text)
+        given = self._arguments(statement, kept.statement, parameters)
+        # The statement's text came with PREPARE.
+        with without_places(), self.context.written_in(kept.zone):
+            result = await self.execute(inner, given)
+        if result.batches is not None:
+            result.batches = rows_without_places(result.batches)
+        return result
+
+    def _arguments(
+        self,
+        statement: sql.ExecutePreparedStatement,
+        kept: sql.PrepareTextStatement,
+        parameters: Parameters,
+    ) -> list[SqlParameter]:
+        """Return the arguments of EXECUTE as expressions of the declared types."""
+        given = []
+        for number, span in enumerate(statement.arguments):
+            text = self.context.spark(span, parameters).text
+            if number < len(kept.types):
+                text = f"CAST({text} AS {kept.types[number]})"
+            given.append(SqlParameter(None, f"({text})", computed=True))
+        return given
+
+    async def deallocate(
+        self, statement: sql.DeallocateStatement, _: Parameters
+    ) -> StatementResult:
+        """Forget a prepared statement, or all."""
+        if statement.name is None:
+            self.prepared.clear()
+            return StatementResult("DEALLOCATE ALL")
+        if self.prepared.pop(statement.name, None) is None:
+            raise unknown_statement(statement.name)
+        return StatementResult("DEALLOCATE")
+
+    async def do_nothing(
+        self, statement: sql.NoOperationStatement, _: Parameters
+    ) -> StatementResult:
+        """Accept a statement that has no effect here."""
+        return StatementResult(statement.tag)
+
+
+_SHOWING: Final = (
+    sql.ShowObjectsStatement,
+    sql.ShowColumnsStatement,
+    sql.ShowCreateStatement,
+    sql.ShowSettingStatement,
+    sql.DescribeStatement,
+    sql.ExplainStatement,
+    sql.ShowRolesStatement,
+    sql.ShowGrantsStatement,
+)
+_ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
+
+
+def _shown(statement: sql.SqlStatement) -> str:
+    return type(statement).__name__.removesuffix("Statement")
+
+
+def _with_parameters(
+    function: Callable[[SessionContext, Any, Parameters], Awaitable[StatementResult]],
+) -> StatementHandler:
+    """Return a handler of a function that takes the session's state and parameters."""
+
+    async def handle(
+        session: SqlSession, statement: Any, parameters: Parameters
+    ) -> StatementResult:
+        return await function(session.context, statement, parameters)
+
+    return handle
+
+
+def _without_parameters(
+    function: Callable[[SessionContext, Any], Awaitable[StatementResult]],
+) -> StatementHandler:
+    """Return a handler of a function that takes the session's state alone."""
+
+    async def handle(session: SqlSession, statement: Any, _: Parameters) -> StatementResult:
+        return await function(session.context, statement)
+
+    return handle
+
+
+STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
+    sql.QueryStatement: _with_parameters(read_query),
+    sql.SubscribeStatement: _with_parameters(subscribe),
+    sql.InsertStatement: _with_parameters(writing.insert),
+    sql.UpdateStatement: _with_parameters(writing.update),
+    sql.DeleteStatement: _with_parameters(writing.delete),
+    sql.MergeStatement: _with_parameters(merging.merge),
+    sql.CreateTableStatement: _without_parameters(catalog.create_table),
+    sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
+    sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),
+    sql.CreateViewStatement: _with_parameters(catalog.create_view),
+    sql.RefreshViewStatement: _without_parameters(catalog.refresh_view),
+    sql.MaintainStatement: _without_parameters(catalog.maintain),
+    sql.CommentOnStatement: _without_parameters(catalog.comment_on),
+    sql.CreateIndexStatement: _without_parameters(catalog.create_index),
+    sql.CreateSourceStatement: _without_parameters(catalog.create_source),
+    sql.CreateSinkStatement: _without_parameters(catalog.create_sink),
+    sql.AlterObjectStatement: _without_parameters(catalog.alter_object),
+    sql.DropObjectsStatement: _without_parameters(catalog.drop_objects),
+    sql.ShowObjectsStatement: _without_parameters(catalog.show_objects),
+    sql.ShowColumnsStatement: _without_parameters(catalog.show_columns),
+    sql.ShowCreateStatement: _without_parameters(show_create),
+    sql.DescribeStatement: _with_parameters(catalog.describe),
+    sql.ExplainStatement: _with_parameters(catalog.explain),
+    sql.BeginStatement: SqlSession.begin,
+    sql.SetTransactionStatement: SqlSession.set_transaction,
+    sql.CommitStatement: SqlSession.commit,
+    sql.RollbackStatement: SqlSession.roll_back,
+    sql.SavepointStatement: SqlSession.save,
+    sql.ReleaseSavepointStatement: SqlSession.release,
+    sql.RollbackToStatement: SqlSession.roll_back_to,
+    sql.SetVariableStatement: SqlSession.set_variable,
+    sql.ResetVariableStatement: SqlSession.reset_variable,
+    sql.ShowSettingStatement: SqlSession.show_setting,
+    sql.UseSchemaStatement: SqlSession.use_schema,
+    sql.DiscardAllStatement: SqlSession.discard,
+    sql.DeclareCursorStatement: SqlSession.declare,
+    sql.FetchCursorStatement: SqlSession.fetch,
+    sql.CloseCursorStatement: SqlSession.close_cursor,
+    sql.PrepareTextStatement: SqlSession.prepare,
+    sql.ExecutePreparedStatement: SqlSession.execute_prepared,
+    sql.CreateRoleStatement: _without_parameters(roles.create_role),
+    sql.AlterRoleStatement: _without_parameters(roles.alter_role),
+    sql.DropRolesStatement: _without_parameters(roles.drop_roles),
+    sql.CreateTokenStatement: _without_parameters(roles.create_token),
+    sql.DropTokensStatement: _without_parameters(roles.drop_tokens),
+    sql.GrantStatement: _without_parameters(roles.grant),
+    sql.RevokeStatement: _without_parameters(roles.revoke),
+    sql.ShowRolesStatement: _without_parameters(roles.show_roles),
+    sql.ShowGrantsStatement: _without_parameters(roles.show_grants),
+    sql.DeallocateStatement: SqlSession.deallocate,
+    sql.NoOperationStatement: SqlSession.do_nothing,
+}
+"""Handlers of statements. COPY is the door's: its data are messages of the protocol."""

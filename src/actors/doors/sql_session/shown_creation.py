@@ -1,0 +1,117 @@
+"""SHOW CREATE: the statements from which objects like those that there are would be made."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from actors.doors.sql_session.catalog_statements import option_text, text_result
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext, object_name
+from actors.doors.sql_session.placed_text import quoted
+from actors.doors.sql_session.results import StatementResult
+from actors.doors.sql_session.row_values import spark_text
+from actors.engine.sql.statements import ShowCreateStatement
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.relations import fold
+from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
+
+
+async def show_create(context: SessionContext, statement: ShowCreateStatement) -> StatementResult:
+    """Return the statement that creates an object like this."""
+    if statement.kind in ("source", "sink"):
+        text = await _connector_text(context, statement.kind, object_name(statement.name))
+    else:
+        text = await creation_text(context, await context.catalog.find_present(statement.name))
+    return text_result(["createtab_stmt"], [(text,)])
+
+
+async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
+    """Return the statement that creates a source or a sink like this, in the session's dialect."""
+    listed = await (context.client.sources() if kind == "source" else context.client.sinks())
+    found = next((each for each in listed if fold(each.name) == fold(name)), None)
+    if found is None:
+        raise UnknownObject(f"there is no {kind} named {name!r}")
+    if not found.options:
+        raise AccessDenied(f"the options of {kind} {found.name} are shown to its owner alone")
+    is_spark = context.dialect is SqlDialect.SPARK
+    own: Callable[[str], str] = quoted if is_spark else _postgres_name
+    literal: Callable[[str], str] = spark_text if is_spark else _postgres_text
+    text = f"CREATE {kind.upper()} {own(found.name)}"
+    if found.on:
+        text += f" ON {own(found.on)}"
+    text += f" USING {found.kind}"
+    options = [
+        f"  {key} = {literal(option_text(value))}"
+        for key, value in json.loads(found.options).items()
+    ]
+    if options:
+        text += " OPTIONS (\n" + ",\n".join(options) + "\n)"
+    tables = [
+        f"  {'.'.join(map(own, each.outside.split('.')))} AS {own(each.name)}"
+        for each in found.tables
+    ]
+    if tables:
+        text += " FOR TABLES (\n" + ",\n".join(tables) + "\n)"
+    if found.retain_history_ms is not None:
+        text += f"\n-- retain_history_ms = {found.retain_history_ms}: give it from Python"
+    return text
+
+
+async def creation_text(context: SessionContext, found: ObjectStatus) -> str:
+    """Return the statement that creates an object like this. Raises `InvalidUsage` for a kind that
+    no statement creates alone."""
+    name = quoted(found.name)
+    if found.kind == PLAIN_VIEW:
+        return f"CREATE VIEW {name} AS\n{found.sql}"
+    if found.kind == "view":
+        plan = await context.client.peek(
+            "penstock.operators", where=[("name", "=", found.name)], columns=["policy"], limit=1
+        )
+        policy = str(plan["policy"][0].as_py() or "auto") if plan.num_rows else "auto"
+        text = f"CREATE MATERIALIZED VIEW {name}"
+        if policy != "auto":
+            text += f" REFRESH POLICY {policy.upper()}"
+        return f"{text}{_shown_properties(found)} AS\n{found.sql}"
+    if found.kind == "table" and found.schema is not None:
+        defaults = found.column_defaults
+        lines = [
+            f"  {quoted(each.name)} {each.type.upper()}{'' if each.nullable else ' NOT NULL'}"
+            + (f" DEFAULT {defaults[each.name].text}" if each.name in defaults else "")
+            + _shown_comment(found.column_comments.get(each.name))
+            for each in found.schema.columns
+        ]
+        if found.schema.key:
+            lines.append(f"  PRIMARY KEY ({', '.join(map(quoted, found.schema.key))})")
+        columns = ",\n".join(lines)
+        return f"CREATE TABLE {name} (\n{columns}){_shown_properties(found)}"
+    if found.kind == "index":
+        rows = await context.client.peek("penstock.objects", where=[("name", "=", found.name)])
+        row = rows.to_pylist()[0]
+        return f"CREATE INDEX {name} ON {quoted(row['depends'])} ({row['key']})"
+    raise InvalidUsage(f"{found.name} is a {found.kind}: it is created with its source")
+
+
+def _shown_comment(comment: str | None) -> str:
+    return f" COMMENT {spark_text(comment)}" if comment else ""
+
+
+def _shown_properties(found: ObjectStatus) -> str:
+    """Return the clauses that say what an object has beside its columns or its query."""
+    properties = dict(sorted(found.spark_conf.items()))
+    if found.retain_history_ms is not None:
+        properties["retain_history_ms"] = str(found.retain_history_ms)
+    if found.target_lag_ms:
+        properties["target_lag_ms"] = str(found.target_lag_ms)
+    pairs = ", ".join(f"{spark_text(key)} = {spark_text(each)}" for key, each in properties.items())
+    return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
+
+
+def _postgres_name(name: str) -> str:
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+def _postgres_text(text: str) -> str:
+    escaped = text.replace("'", "''")
+    return f"'{escaped}'"

@@ -1,0 +1,279 @@
+"""Rows of a query made fit for the columns that they are inserted into, as Spark assigns them.
+
+Types that hold every value are left to the service. A decimal is rounded to its column's scale
+here. What Spark casts in another way than Arrow does (doubles to decimals, numbers to texts, dates
+to timestamps) is cast by Spark, in a second run of the query. Source of the rules: Spark's ANSI
+store assignment (`Cast.canANSIStoreAssign`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.engine.sql.tokens import lex_sql, quote_text
+from actors.model.pgwire.sqlstate import INEXACT, UNFIT
+from actors.model.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
+from actors.runtime.errors import InvalidUsage, TypeMismatch, ValueOutOfRange
+
+ANSI: Final = "spark.sql.ansi.enabled"
+_SCALE: Final = arrow_type(UNBOUNDED_NUMERIC).scale
+_NUMBERS: Final = ("integer", "decimal", "float")
+_MOMENTS: Final = frozenset({"date", "timestamp"})
+_CAST_BY_SPARK: Final = frozenset(
+    {
+        ("float", "decimal"),
+        ("float", "integer"),
+        ("decimal", "integer"),
+        ("decimal", "float"),
+        ("date", "timestamp"),
+        ("timestamp", "date"),
+        *((kind, "string") for kind in (*_NUMBERS, "boolean", "date", "timestamp", "interval")),
+    }
+)
+
+
+def needs_cast(rows: pa.Schema, columns: Sequence[TableColumn]) -> bool:
+    """Return whether Spark has to cast rows of these types for the columns.
+
+    >>> needs_cast(pa.schema([("a", pa.float64())]), [TableColumn("a", "decimal(9,2)")])
+    True
+    >>> needs_cast(pa.schema([("a", pa.int32())]), [TableColumn("a", "decimal(9,2)")])
+    False
+    """
+    for given, column in zip(rows.types, columns, strict=True):
+        inner, wanted = _elements(given, arrow_type(column.type))
+        if inner is not given:
+            # Only values of columns are fitted here.
+            if inner != wanted:
+                return True
+        elif (_kind(inner), _kind(wanted)) in _CAST_BY_SPARK:
+            return True
+    return False
+
+
+def _elements(given: pa.DataType, wanted: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
+    """Return the types of the elements, if both are arrays, else the types themselves."""
+    while pa.types.is_list(given) and pa.types.is_list(wanted):
+        given, wanted = given.value_type, wanted.value_type
+    return given, wanted
+
+
+def check_assignable(table: str, rows: pa.Schema, columns: Sequence[TableColumn]) -> None:
+    """Raise `TypeMismatch` for values of a kind that Spark does not assign to their column: a text
+    to a number, a boolean to a date. Everything but nested values is assigned to texts.
+
+    >>> check_assignable("t", pa.schema([("a", pa.int32())]), [TableColumn("a", "string")])
+    >>> check_assignable("t", pa.schema([("a", pa.string())]), [TableColumn("a", "int")])
+    Traceback (most recent call last):
+        ...
+    actors.runtime.errors.TypeMismatch: table t, column a: string is not assigned to int: cast it
+    """
+    for given, column in zip(rows.types, columns, strict=True):
+        kind, wanted = map(_kind, _elements(given, arrow_type(column.type)))
+        known = kind and wanted  # what structs and maps hold is compared where they are stored
+        if known and kind != wanted and wanted != "string" and not _are_alike(kind, wanted):
+            raise TypeMismatch(
+                f"table {table}, column {column.name}: {_shown(kind, given)} is not assigned to "
+                f"{column.type}: cast it"
+            )
+
+
+def _are_alike(kind: str, wanted: str) -> bool:
+    return {kind, wanted} <= _MOMENTS or {kind, wanted} <= set(_NUMBERS)
+
+
+def _shown(kind: str, given: pa.DataType) -> str:
+    return "an interval" if kind == "interval" else str(given)
+
+
+def fails_by_cast(conf: Mapping[str, str]) -> bool:
+    """Return whether CAST fails for what does not fit, under these settings of Spark."""
+    return conf.get(ANSI, "true").lower() == "true"
+
+
+def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str]) -> PlacedText:
+    """Return a value cast to the type of its column, which fails for one that does not fit.
+
+    Args:
+        value: An expression.
+        column: The column that it is for.
+        conf: Settings of Spark under which the query is run.
+
+    Raises:
+        InvalidUsage: CAST does not fail under these settings, and what this column or value is
+            cannot be checked in its place.
+
+    >>> assigned_cast(placed("a + 1"), TableColumn("a", "int"), {}).text
+    'CAST(a + 1 AS int)'
+    """
+    type_ = column.type
+    # Every value has a text.
+    if fails_by_cast(conf) or type_ == "string":
+        return placed("CAST(", _closed(value, f" AS {type_})"))
+    # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
+    # does: `spark.sql.storeAssignmentPolicy` is another setting.
+    what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
+    if any(token.text.upper() == "SELECT" for token in lex_sql(value.text)):
+        what = "with a subquery"  # Spark has none within `transform`
+    if what:
+        raise InvalidUsage(
+            f"column {column.name}: a value {what} cannot be checked while the session has set "
+            f"{ANSI} to false: reset it"
+        )
+    cast = f"try_cast(assigned AS {type_})"
+    text = quote_text(f" that does not fit column {column.name} of type {type_}")
+    error = f"raise_error(concat('a value of type ', typeof(assigned), {text}))"
+    # The value is computed once: it may be another one the next time.
+    checked = (
+        f"), assigned -> CASE WHEN assigned IS NULL OR {cast} IS NOT NULL THEN {cast} "
+        f"ELSE {error} END), 1)"
+    )
+    return placed("element_at(transform(array(", _closed(value, checked))
+
+
+def _closed(value: PlacedText, text: str) -> PlacedText:
+    """Return an expression with a text behind it, where Spark tells of one that ends too early."""
+    return placed(value, text) if value.span is None else value.before(text)
+
+
+def cast_query(
+    query: PlacedText,
+    columns: Sequence[TableColumn],
+    conf: Mapping[str, str],
+    *,
+    exact: bool = False,
+) -> PlacedText:
+    """Return the query with each column cast to the type of the one that it is for, as by
+    `assigned_cast`; `exact`: as by `exact_cast`, where it has a cast.
+
+    >>> print(cast_query(placed("select 1.5e0"), [TableColumn("a", "decimal(9,2)")], {}).text)
+    SELECT CAST(c0 AS decimal(9,2)) AS c0 FROM (
+    select 1.5e0
+    ) AS q (c0)
+    """
+    names = [f"c{number}" for number in range(len(columns))]
+
+    def cast(name: str, column: TableColumn) -> PlacedText:
+        digits = exact_cast(name, column.type) if exact else ""
+        return placed(digits) if digits else assigned_cast(placed(name), column, conf)
+
+    casts = joined(
+        ", ",
+        (
+            placed(cast(name, column), f" AS {name}")
+            for name, column in zip(names, columns, strict=True)
+        ),
+    )
+    # On lines of their own: the query may end with a comment.
+    return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
+
+
+def exact_cast(text: str, kind: str) -> str:
+    """Return the cast of an expression of Spark's to a decimal, or an array of them, in which NaN,
+    an infinity, and for `UNBOUNDED_NUMERIC` a number that would be rounded are errors; "" for
+    another type."""
+    digits = number_text(text, kind)
+    cast = number_of_text(digits, kind) if digits else ""
+    # Spark makes NULL of what a decimal cannot hold.
+    if cast and UNBOUNDED_NUMERIC not in kind:
+        floating = "'double', 'float', 'array<double>', 'array<float>'"
+        return f"IF(typeof({text}) IN ({floating}), {cast}, CAST({text} AS {kind}))"
+    return cast
+
+
+def number_text(text: str, kind: str) -> str:
+    """Return the expression of the digits of a number, or of those of an array, that is for a
+    column of decimals; "" for another type. It has no errors of its own."""
+    if kind.startswith("array<decimal("):
+        # Spark computes no lambda in VALUES. Doubles inside count with all of their digits.
+        return f"CAST({text} AS array<string>)"
+    if not kind.startswith("decimal("):
+        return ""
+    if kind != UNBOUNDED_NUMERIC:
+        return f"CAST({text} AS STRING)"
+    size = f"abs(CAST({text} AS DOUBLE))"
+    # As many digits as PostgreSQL takes of a double, and of a float.
+    form = f"IF(typeof({text}) = 'float', '%.5e', '%.14e')"
+    digits = f"format_string({form}, CAST({text} AS DOUBLE))"
+    # The type is known before a row is read, so that no expression is computed twice.
+    return (
+        f"CASE WHEN typeof({text}) NOT IN ('double', 'float') THEN CAST({text} AS STRING)"
+        f" WHEN {size} >= 1e-{_SCALE}D AND {size} < 0.5D"
+        f" THEN CAST(CAST({digits} AS DECIMAL(38,38)) AS STRING)"
+        f" WHEN {size} >= 0.5D AND {size} < 1e22D"
+        f" THEN CAST(CAST({digits} AS DECIMAL(38,15)) AS STRING)"
+        f" ELSE CAST({text} AS STRING) END"
+    )
+
+
+def number_of_text(text: str, kind: str) -> str:
+    """Return the expression of the number, or the array of them, of such digits."""
+    if kind.startswith("array<"):
+        return f"transform({text}, x -> {number_of_text('x', kind[len('array<') : -1])})"
+    # Spark's error shows the text that is no number.
+    inexact, problem = "NaN|Inf", f"{UNFIT}{kind}"
+    if kind == UNBOUNDED_NUMERIC:
+        inexact, problem = f"[.][0-9]{{{_SCALE}}}0*[1-9]|[eE]-|{inexact}", INEXACT
+    problem = f"numeric value $0{problem}"
+    shown = f"regexp_replace({text}, '^.*({inexact}).*$', '{problem}')"
+    return f"CAST({shown} AS {kind})"
+
+
+def _is_exact(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_decimal(kind))
+
+
+def fitted_numbers(
+    table: str, rows: pa.Table, columns: Sequence[TableColumn], *, exact: bool = False
+) -> pa.Table:
+    """Return the rows with integers and decimals in the columns' types, rounded half up to their
+    scales. Raises `ValueOutOfRange` for one that does not fit, and, if `exact`, for one that
+    `UNBOUNDED_NUMERIC` would round."""
+    for place, column in enumerate(columns):
+        wanted, values = arrow_type(column.type), rows.column(place)
+        given, numbers = values.type, values
+        if given == wanted or not (_is_exact(wanted) and _is_exact(given)):
+            continue
+        if pa.types.is_integer(given) and pa.types.is_decimal(wanted):
+            # Arrow casts an integer only to a decimal that could hold every one of its type.
+            values = values.cast(pa.int64()).cast(pa.decimal128(19, 0))
+        elif pa.types.is_decimal(given) and wanted.scale < given.scale:
+            # 9.995 has one digit more when it is rounded.
+            values = values.cast(pa.decimal256(given.precision + 1, given.scale))
+            values = pc.round(values, wanted.scale, round_mode="half_towards_infinity")
+        try:
+            fitted = values.cast(wanted)
+        except pa.ArrowInvalid:
+            raise ValueOutOfRange(
+                f"table {table}, column {column.name}: a value of {given} does not fit "
+                f"{column.type}"
+            ) from None
+        if exact and column.type == UNBOUNDED_NUMERIC and given.scale > wanted.scale:
+            lost = pc.not_equal(fitted.cast(values.type), numbers.cast(values.type))
+            if pc.any(lost).as_py():
+                number = numbers.filter(lost)[0].as_py()
+                raise ValueOutOfRange(
+                    f"table {table}, column {column.name}: numeric value {number}{INEXACT}"
+                )
+        rows = rows.set_column(place, column.name, fitted)
+    return rows
+
+
+def _kind(type_: pa.DataType) -> str:
+    tests = {
+        "integer": pa.types.is_integer,
+        "decimal": pa.types.is_decimal,
+        "float": pa.types.is_floating,
+        "boolean": pa.types.is_boolean,
+        "date": pa.types.is_date,
+        "timestamp": pa.types.is_timestamp,
+        "string": pa.types.is_string,
+        "binary": pa.types.is_binary,
+        "interval": lambda kind: pa.types.is_duration(kind) or pa.types.is_interval(kind),
+    }
+    return next((kind for kind, test in tests.items() if test(type_)), "")

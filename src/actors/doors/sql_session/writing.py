@@ -1,0 +1,504 @@
+"""INSERT, UPDATE and DELETE.
+
+Rows to change are read at one time, by a query; the write then names them whole (`row_changes`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import pyarrow as pa
+from msgspec.structs import replace
+
+from actors.doors.sql_session.conflicts import as_merge
+from actors.doors.sql_session.context import SessionContext
+from actors.doors.sql_session.default_values import (
+    NO_DEFAULTS,
+    StatementDefaults,
+    cast_or_default,
+    columns_of_default,
+    is_default,
+    statement_defaults,
+    with_present_definition,
+)
+from actors.doors.sql_session.long_texts import work_on
+from actors.doors.sql_session.merging import merge_rows
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
+from actors.doors.sql_session.reading import query_text
+from actors.doors.sql_session.results import StatementResult
+from actors.doors.sql_session.returning import ReturningList, returned_result
+from actors.doors.sql_session.row_arithmetic import computed_array
+from actors.doors.sql_session.row_changes import (
+    NEW,
+    ComputedChange,
+    carry_out,
+    change_rows,
+    read_rows,
+)
+from actors.doors.sql_session.row_values import (
+    NotLocal,
+    SqlParameter,
+    column_array,
+    literal_value,
+)
+from actors.doors.sql_session.store_assignment import (
+    cast_query,
+    check_assignable,
+    fails_by_cast,
+    fitted_numbers,
+    needs_cast,
+    number_of_text,
+    number_text,
+)
+from actors.doors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
+from actors.engine.sql.statements import (
+    ColumnAssignment,
+    DeleteStatement,
+    InsertStatement,
+    QueryStatement,
+    TextSpan,
+    UpdateStatement,
+)
+from actors.engine.sql.tokens import SqlDialect
+from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.relations import fold
+from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
+
+Parameters = Sequence[SqlParameter]
+KEYS_CHECKED_MAX: Final = 1_000
+"""Rows of one INSERT whose keys are looked up before COMMIT does."""
+_DEFAULT: Final = TextSpan(0, 0, "DEFAULT")
+"""A value of DEFAULT VALUES."""
+
+
+# -- INSERT ----------------------------------------------------------------------------------------
+
+
+async def insert(
+    context: SessionContext, statement: InsertStatement, parameters: Parameters
+) -> StatementResult:
+    """Insert rows of expressions, or of a query. Raises as `SessionContext.collect` and
+    `Client.insert` do."""
+    return await with_present_definition(context, lambda: _insert(context, statement, parameters))
+
+
+async def _insert(
+    context: SessionContext, statement: InsertStatement, parameters: Parameters
+) -> StatementResult:
+    table, schema = await context.catalog.find_table(statement.table)
+    columns = named_columns(table, schema, statement.columns)
+    given = statement.rows
+    if statement.default_values:
+        given = ((_DEFAULT,) * len(columns),)
+        statement = replace(statement, rows=given)
+    _check_widths(table, columns, given or ())
+
+    def wanted() -> set[str]:
+        left_out = set(schema.names).difference(column.name for column in columns)
+        named = [columns_of_default(columns, row) for row in given or ()]
+        if statement.conflict is not None:
+            assigned = _assigned(table, schema, statement.conflict.assignments)
+            named.append({column.name for column, span in assigned if is_default(span)})
+        return left_out.union(*named)
+
+    defaults = await statement_defaults(context, table, schema, wanted)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    if returning is not None:
+        # Whoever returns rows reads them: also what another role's columns have by default.
+        await context.client.check_right("read", table)
+    if statement.conflict is not None:
+        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect, defaults)
+        count, returned = await merge_rows(context, upsert, parameters, returning, defaults)
+        return returned_result(f"INSERT 0 {count}", returned)
+    if statement.rows is not None:
+        rows = await _values(context, columns, statement.rows, parameters, defaults)
+    else:
+        assert statement.query is not None
+        rows = await _assigned_rows(context, table, columns, statement.query, parameters)
+    rows = filled(rows, schema, defaults.values)
+    returned = None if returning is None else await returning.rows(rows)
+    await _put_rows(context, table, schema, rows, defaults)
+    return returned_result(f"INSERT 0 {rows.num_rows}", returned)
+
+
+def _returning_list(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> ReturningList | None:
+    """Return what a statement returns of its rows; None: nothing."""
+    if not statement.returning:
+        return None
+    return ReturningList(context, table, statement.alias, schema, statement.returning, parameters)
+
+
+async def returned_shape(
+    context: SessionContext,
+    statement: InsertStatement | UpdateStatement | DeleteStatement,
+    parameters: Parameters,
+) -> pa.Schema | None:
+    """Return the columns that a statement returns, without carrying it out; None: nothing."""
+    if not statement.returning:
+        return None
+    table, schema = await context.catalog.find_table(statement.table)
+    returning = _returning_list(context, table, schema, statement, parameters)
+    assert returning is not None
+    return await returning.shape()
+
+
+async def put_rows(
+    context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
+) -> None:
+    """Insert rows that have columns of the table, at once or at COMMIT; the others have their
+    defaults."""
+
+    async def put() -> None:
+        # The table is among those that are known, also after they were forgotten.
+        await context.catalog.find_table((table,))
+        left_out = set(schema.names) - set(rows.column_names)
+        defaults = await statement_defaults(context, table, schema, lambda: left_out)
+        whole = filled(rows, schema, defaults.values)
+        await _put_rows(context, table, schema, whole, defaults)
+
+    await with_present_definition(context, put)
+
+
+async def _put_rows(
+    context: SessionContext,
+    table: str,
+    schema: TableSchema,
+    rows: pa.Table,
+    defaults: StatementDefaults,
+) -> None:
+    """Insert rows that have all columns of the table."""
+    await _refuse_present(context, table, schema, rows)
+    await carry_out(context, table, schema, PendingChange(None, rows), defaults)
+
+
+async def _refuse_present(
+    context: SessionContext, table: str, schema: TableSchema, rows: pa.Table
+) -> None:
+    """Raise `DuplicateKey` for a row whose key the open transaction sees already, if there is a
+    savepoint to go back to: without one COMMIT tells it, which fails as a whole either way."""
+    transaction = context.transaction
+    if transaction is None or not transaction.has_savepoints or not schema.key:
+        return
+    # A large load is not held up by looking each of its keys up.
+    if rows.num_rows > KEYS_CHECKED_MAX:
+        return
+    gone, come = transaction.keys_of(table)
+    # CHAR(n) of a key is filled up with blanks.
+    rows = as_stored(table, rows, schema)
+    found: list[tuple[Any, ...]] = []
+    for key in keys_in(rows, schema):
+        # Two rows of one statement may have the same key, too.
+        if key in come:
+            raise _present(table, schema, key)
+        come.add(key)
+        if key not in gone:
+            found.append(key)
+    if not found:
+        return
+    wanted = [dict(zip(schema.key, key, strict=True)) for key in found]
+    time = await context.transaction_time()
+    try:
+        old = await context.client.peek(table, as_of=time, key=wanted, columns=schema.key, limit=1)
+    except AccessDenied:
+        return  # to write needs no right to read: COMMIT tells it
+    for key in keys_in(old, schema):
+        raise _present(table, schema, key)
+
+
+def _present(table: str, schema: TableSchema, key: Sequence[Any]) -> DuplicateKey:
+    shown = ", ".join(f"{n} = {v}" for n, v in zip(schema.key, key, strict=True))
+    return DuplicateKey(f"table {table}: PRIMARY KEY is present already: {shown}")
+
+
+def named_columns(
+    table: str, schema: TableSchema, names: Sequence[str] | None
+) -> tuple[TableColumn, ...]:
+    """Return the columns that a statement names; all if it names none. Raises `InvalidUsage`."""
+    if names is None:
+        return schema.columns
+    own = {fold(column.name): column for column in schema.columns}
+    found = []
+    for name in names:
+        column = own.get(fold(name))
+        if column is None:
+            raise InvalidUsage(
+                f"table {table} has no column {name}; it has {', '.join(schema.names)}"
+            )
+        found.append(column)
+    if len({column.name for column in found}) < len(found):
+        raise InvalidUsage(f"table {table}: a column is named twice: {', '.join(names)}")
+    return tuple(found)
+
+
+def _check_widths(
+    table: str, columns: Sequence[TableColumn], rows: Sequence[Sequence[TextSpan]]
+) -> None:
+    width = {len(row) for row in rows} - {len(columns)}
+    if width:
+        raise InvalidUsage(
+            f"INSERT INTO {table}: {width.pop()} values for {len(columns)} columns "
+            f"({', '.join(column.name for column in columns)})"
+        )
+
+
+async def _values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> pa.Table:
+    size = sum(len(each.text) for row in rows for each in row)
+    try:
+        return await work_on(
+            size, lambda: _local_values(context, columns, rows, parameters, defaults)
+        )
+    except NotLocal:
+        text = await work_on(
+            size, lambda: _cast_values(context, columns, rows, parameters, defaults)
+        )
+        found = await context.collect(text)
+        return found.rename_columns([column.name for column in columns])
+
+
+def _local_values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> pa.Table:
+    """Return rows of literals. Raises `NotLocal` for other expressions."""
+    values = [
+        [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
+    ]
+    arrays = [
+        column_array(each, column, times=context.times, defaults=defaults.values)
+        for each, column in zip(zip(*values, strict=True), columns, strict=True)
+    ]
+    return pa.table(arrays, names=[column.name for column in columns])
+
+
+def _cast_values(
+    context: SessionContext,
+    columns: Sequence[TableColumn],
+    rows: Sequence[Sequence[TextSpan]],
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> PlacedText:
+    """Return a query of the rows, each value cast to its column's type."""
+    exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
+    fails = fails_by_cast(conf)
+
+    def value(span: TextSpan, column: TableColumn) -> PlacedText:
+        return cast_or_default(
+            context, span, column, parameters, defaults, cast=fails, as_text=exact
+        )
+
+    lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
+    names = [quoted(column.name) for column in columns]
+    # In VALUES Spark does not say what is wrong with a number.
+    wanted = ", ".join(
+        f"{number_of_text(name, column.type)} AS {name}"
+        if exact and number_text(name, column.type)
+        else name
+        for name, column in zip(names, columns, strict=True)
+    )
+    head = placed(f"SELECT {wanted} FROM VALUES ", joined(", ", lines))
+    text = placed(head, f" AS given({', '.join(names)})")
+    # VALUES takes no expression that may fail by itself.
+    return text if fails else cast_query(text, columns, conf)
+
+
+async def _assigned_rows(
+    context: SessionContext,
+    table: str,
+    columns: Sequence[TableColumn],
+    query: QueryStatement,
+    parameters: Parameters,
+) -> pa.Table:
+    """Return a query's rows with the columns' types."""
+    text, as_of = await query_text(context, query, parameters)
+    rows = _renamed(table, await context.collect(text, as_of), columns)
+    check_assignable(table, rows.schema, columns)
+    # Spark's dialect rounds, as Spark does.
+    exact = context.dialect is SqlDialect.POSTGRES
+    if needs_cast(rows.schema, columns):
+        # Only the rows tell the types: a query that is fit already is run once.
+        cast = cast_query(text, columns, context.spark_conf(), exact=exact)
+        rows = _renamed(table, await context.collect(cast, as_of), columns)
+    return fitted_numbers(table, rows, columns, exact=exact)
+
+
+def _renamed(table: str, rows: pa.Table, columns: Sequence[TableColumn]) -> pa.Table:
+    """Return a query's rows under the names of the columns that they are for."""
+    if rows.num_columns != len(columns):
+        raise InvalidUsage(
+            f"INSERT INTO {table}: the query has {rows.num_columns} columns, and {len(columns)} "
+            f"are wanted ({', '.join(column.name for column in columns)})"
+        )
+    return rows.rename_columns([column.name for column in columns])
+
+
+# -- UPDATE and DELETE -----------------------------------------------------------------------------
+
+
+async def update(
+    context: SessionContext, statement: UpdateStatement, parameters: Parameters
+) -> StatementResult:
+    """Change columns of the rows that pass the condition."""
+    return await with_present_definition(context, lambda: _update(context, statement, parameters))
+
+
+async def _update(
+    context: SessionContext, statement: UpdateStatement, parameters: Parameters
+) -> StatementResult:
+    table, schema = await context.catalog.find_table(statement.table)
+    targets = _assigned(table, schema, statement.assignments)
+    wanted = {column.name for column, span in targets if is_default(span)}
+    defaults = None
+    if wanted:
+        defaults = await statement_defaults(context, table, schema, lambda: wanted)
+    from_ = await _from(table, statement.alias, statement.where, context, parameters)
+    here = _LocalAssignments(
+        context, table, schema, statement, targets, parameters, defaults or NO_DEFAULTS
+    )
+
+    async def compute() -> ComputedChange:
+        if here.possible:
+            # The rows may be found without Spark, by their key or an index.
+            old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
+            try:
+                return ComputedChange(PendingChange(old, here.applied(old)), old.num_rows)
+            except NotLocal:
+                here.possible = False  # Spark says what is wrong with these rows
+        text = select_changes(context, schema, targets, from_, parameters, defaults or NO_DEFAULTS)
+        rows = await read_rows(context, text)
+        old = rows.select(schema.names)
+        new = _with_new(rows, schema, [column for column, _ in targets])
+        return ComputedChange(PendingChange(old, new), old.num_rows)
+
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await change_rows(context, table, schema, compute, returning, defaults)
+    return returned_result(f"UPDATE {count}", returned)
+
+
+async def delete(
+    context: SessionContext, statement: DeleteStatement, parameters: Parameters
+) -> StatementResult:
+    """Remove the rows that pass the condition."""
+    return await with_present_definition(context, lambda: _delete(context, statement, parameters))
+
+
+async def _delete(
+    context: SessionContext, statement: DeleteStatement, parameters: Parameters
+) -> StatementResult:
+    table, schema = await context.catalog.find_table(statement.table)
+    from_ = await _from(table, statement.alias, statement.where, context, parameters)
+
+    async def compute() -> ComputedChange:
+        old = (await read_rows(context, placed("SELECT * FROM ", from_))).select(schema.names)
+        return ComputedChange(PendingChange(old, None), old.num_rows)
+
+    returning = _returning_list(context, table, schema, statement, parameters)
+    count, returned = await change_rows(context, table, schema, compute, returning)
+    return returned_result("TRUNCATE TABLE" if statement.truncates else f"DELETE {count}", returned)
+
+
+async def _from(
+    table: str,
+    alias: str | None,
+    where: TextSpan | None,
+    context: SessionContext,
+    parameters: Parameters,
+) -> PlacedText:
+    """Return what follows FROM in the query of the rows to change."""
+    text = quoted(table)
+    if alias is not None:
+        text += f" AS {quoted(alias)}"
+    if where is None:
+        return placed(text)
+    # A condition that is none is told of at its WHERE.
+    condition = await context.spark_off_loop(where, parameters)
+    filtered = placed(" WHERE ", condition).around(where)
+    return placed(text, filtered)
+
+
+def _assigned(
+    table: str, schema: TableSchema, assignments: Sequence[ColumnAssignment]
+) -> list[tuple[TableColumn, TextSpan]]:
+    names = [each.column[-1] for each in assignments]
+    columns = named_columns(table, schema, names)
+    return list(zip(columns, (each.value for each in assignments), strict=True))
+
+
+class _LocalAssignments:
+    """Assignments of an UPDATE that need no Spark: of literals, and of plain arithmetic."""
+
+    def __init__(
+        self,
+        context: SessionContext,
+        table: str,
+        schema: TableSchema,
+        statement: UpdateStatement,
+        targets: Sequence[tuple[TableColumn, TextSpan]],
+        parameters: Parameters,
+        defaults: StatementDefaults,
+    ) -> None:
+        self._schema = schema
+        self._qualifier = statement.alias or table
+        self._constants: dict[str, pa.Array] = {}
+        self._computed: list[tuple[TableColumn, str]] = []
+        self.possible = True
+        """False if Spark must compute one."""
+        for column, span in targets:
+            try:
+                value = literal_value(span.text, context.dialect, parameters)
+                self._constants[column.name] = column_array(
+                    [value], column, times=context.times, defaults=defaults.values
+                )
+            except NotLocal:
+                self._computed.append((column, context.spark(span, parameters).text))
+        try:
+            # Over no rows: whether the texts are of the plain kind.
+            self.applied(schema.arrow().empty_table())
+        except NotLocal:
+            self.possible = False
+
+    def applied(self, rows: pa.Table) -> pa.Table:
+        """Return the rows with their new values. Raises `NotLocal`."""
+        new = {name: pa.repeat(value[0], rows.num_rows) for name, value in self._constants.items()}
+        for column, text in self._computed:
+            new[column.name] = computed_array(text, rows, self._schema, self._qualifier, column)
+        columns = [new.get(name, rows[name]) for name in self._schema.names]
+        return pa.table(columns, schema=self._schema.arrow())
+
+
+def select_changes(
+    context: SessionContext,
+    schema: TableSchema,
+    targets: Sequence[tuple[TableColumn, TextSpan]],
+    from_: PlacedText,
+    parameters: Parameters,
+    defaults: StatementDefaults,
+) -> PlacedText:
+    """Return the query of old rows with the new values beside them."""
+    old = [quoted(name) for name in schema.names]
+    new = [
+        placed(cast_or_default(context, span, column, parameters, defaults), f" AS {NEW}{number}")
+        for number, (column, span) in enumerate(targets)
+    ]
+    return placed("SELECT ", joined(", ", [*old, *new]), " FROM ", from_)
+
+
+def _with_new(rows: pa.Table, schema: TableSchema, changed: Sequence[TableColumn]) -> pa.Table:
+    """Return the new rows: old values, but for the changed columns."""
+    new = {column.name: rows[f"{NEW}{number}"] for number, column in enumerate(changed)}
+    return pa.table([new.get(name, rows[name]) for name in schema.names], schema=schema.arrow())

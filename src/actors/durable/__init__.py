@@ -1,0 +1,1 @@
+"""Shards, arrangements, and the stores that they are in."""

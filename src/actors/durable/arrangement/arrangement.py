@@ -1,0 +1,540 @@
+"""An arrangement: a collection indexed by key, with its times.
+
+Inserts become runs (`run`), sorted by key hash (`hashing`); a lookup searches every run; `maintain`
+merges runs (`merge`) so that there are few. Readers use one immutable record (`_State`) that is
+swapped whole, so lookups take no lock and see one moment. Small runs stay in memory, within a
+budget; larger ones are mapped files.
+
+Rules.
+- One thread inserts at a time; `maintain` may run beside it and beside any number of readers.
+- ``lower <= time < upper`` for every insert, with `lower` the upper before it. Only the initial
+  contents may come in pieces: `fill`, before the first insert.
+- Reads are at ``time < before`` with ``since < before <= upper``; beyond either end they are
+  refused, never wrong.
+- A lookup returns a superset: all updates whose key columns equal a given row as Spark may see it,
+  some others, and every error update (an error belongs to the whole collection). Neither
+  consolidated nor ordered.
+
+It does not persist: a new arrangement starts empty, whatever the directory held.
+"""
+
+from __future__ import annotations
+
+import decimal
+import itertools
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.durable.arrangement.hashing import Hashes, check_key_type, hash_columns, key_hashes
+from actors.durable.arrangement.merge import merge, merge_from, wants_compaction
+from actors.durable.arrangement.reading import ArrangementSnapshot
+from actors.durable.arrangement.run import HASH, SortedRun, in_memory, on_disk, sort
+from actors.model.plan.schema import ERROR, TIME, TableSchema
+from actors.model.plan.updates import advance, opening_of
+from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed
+from actors.runtime.progress import Frontier, Time, format_frontier
+from actors.runtime.threshold_probes import (
+    ARRANGEMENT_MEMORY,
+    ARRANGEMENT_RUNS,
+    MERGED_BLOCK,
+    RUN_IN_MEMORY,
+)
+
+# -- Key values of one type made ready to be looked up in a column of another ----------------------
+# Spark widens both sides of ``=`` to a common type. Where equality after that widening is
+# equality of exact values, the given values are brought to the held type here, and those that no
+# held value can equal are dropped. Where the widening rounds (bigint = double), reads text
+# (string = int), needs a time zone (date = timestamp) or overflows (decimals beyond 38 digits),
+# many held values may equal one given value: `conform` answers None and the caller must not
+# narrow by this column.
+
+
+_INTEGER_DIGITS: Final = {8: 3, 16: 5, 32: 10, 64: 20}
+"""Digits of the decimal to which Spark widens an integer of so many bits."""
+_DECIMAL_DIGITS_MAX: Final = 38
+_EXACT: Final = decimal.Context(prec=80)
+
+
+def conform(
+    values: pa.ChunkedArray, held: pa.DataType
+) -> tuple[pa.ChunkedArray, list[bool]] | None:
+    """Return values that hash as equal values of type `held` do, and which of them can match at
+    all.
+
+    None when matches cannot be found by hash. An empty list keeps every row.
+    """
+    given = values.type
+    if given.equals(held) or pa.types.is_null(given):
+        return values, []
+    for alike in (pa.types.is_integer, pa.types.is_floating):
+        if alike(given) and alike(held):
+            return values, []
+    for alike in (_is_text, _is_bytes, pa.types.is_date, _is_instant, _is_local):
+        if alike(given) and alike(held):
+            return values.cast(held, safe=False), []
+    if (pa.types.is_decimal(given) or pa.types.is_decimal(held)) and _widens(given, held):
+        return _rescale(values, held)
+    return None
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind)
+    )
+
+
+def _is_instant(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz is not None)
+
+
+def _is_local(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(kind) and kind.tz is None)
+
+
+def _digits(kind: pa.DataType) -> tuple[int, int] | None:
+    """(digits before, digits after the point)."""
+    if pa.types.is_decimal(kind):
+        return kind.precision - kind.scale, kind.scale
+    if pa.types.is_integer(kind):
+        return _INTEGER_DIGITS[kind.bit_width], 0
+    return None
+
+
+def _widens(given: pa.DataType, held: pa.DataType) -> bool:
+    one, other = _digits(given), _digits(held)
+    if one is None or other is None:
+        return False
+    # Beyond 38 digits Spark's common type overflows: no exact equality.
+    return max(one[0], other[0]) + max(one[1], other[1]) <= _DECIMAL_DIGITS_MAX
+
+
+def _rescale(values: pa.ChunkedArray, held: pa.DataType) -> tuple[pa.ChunkedArray, list[bool]]:
+    scale = held.scale if pa.types.is_decimal(held) else 0
+    limit = 10**held.precision if pa.types.is_decimal(held) else 1 << (held.bit_width - 1)
+    make: Callable[[int], Any] = (
+        (lambda unscaled: decimal.Decimal(unscaled).scaleb(-scale, _EXACT))
+        if pa.types.is_decimal(held)
+        else int
+    )
+    kept: list[bool] = []
+    fitting: list[Any] = []
+    for value in values.to_pylist():
+        if value is None:
+            kept.append(True)
+            fitting.append(None)
+            continue
+        # Exact: a rounded key would match a row that it does not equal.
+        shifted = decimal.Decimal(value).scaleb(scale, _EXACT)
+        unscaled = int(shifted)
+        fits = shifted == unscaled and -limit <= unscaled < limit
+        # A decimal's range is symmetric, an integer's is not.
+        fits = fits and (unscaled != -limit or not pa.types.is_decimal(held))
+        kept.append(fits)
+        fitting.append(make(unscaled) if fits else None)
+    return pa.chunked_array([pa.array(fitting, held)]), kept
+
+
+_RUN_NUMBERS: Final = itertools.count()
+"""Numbers of the process: a new arrangement in an old one's directory never reuses a file name."""
+
+
+class ArrangementLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
+
+    memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
+    """Size beyond which a run becomes a file."""
+    memory_bytes_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_MEMORY.limit)
+    """Bound of all runs in memory together."""
+    memory_runs_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_RUNS.limit)
+    """Number of runs in memory beyond which an insert merges small runs itself, so that lookups
+    stay fast between calls of `maintain`."""
+    block_bytes: int = msgspec.field(default_factory=lambda: MERGED_BLOCK.limit)
+    """Target size of a block of a merged run, which a merge holds in memory."""
+
+
+class ArrangementStatistics(msgspec.Struct, frozen=True):
+    """An arrangement at one moment."""
+
+    rows: int
+    """Number of updates, before consolidation."""
+    runs: int
+    bytes_mapped: int
+    bytes_memory: int
+    rows_read: int
+    """Number of updates that lookups have copied out of runs so far."""
+
+
+class _State(msgspec.Struct, frozen=True):
+    runs: tuple[SortedRun, ...] = ()
+    upper: Frontier = 0
+    since: Time = 0
+
+
+def partition(updates: pa.Table, key: tuple[str, ...], count: int) -> list[pa.Table]:
+    """Split updates over `count` owners by key hash, the same way in every process.
+
+    Equal keys (and all error updates) have one owner. Raises `InvalidUsage` for a count below 1.
+    """
+    if count < 1:
+        raise InvalidUsage(f"cannot split updates over {count} partitions: give at least 1")
+    if count == 1:
+        return [updates]
+    owners = key_hashes(updates, key) % np.uint64(count)
+    # One stable sort, then slices without copies.
+    order = np.argsort(owners, kind="stable")
+    sizes = np.bincount(owners.astype(np.int64), minlength=count)
+    sorted_updates = updates.take(pa.array(order))
+    starts = np.cumsum(sizes) - sizes
+    return [
+        sorted_updates.slice(int(start), int(size))
+        for start, size in zip(starts, sizes, strict=True)
+    ]
+
+
+def check_key(schema: TableSchema, key: tuple[str, ...]) -> None:
+    """Raise `InvalidUsage` when the key is not of the schema or cannot be compared."""
+    updates = schema.arrow_updates()
+    for name in key:
+        if name not in schema.names:
+            raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
+        check_key_type(name, updates.field(name).type)
+
+
+class Arrangement:
+    """A collection by key. Synchronous and blocking (files): call it off the event loop."""
+
+    def __init__(
+        self,
+        directory: Path,
+        schema: TableSchema,
+        key: tuple[str, ...],
+        limits: ArrangementLimits | None = None,
+    ) -> None:
+        """Start empty, with `directory` for its own files (made if needed, old runs removed).
+
+        An empty `key` makes every lookup a scan. Raises `InvalidUsage` when the key is not of
+        the schema or cannot be compared.
+        """
+        check_key(schema, key)
+        self.schema = schema
+        self.key = key
+        self._limits = limits or ArrangementLimits()
+        self._updates_schema = schema.arrow_updates()
+        self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
+        """Header of an Arrow IPC stream of rows: user columns and their weight."""
+        self.key_types = tuple(self._updates_schema.field(name).type for name in key)
+        self._run_schema = self._updates_schema.insert(0, pa.field(HASH, pa.uint64()))
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        # Runs of a killed process: they are never read back.
+        for left in directory.glob("run-*.arrow"):
+            left.unlink()
+        self._state = _State()
+        self._rows_read = 0
+        self._closed = False
+        self._lock = threading.Lock()
+        """Guards the swap of `_state`; held for an instant only."""
+        self._merging = threading.Lock()
+        """Held while runs are merged: one merge at a time."""
+
+    @property
+    def upper(self) -> Frontier:
+        """Return the upper: all updates below are inserted."""
+        return self._state.upper
+
+    @property
+    def since(self) -> Time:
+        """Return the since: reads need ``before > since`` (any `before` while it is 0)."""
+        return self._state.since
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    def fill(self, updates: pa.Table) -> None:
+        """Add updates before the first insert, which must move the upper beyond all of them; times
+        below `since` are advanced to it. Raises as `insert` does."""
+        self._check_open()
+        if self._state.upper:
+            raise InvalidUsage("only an arrangement without inserts can be filled")
+        if updates.num_rows:
+            self._append(self._make_run(advance(updates, self._state.since)), 0)
+
+    def insert(self, updates: pa.Table, upper: Frontier, *, consolidated: bool = False) -> None:
+        """Add updates with times from the present upper to below `upper`, and advance the upper to
+        it. `consolidated`: no two of them at one time are equal, which makes reading them cheap.
+
+        Raises `InvalidUsage` when `upper` goes back or a time lies outside, `ResourceClosed`, and
+        `StorageError` (then nothing was inserted).
+        """
+        self._check_open()
+        lower = self._state.upper
+        if upper < lower:
+            raise InvalidUsage(
+                f"upper {format_frontier(upper)} is before the arrangement's own, "
+                f"{format_frontier(lower)}: insert what follows it"
+            )
+        if updates.num_rows:
+            times = pc.min_max(updates[TIME])
+            low, high = times["min"].as_py(), times["max"].as_py()
+            if low < lower or high >= upper:
+                raise InvalidUsage(
+                    f"updates at times {low} to {high} do not lie in [{lower}, {upper})"
+                )
+        self._append(self._make_run(updates, consolidated) if updates.num_rows else None, upper)
+
+    def _append(self, run: SortedRun | None, upper: Frontier) -> None:
+        with self._lock:
+            closed = self._closed
+            if not closed:
+                runs = self._state.runs if run is None else (*self._state.runs, run)
+                self._state = _State(runs, upper, self._state.since)
+        if closed:  # `close` did not see this run's file
+            if run is not None:
+                run.remove()
+            self._check_open()
+        self._merge_small()
+
+    def _make_run(self, updates: pa.Table, consolidated: bool = False) -> SortedRun | None:
+        schema = self._updates_schema
+        if ERROR in updates.column_names and updates[ERROR].null_count < updates.num_rows:
+            schema = schema.append(pa.field(ERROR, pa.string()))
+        updates = updates.select(schema.names).cast(schema)
+        hashes = key_hashes(updates, self.key)
+        state, limits = self._state, self._limits
+        size = updates.nbytes + hashes.nbytes
+        in_use = sum(run.bytes for run in state.runs if run.path is None)
+        if not RUN_IN_MEMORY.crossed(
+            size > limits.memory_run_bytes_max
+        ) and not ARRANGEMENT_MEMORY.crossed(in_use + size > limits.memory_bytes_max):
+            batches = sort(updates, hashes, len(hashes))
+            return in_memory(batches, state.since, consolidated=consolidated)
+        block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
+        schema = schema.insert(0, pa.field(HASH, pa.uint64()))
+        batches = sort(updates, hashes, block_rows)
+        path = self._new_path()
+        return on_disk(batches, schema, state.since, path, consolidated=consolidated)
+
+    def allow_compaction(self, since: Time) -> None:
+        """Advance the since: `maintain` may then advance times to it. An earlier since changes
+        nothing."""
+        with self._lock:
+            state = self._state
+            self._state = _State(state.runs, state.upper, max(state.since, since))
+
+    # -- maintenance ------------------------------------------------------------------------------
+
+    def merge_due(self) -> bool:
+        """Return whether `maintain` has work."""
+        state = self._state
+        sizes = [run.rows for run in state.runs]
+        return merge_from(sizes) < len(sizes) or any(
+            wants_compaction(run, state.since) for run in state.runs
+        )
+
+    def maintain(self) -> None:
+        """Merge runs until few are left, and compact old times. May run beside an insert.
+
+        Raises `StoreFull` and `StorageError`; the arrangement is then as it was.
+        """
+        with self._merging:
+            while not self._closed and self._maintain_once():
+                pass
+
+    def _maintain_once(self) -> bool:
+        state = self._state
+        start = merge_from([run.rows for run in state.runs])
+        if start < len(state.runs):
+            self._replace(start, len(state.runs), state)
+            return True
+        for index, run in enumerate(state.runs):
+            if wants_compaction(run, state.since):
+                self._replace(index, index + 1, state)
+                return True
+        return False
+
+    def _merge_small(self) -> None:
+        """Bound the number of runs in memory between calls of `maintain`."""
+        limits = self._limits
+        small = sum(run.path is None for run in self._state.runs)
+        if not ARRANGEMENT_RUNS.crossed(small > limits.memory_runs_max):
+            return
+        if not self._merging.acquire(blocking=False):
+            return  # the merge under way does it
+        try:
+            state = self._state
+            start = merge_from([run.rows for run in state.runs])
+            while start < len(state.runs) and (
+                # Bounded by the memory budget: an insert must not wait for a merge of files.
+                sum(run.bytes for run in state.runs[start:]) > limits.memory_bytes_max
+            ):
+                start += 1
+            # A single run would only be rewritten.
+            if len(state.runs) - start > 1:
+                self._replace(start, len(state.runs), state)
+        finally:
+            self._merging.release()
+
+    def _replace(self, first: int, last: int, seen: _State) -> None:
+        """Merge ``seen.runs[first:last]`` into one run, and swap that in."""
+        old = seen.runs[first:last]
+        limits = self._limits
+        new = merge(
+            old,
+            self._run_schema,
+            seen.since,
+            self._new_path(),
+            memory_bytes=limits.memory_run_bytes_max,
+            block_bytes=limits.block_bytes,
+        )
+        with self._lock:
+            # Inserts only append, and merges exclude one another: the places of the old runs still
+            # hold.
+            state = self._state
+            swapped = not self._closed
+            if swapped:
+                assert state.runs[first:last] == old, "merges exclude one another"
+                middle = () if new is None else (new,)
+                runs = (*state.runs[:first], *middle, *state.runs[last:])
+                self._state = _State(runs, state.upper, state.since)
+        # The old files, or the new one if the arrangement was closed meanwhile.
+        for run in old if swapped else [new]:
+            if run is not None:
+                run.remove()
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def lookup(self, keys: pa.Table, before: Time) -> pa.Table:
+        """Return updates with ``time < before`` whose key equals a row of `keys` (columns by
+        position): a superset, and all error updates (then with column ``__error``).
+
+        The cost follows the keys and what they match. Key types that compare only after a rounding
+        conversion (a bigint with a double) make it a scan. Raises `ReadBelowSince`, `InvalidUsage`
+        (`before` beyond upper, wrong number of columns) and `ResourceClosed`.
+        """
+        return self.lookup_all((keys,), before)
+
+    def lookup_all(self, tables: Sequence[pa.Table], before: Time) -> pa.Table:
+        """Look up the rows of several tables (whose types may differ) at once: a key that occurs
+        often is looked up once. Otherwise as `lookup`."""
+        for keys in tables:
+            if keys.num_columns != len(self.key):
+                raise InvalidUsage(
+                    f"{keys.num_columns} key columns given ({', '.join(keys.column_names)}), "
+                    f"the arrangement has {len(self.key)}: {', '.join(self.key)}"
+                )
+        state = self._readable(before)
+        hashes = [self._wanted(keys) for keys in tables]
+        narrow = [found for found in hashes if found is not None]
+        if len(narrow) < len(hashes) or not self.key:
+            # A superset is allowed: the caller compares keys itself.
+            return self._scan(state, before)
+        wanted = np.unique(np.concatenate(narrow)) if narrow else np.empty(0, np.uint64)
+        found = [batch for run in state.runs if run.time_min < before for batch in run.find(wanted)]
+        with self._lock:
+            self._rows_read += sum(batch.num_rows for batch in found)
+        return self._answer(found, state, before)
+
+    def _wanted(self, keys: pa.Table) -> Hashes | None:
+        """Return the hashes to look for; None when a lookup cannot be narrowed."""
+        columns = []
+        kept = np.ones(keys.num_rows, np.bool_)
+        for name, given in zip(self.key, keys.columns, strict=True):
+            conformed = conform(given, self._updates_schema.field(name).type)
+            if conformed is None:
+                return None
+            columns.append(conformed[0])
+            if conformed[1]:
+                kept &= np.array(conformed[1], np.bool_)
+        return hash_columns(columns, keys.num_rows)[kept]
+
+    def scan(self, before: Time) -> pa.Table:
+        """Return all updates with ``time < before``; mapped rows are copied only for a time filter.
+        Raises as `lookup` does."""
+        return self._scan(self._readable(before), before)
+
+    def _scan(self, state: _State, before: Time) -> pa.Table:
+        found = [block.rows for run in state.runs if run.time_min < before for block in run.blocks]
+        return self._answer(found, state, before)
+
+    def view(self, before: Time) -> ArrangementSnapshot:
+        """Return the contents before that time, to be read piece by piece (`reading`). The view
+        stays valid when the arrangement goes on or is closed. Raises as `lookup` does."""
+        return ArrangementSnapshot(self._readable(before).runs, before, self.schema)
+
+    def _readable(self, before: Time) -> _State:
+        state = self._state
+        self._check_open()  # after the state was read: `close` marks first, then empties it
+        if state.since and before <= state.since:
+            raise ReadBelowSince(
+                f"contents before {before} were given up: the arrangement's since is {state.since}"
+            )
+        if before > state.upper:
+            raise InvalidUsage(
+                f"contents before {before} are not complete: "
+                f"the arrangement's upper is {format_frontier(state.upper)}"
+            )
+        return state
+
+    def _answer(self, batches: list[pa.RecordBatch], state: _State, before: Time) -> pa.Table:
+        if not batches:
+            return self._updates_schema.empty_table()
+        if any(ERROR in batch.schema.names for batch in batches):
+            tables = [pa.Table.from_batches([batch]) for batch in batches]
+            table = pa.concat_tables(tables, promote_options="default")
+        else:
+            table = pa.Table.from_batches(batches)
+        # Most reads are at the upper, where no filter is needed.
+        if any(run.time_max >= before for run in state.runs):
+            table = table.filter(pc.less(table[TIME], pa.scalar(before, pa.int64())))
+        names = list(self._updates_schema.names)
+        if ERROR in table.column_names and table[ERROR].null_count < table.num_rows:
+            names.append(ERROR)
+        return table.select(names)
+
+    # -- the rest ---------------------------------------------------------------------------------
+
+    def statistics(self) -> ArrangementStatistics:
+        """Return the sizes at this moment."""
+        runs = self._state.runs
+        return ArrangementStatistics(
+            rows=sum(run.rows for run in runs),
+            runs=len(runs),
+            bytes_mapped=sum(run.bytes for run in runs if run.path is not None),
+            bytes_memory=sum(run.bytes for run in runs if run.path is None),
+            rows_read=self._rows_read,
+        )
+
+    def close(self, remove: bool = True) -> None:
+        """Close it; with `remove` delete its files, too. Tables already read stay valid."""
+        with self._lock:
+            self._closed = True
+            runs = self._state.runs
+            # Without runs their mappings can be freed.
+            self._state = _State((), self._state.upper, self._state.since)
+        if remove:
+            for run in runs:
+                run.remove()
+
+    @property
+    def closed(self) -> bool:
+        """Return whether it is closed."""
+        return self._closed
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ResourceClosed(f"the arrangement in {self._directory} was closed")
+
+    def _new_path(self) -> Path:
+        return self._directory / f"run-{next(_RUN_NUMBERS):08d}.arrow"

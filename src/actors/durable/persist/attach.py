@@ -1,0 +1,246 @@
+"""Opens shards from another process: beside the service that owns the stores, or without one.
+
+`open_as_guest` gives a `PersistClient` that is a guest (`handed.py`): it reads under leases that
+the owner keeps, and may compact; it deletes nothing and moves no since. `open_as_owner` gives the
+owner of a state directory, and is refused while a service runs there.
+
+The stores are named by a state directory or by two URLs (`places.py`).
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from actors.durable.persist.blob_file import FileBlob
+from actors.durable.persist.client import PersistClient
+from actors.durable.persist.consensus_sqlite import SqliteConsensus
+from actors.durable.persist.directory import FORMAT, StateDirectory
+from actors.durable.persist.location import BlobStore, ConsensusStore
+from actors.durable.persist.places import open_blob, open_consensus
+from actors.runtime.errors import InvalidUsage, StateDirectoryError, StorageError, UnknownObject
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import ShardId
+from actors.runtime.settings import Settings, without_user
+
+_NAMED_MAX: Final = 8
+"""Limit of names in a message."""
+
+
+class ShardPlace(msgspec.Struct, frozen=True):
+    """Location of shards: blobs and documents each at a URL, or in a state directory."""
+
+    state_dir: str | None = None
+    blob_url: str | None = None
+    consensus_url: str | None = None
+
+    def shown(self) -> str:
+        """Return the location for messages, without a user's password."""
+        given = (self.state_dir, self.blob_url, self.consensus_url)
+        return " with ".join(without_user(one) for one in given if one)
+
+
+def place_of(state_dir: str | None, blob_url: str | None, consensus_url: str | None) -> ShardPlace:
+    """Return the place; a state directory is needed only where a URL is missing. Raises
+    `InvalidUsage` when neither is given."""
+    if state_dir is None and (blob_url is None or consensus_url is None):
+        raise InvalidUsage(
+            "name the stores: a state directory, or a URL of blobs and a URL of documents, or a"
+            " state directory and the URL of what is not in it"
+        )
+    directory = None if blob_url is not None and consensus_url is not None else state_dir
+    return ShardPlace(
+        state_dir=None if directory is None else str(Path(directory).absolute()),
+        blob_url=blob_url,
+        consensus_url=consensus_url,
+    )
+
+
+class AttachedClient(msgspec.Struct, frozen=True):
+    """An open client, and the stores that it stands on."""
+
+    client: PersistClient
+    blob: BlobStore
+    consensus: ConsensusStore
+    place: ShardPlace
+    name: str
+    """Name of this guest in leases; "" for an owner."""
+
+
+async def open_blobs(place: ShardPlace, settings: Settings, clock: ActorClock) -> BlobStore:
+    """Open only the blobs of a place, to read parts that another process holds under a lease.
+    Raises `InvalidUsage`, `StorageError`, `StateDirectoryError`."""
+    if place.blob_url is None:
+        assert place.state_dir is not None
+        return FileBlob(_looked_at(place.state_dir).blobs, clock, settings.disk_timeout_ms)
+    _check_there(place.blob_url)
+    # Not exclusive: the owner may be writing temporary files.
+    return await open_blob(place.blob_url, settings, clock, exclusive=False)
+
+
+async def open_documents(
+    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random
+) -> ConsensusStore:
+    """Open only the documents of a place. Raises as `open_blobs` does, and `CorruptData`."""
+    if place.consensus_url is None:
+        assert place.state_dir is not None
+        path = _looked_at(place.state_dir).consensus
+        _check_documents(path)
+        consensus = SqliteConsensus(path, clock, settings.store_poll_ms, settings.disk_timeout_ms)
+        await consensus.open()
+        return consensus
+    _check_there(place.consensus_url)
+    return await open_consensus(place.consensus_url, settings, clock, random)
+
+
+@asynccontextmanager
+async def open_as_guest(
+    place: ShardPlace, settings: Settings, clock: ActorClock, random: Random | None = None
+) -> AsyncGenerator[AttachedClient]:
+    """Open the stores as a guest; its leases are dropped at the end.
+
+    The caller renews them (`Upkeep.heartbeat`, `maintain`). Raises `InvalidUsage`,
+    `StateDirectoryError`, `StorageError`, `CorruptData`.
+    """
+    random = random or SystemRandom()
+    name = f"{random.getrandbits(64):016x}"
+    scratch = Path(tempfile.gettempdir()) / f"penstock-{name}"
+    async with AsyncExitStack() as stack:
+        blob = await open_blobs(place, settings, clock)
+        consensus = await open_documents(place, settings, clock, random)
+        client = PersistClient(
+            blob,
+            consensus,
+            settings,
+            clock,
+            random=random,
+            process=name,
+            guest=True,
+            scratch=scratch,
+        )
+        # Pushed first, hence run last: the client may spill to it until it is closed.
+        stack.callback(shutil.rmtree, scratch, ignore_errors=True)
+        stack.push_async_callback(client.close)
+        yield AttachedClient(client, blob, consensus, place, name)
+
+
+@asynccontextmanager
+async def open_as_owner(
+    place: ShardPlace, settings: Settings, clock: ActorClock
+) -> AsyncGenerator[AttachedClient]:
+    """Open the stores as their owner, as a service would; by URL, as one of several processes.
+
+    Raises as `open_as_guest` does, and `StateDirectoryError` while a service runs in that
+    directory.
+    """
+    random = SystemRandom()
+    async with AsyncExitStack() as stack:
+        blob = await open_blobs(place, settings, clock)
+        if place.consensus_url is None:
+            assert place.state_dir is not None
+            folder = _looked_at(place.state_dir).path
+            # The lock makes this process the single owner, as a service would be.
+            directory = await clock.run_blocking(lambda: StateDirectory.open(folder))
+            stack.callback(directory.close)
+        else:
+            _check_shared(place)
+        consensus = await open_documents(place, settings, clock, random)
+        alone = place.consensus_url is None
+        client = PersistClient(blob, consensus, settings, clock, random=random, exclusive=alone)
+        stack.push_async_callback(client.close)
+        yield AttachedClient(client, blob, consensus, place, "")
+
+
+async def find_shard(client: PersistClient, shard: str) -> ShardId:
+    """Return the shard of that name. Raises `UnknownObject`, which lists names close to it."""
+    shards = await client.list_shards()
+    if shard in shards:
+        return shard
+    raise UnknownObject(f"there is no shard {shard!r}; {suggest_names(shard, shards, 'shards')}")
+
+
+def suggest_names(name: str, names: Sequence[str], what: str) -> str:
+    """Return the end of an error message: names close to `name`, or the first ones there are."""
+    if not names:
+        return f"there are no {what}"
+    # Close names if there are any: a typing error is likelier than a wrong store.
+    close = difflib.get_close_matches(name, names, _NAMED_MAX)
+    shown = close or sorted(names)[:_NAMED_MAX]
+    more = "" if close or len(names) <= len(shown) else f" and {len(names) - len(shown)} more"
+    return f"{'near it are' if close else f'{what} are'} {', '.join(shown)}{more}"
+
+
+def _looked_at(state_dir: str) -> StateDirectory:
+    """Return the paths of an existing state directory, without taking its lock. Raises
+    `StateDirectoryError`."""
+    # No descriptor, hence no lock: a service may hold it.
+    directory = StateDirectory(Path(state_dir), -1)
+    directory.check_whole()
+    mark = directory.path / "FORMAT"
+    if not mark.exists():
+        raise StateDirectoryError(
+            f"{directory.path} is no state directory (it has no FORMAT): name the one that"
+            " `penstock serve --state-dir` was given"
+        )
+    text = mark.read_text(errors="replace").strip()
+    # A guest must not touch a directory of a newer format either.
+    if not text.isdecimal() or int(text) > FORMAT:
+        raise StateDirectoryError(
+            f"the state directory {directory.path} has format {text[:40]!r}, this version reads up"
+            f" to {FORMAT}: use the newer version of the program"
+        )
+    return directory
+
+
+def _check_documents(path: Path) -> None:
+    if not path.exists():
+        raise StateDirectoryError(
+            f"{path.parent} holds no documents ({path.name}): a service that keeps them elsewhere"
+            " was given a consensus_url; name it, too"
+        )
+    if not os.access(path, os.R_OK | os.W_OK):
+        raise StateDirectoryError(
+            f"this user may not read and write {path}: run it as the user of the service"
+        )
+
+
+def _local(url: str) -> Path | None:
+    """Return the path on this machine that the URL names; None for a remote store."""
+    scheme, _, rest = url.partition(":")
+    if scheme.lower() not in ("file", "sqlite"):
+        return None
+    return Path(unquote(urlsplit(f"file:{rest}").path)).absolute()
+
+
+def _check_there(url: str) -> None:
+    """Raise `StorageError` when a local store does not exist."""
+    # Opening would create an empty store for a mistyped name.
+    path = _local(url)
+    if path is not None and not path.exists():
+        raise StorageError(
+            f"{without_user(url)}: there is nothing at {path}; write the URL that the service was"
+            " given",
+            determinate=True,
+        )
+
+
+def _check_shared(place: ShardPlace) -> None:
+    """Raise `InvalidUsage` for a URL that points into a state directory."""
+    # Only that directory's lock tells whether a service, its single owner, runs there.
+    for url in (place.blob_url or "", place.consensus_url or ""):
+        path = _local(url)
+        if path is not None and (path.parent / "FORMAT").exists():
+            raise InvalidUsage(
+                f"{url} lies in the state directory {path.parent}: name that directory, so that it"
+                " is known whether a service runs there"
+            )

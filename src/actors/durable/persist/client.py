@@ -1,0 +1,604 @@
+"""The front of this package: shards, shared by all actors of a process.
+
+A `PersistClient` owns a state directory (or two stores in memory) and caches one state a shard. An
+append is one compare-and-set over all shards that it names and, for tables, their shared upper. A
+change wakes those who wait for an upper: within a process nothing polls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from pathlib import Path
+from random import Random
+
+import anyio
+import pyarrow as pa
+
+from actors.durable.persist.appender import ShardAppender
+from actors.durable.persist.change import (
+    ChangeOutcome,
+    SeqnoMismatch,
+    ShardDocuments,
+    create_all,
+    drop_all,
+    with_holds,
+)
+from actors.durable.persist.directory import StateDirectory
+from actors.durable.persist.fence import EPOCH_KEY, FencedConsensus
+from actors.durable.persist.following import follow
+from actors.durable.persist.location import (
+    BlobStore,
+    CompareAndSet,
+    ConsensusStore,
+    VersionedData,
+    check_name,
+)
+from actors.durable.persist.machine import DocumentWaiters, ShardMachine
+from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
+from actors.durable.persist.orphans import OrphanCollector
+from actors.durable.persist.ownership import hand_over
+from actors.durable.persist.part_store import PartStore, WrittenBlob
+from actors.durable.persist.parts import PartLists
+from actors.durable.persist.places import open_stores, process_name
+from actors.durable.persist.reader import LeaseBook, LeasedReader, why_missing
+from actors.durable.persist.replica_fence import ReplicaFence
+from actors.durable.persist.schemas import SchemaRegistry
+from actors.durable.persist.shard import (
+    TABLES_UPPER,
+    AppendCommitted,
+    BatchPart,
+    NewShard,
+    ShardAppend,
+    ShardState,
+    UpperMismatch,
+    created,
+    sealed,
+    shard_key,
+    without_hold,
+)
+from actors.durable.persist.standby import tell_stop
+from actors.durable.persist.stashed import StashedBlobs
+from actors.durable.persist.upkeep import ShardUpkeep
+from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import at_time
+from actors.runtime.errors import InvalidUsage, ResourceClosed, StorageError
+from actors.runtime.kernel import ActorClock
+from actors.runtime.memory_ledger import MemoryLedger
+from actors.runtime.progress import EMPTY, Frontier, ShardId, Time, format_frontier
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import INLINE_ROOM
+from actors.runtime.tracing.trail import AppendTraceIndex
+
+
+class PersistClient:
+    """Durable shards. Open it with `open` or `in_memory`; every call may raise `StorageError`."""
+
+    def __init__(
+        self,
+        blob: BlobStore,
+        consensus: ConsensusStore,
+        settings: Settings,
+        clock: ActorClock,
+        *,
+        exclusive: bool = True,
+        random: Random | None = None,
+        directory: StateDirectory | None = None,
+        process: str | None = None,
+        guest: bool = False,
+        scratch: Path | None = None,
+    ) -> None:
+        """Take the stores.
+
+        `exclusive`: no other process but guests writes to these stores. `process`: this process's
+        unique name in documents. `guest`: this process is one (`handed.py`). `scratch`: folder for
+        compaction to spill to, where there is no state directory.
+        """
+        self.consensus = consensus
+        self._blob = blob
+        self._settings, self._clock = settings, clock
+        self.exclusive = exclusive = exclusive and not guest
+        self._directory, self.trail = directory, AppendTraceIndex()
+        """Index from appends to their traces."""
+        self._waiters = DocumentWaiters()
+        self._closed, self._calls = False, count(1)
+        random = random or Random()
+        self.process = process = process or process_name(random)
+        """Unique name of this process in documents."""
+        fenced = consensus if isinstance(consensus, FencedConsensus) else None
+        former = "" if fenced is None else fenced.former
+        alone = exclusive or (fenced is not None and not guest)  # guests collect nothing
+        self._book = LeaseBook(
+            clock, settings.reader_lease_ms, process, exclusive=exclusive, dead=former, guest=guest
+        )
+        self.lists = PartLists(blob, clock)
+        """Reader of lists of parts."""
+        self._machine = ShardMachine(
+            consensus,
+            self.lists,
+            settings,
+            random,
+            exclusive=exclusive,
+            renew=self._book.renew,
+            changed=self._waiters.wake,
+            written=self._book.written,
+            reread=self._book.reread,
+        )
+        self.schemas = SchemaRegistry(self._machine)
+        """Schemas of all shards, old ones included."""
+        self._parts = PartStore(
+            blob,
+            clock,
+            process,
+            settings,
+            self._missing,
+            self.schemas,
+            None if alone else settings.blob_orphan_grace_ms // 2,
+        )
+        self.ledger = MemoryLedger(self._parts.memory)
+        """Memory that users of this client hold."""
+        self.stashed = StashedBlobs(blob, self._parts.writer)
+        """Results on their way to a reader."""
+        scratch = scratch if directory is None else directory.scratch
+        self.upkeep = ShardUpkeep(
+            self._machine, self._parts, self._book, settings, clock, scratch=scratch, guest=guest
+        )
+        """Compaction and collection, for callers that maintain single shards."""
+        self._appender = ShardAppender(
+            self._machine, self._parts, self.upkeep, settings, clock, self.trail, self._calls
+        )
+        self._orphans = OrphanCollector(
+            self._machine, self._parts, blob, self._book, settings, clock
+        )
+
+    @classmethod
+    async def open(
+        cls,
+        directory: Path,
+        settings: Settings,
+        clock: ActorClock,
+        random: Random | None = None,
+    ) -> PersistClient:
+        """Open or create a state directory, with its lock, and the stores that the settings name.
+
+        Raises `StateDirectoryError` when another process has it, when it is of a newer format, or
+        when it cannot be used; `BadSettings`, `InvalidUsage`, `CorruptData`, `StorageError`.
+        """
+        random = random or Random()
+        stores = await open_stores(directory, settings, clock, random)
+        return cls(
+            stores.blob,
+            stores.consensus,
+            settings,
+            clock,
+            exclusive=stores.exclusive,
+            random=random,
+            directory=stores.directory,
+            process=stores.process,
+        )
+
+    @classmethod
+    async def in_memory(
+        cls, settings: Settings, clock: ActorClock, random: Random | None = None
+    ) -> PersistClient:
+        """Return a client over fresh stores in memory, for tests."""
+        return cls(MemoryBlob(clock), MemoryConsensus(), settings, clock, random=random)
+
+    async def close(self) -> None:
+        """Close readers, wake waiters (`ResourceClosed`), and release the stores; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.commanded is not None:
+            self.commanded.leave()
+        with anyio.CancelScope(shield=True):
+            # Leases of a single owner need no write: its successor ignores them. Others would wait
+            # for their expiry.
+            await self.upkeep.close_readers(written=not self.exclusive)
+            self._waiters.wake_all()
+            if isinstance(self.consensus, FencedConsensus):
+                await tell_stop(self.consensus)
+            await self.consensus.close()
+            if self._directory is not None:
+                await self._clock.run_blocking(self._directory.close)
+
+    @property
+    def commanded(self) -> ReplicaFence | None:
+        """Return the fence of a replica in a process of its own; None in any other process."""
+        return self.consensus if isinstance(self.consensus, ReplicaFence) else None
+
+    @property
+    def owner(self) -> str:
+        """Return the name of this process, if it owns stores that others may use; else ""."""
+        fenced = self.consensus
+        return fenced.own.process if isinstance(fenced, FencedConsensus) else ""
+
+    @property
+    def took_over(self) -> bool:
+        """Return whether this process stood by until the owner of the stores was found dead."""
+        return isinstance(self.consensus, FencedConsensus) and self.consensus.took_over
+
+    # -- documents of others ----------------------------------------------------------------------
+
+    async def head(self, key: str) -> VersionedData | None:
+        """Return a consensus document (of the catalog, of the oracle), or None."""
+        return await self.consensus.head(key)
+
+    async def compare_and_set(self, ops: Sequence[CompareAndSet]) -> bool:
+        """Change documents other than shards, all or none. The caller resolves an indeterminate
+        failure."""
+        return await self.consensus.compare_and_set(ops)
+
+    async def list_keys(self, prefix: str = "") -> list[str]:
+        """Return keys of documents."""
+        return await self.consensus.list_keys(prefix)
+
+    async def list_shards(self) -> list[ShardId]:
+        """Return all shards."""
+        prefix = shard_key("")
+        return [key.removeprefix(prefix) for key in await self.list_keys(prefix)]
+
+    # -- health -----------------------------------------------------------------------------------
+
+    async def probe_documents(self) -> None:
+        """Read one document from the store. Raises `StorageError`, and `WriterFenced` once another
+        service owns the stores."""
+        if isinstance(self.consensus, FencedConsensus):
+            await self.consensus.look()
+        else:
+            await self.consensus.head(EPOCH_KEY)
+
+    async def probe_blobs(self) -> None:
+        """List a folder that does not exist in the store of blobs. Raises `StorageError`."""
+        # Not a read of one key: where the whole store is gone that is just absent.
+        await self._blob.list_keys("readiness/")
+
+    # -- shards -----------------------------------------------------------------------------------
+
+    async def create_shards(
+        self, new: Sequence[NewShard], extra: Sequence[CompareAndSet] = ()
+    ) -> bool:
+        """Create all shards, with the `extra` keys, or none; return False when a shard exists or an
+        extra key was changed. Raises `InvalidUsage`, `StorageError`."""
+        if not new:
+            return await self.compare_and_set(extra)
+        call = next(self._calls)
+        states = {
+            shard.id: created(shard, self._parts.writer, call)
+            for shard in new
+            if check_name(shard.id)
+        }
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
+            return create_all(documents, states, self._parts.writer, call)
+
+        try:
+            return await self._machine.change(list(states), change, extra=extra)
+        except SeqnoMismatch:
+            return False
+
+    async def drop_shards(
+        self, ids: Sequence[ShardId], extra: Sequence[CompareAndSet] = ()
+    ) -> bool:
+        """Remove all shards, with the `extra` keys, or none; return False when one does not exist
+        or an extra key was changed. Blobs are deleted now; those in use become orphans."""
+        gone: dict[ShardId, ShardState] = {}
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
+            return drop_all(documents, ids, gone)
+
+        try:
+            done = await self._machine.change(list(ids), change, extra=extra)
+        except SeqnoMismatch:
+            return False
+        if not done:
+            return False
+        # The shards are gone, by this process or another. Their blobs go first: no state names them
+        # any more, and the check below may fail.
+        await self.upkeep.dropped(list(gone.values()))
+        return await self._applied(extra)
+
+    async def _applied(self, extra: Sequence[CompareAndSet]) -> bool:
+        for op in extra:
+            try:
+                head = await self.consensus.head(op.key)
+            except StorageError as error:
+                # The read failed, but the drop may have succeeded.
+                raise StorageError(str(error), determinate=False) from error
+            if (None if head is None else head.data) != op.data:
+                return False
+        return True
+
+    async def hand_over(
+        self,
+        owner: tuple[str, str],
+        former: Sequence[str],
+        expected: Mapping[ShardId, Frontier],
+        *,
+        new: Sequence[NewShard] = (),
+        schemas: Mapping[ShardId, TableSchema] | None = None,
+        extra: Sequence[CompareAndSet] = (),
+    ) -> bool:
+        """Make a dataflow the owner of shards that stand at the expected uppers, create others, and
+        change the `extra` keys: all or nothing; see `ownership.hand_over`. Return False when an
+        upper was another, a new shard exists or an extra key was changed. Raises `UnknownObject`,
+        `IncompatibleSchema`, `StorageError`."""
+        call = next(self._calls)
+        states = {shard.id: created(shard, self._parts.writer, call) for shard in new}
+        grown = schemas or {}
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[bool]:
+            return hand_over(documents, owner, former, expected, states, grown)
+
+        try:
+            done = await self._machine.change([*expected, *states], change, extra=extra)
+        except SeqnoMismatch:
+            return False
+        # After an open outcome `hand_over` may have found its work done by an earlier attempt.
+        return done and await self._applied(extra)
+
+    async def state(self, shard: ShardId) -> ShardState:
+        """Return the cached state. Raises `UnknownObject`."""
+        return await self._machine.state(shard)
+
+    async def upper(self, shard: ShardId) -> Frontier:
+        """Return the sealed upper; of a table, with the shared upper. Raises `UnknownObject`."""
+        return (await self._observe(shard))[1]
+
+    async def recent_upper(self, shard: ShardId) -> Frontier:
+        """Return the upper in the store now (linearizable): at least every append that any process
+        had acknowledged before this call. Raises `UnknownObject`."""
+        # The tables' upper first, as in `_observe`.
+        if (await self._machine.state(shard)).tables:
+            await self._machine.refresh_tables()
+        await self._machine.refresh(shard)
+        return await self.upper(shard)
+
+    async def tables_upper(self) -> Frontier:
+        """Return the upper that all tables share."""
+        return (await self._machine.tables()).upper
+
+    async def _observe(self, shard: ShardId) -> tuple[ShardState, Frontier]:
+        # The tables' upper first: what it seals is in any state that is read later.
+        tables = await self._machine.tables()
+        state = await self._machine.state(shard)
+        return state, sealed(state, tables.upper)
+
+    async def wait_upper(
+        self, shard: ShardId, beyond: Frontier, check: Callable[[], None] = lambda: None
+    ) -> Frontier:
+        """Wait until the upper is beyond a frontier, and return it.
+
+        Raises `UnknownObject` (also when the shard is dropped meanwhile), `InvalidUsage` (`beyond`
+        is the empty frontier), `ResourceClosed`, and what `check` raises, which runs after each
+        change.
+        """
+        if beyond >= EMPTY:
+            raise InvalidUsage(f"shard {shard}: no upper lies beyond {format_frontier(beyond)}")
+        while True:
+            if self._closed:
+                raise ResourceClosed("the state directory is closed")
+            state, upper = await self._observe(shard)
+            check()
+            if upper > beyond:
+                return upper
+            # No await between the last look and the wait: a change in between would be missed.
+            keys = [shard_key(shard)] + ([TABLES_UPPER] if state.tables else [])
+            await self._waiters.wait(keys)
+
+    async def follow(self) -> None:
+        """Follow changes that other processes make to the same stores, and renew leases, until
+        cancelled or the store is closed. Raises `WriterFenced` once another service owns the
+        stores."""
+        await follow(self._machine, self.consensus, self._settings, self.upkeep.renew_leases)
+
+    # -- writing ----------------------------------------------------------------------------------
+
+    async def write_parts(self, shard: ShardId, updates: pa.Table) -> tuple[BatchPart, ...]:
+        """Write the updates as durable parts, sorted by time, small ones inline.
+
+        The caller appends them or gives them to `discard_parts`. Raises `UnknownObject`,
+        `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`.
+        """
+        state = await self.state(shard)
+        limits = self._settings
+        inline = limits.inline_part_bytes_max
+        room = limits.inline_bytes_per_shard_max - inline
+        # Inline parts lie in the document: where all of it fits there is nothing to add up.
+        fits = 0 < self._machine.document_bytes(shard) <= room or state.inline_bytes <= room
+        if INLINE_ROOM.crossed(not fits):
+            inline = 0
+        return await self._parts.write(state, updates, inline)
+
+    async def adopt_file(
+        self,
+        shard: ShardId,
+        path: Path,
+        rows: int,
+        time_min: Time,
+        time_max: Time,
+        has_errors: bool = False,
+    ) -> BatchPart:
+        """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
+        `write_parts` does."""
+        state, times = await self.state(shard), (time_min, time_max)
+        return await self._parts.adopt(state, path, rows, times, has_errors)
+
+    def reserve_folder(self, shard: ShardId) -> tuple[str, str, str] | None:
+        """Return a reservation, for `release_folder`, and where Spark may write blobs under it: the
+        bucket's URL and a prefix of keys; None if the blobs are in no bucket."""
+        prefix = self._parts.reserve(shard)
+        place = self._parts.place_of(prefix)
+        if place is None:
+            self._parts.release(prefix)
+            return None
+        return prefix, *place
+
+    def release_folder(self, reserved: str) -> None:
+        """End a reservation: what was written under it and not adopted becomes orphans."""
+        self._parts.release(reserved)
+
+    async def adopt_written(
+        self, shard: ShardId, reserved: str, written: Sequence[WrittenBlob]
+    ) -> list[BatchPart]:
+        """Take over blobs that Spark wrote under a reservation, as parts to be appended or
+        discarded. Raises `InvalidUsage` (the columns are others), `StorageError`."""
+        return await self._parts.adopt_written(await self.state(shard), reserved, written)
+
+    async def stage_parts(self, shard: ShardId, rows: pa.Table) -> tuple[BatchPart, ...]:
+        """Write updates without a time as durable parts, always files, all at time 0.
+
+        The caller has them `placed` when their time is known, and appends them, or gives them to
+        `discard_parts`. Raises as `write_parts` does.
+        """
+        state = await self.state(shard)
+        # Not kept decoded: nobody reads them before they are placed.
+        return await self._parts.write(state, at_time(rows, 0), 0, keep=False)
+
+    def offer_parts(self, parts: Sequence[BatchPart]) -> None:
+        """Offer parts to any claimant for `stash_orphan_ms`; unclaimed parts become orphans."""
+        self._parts.offer(parts, self._settings.stash_orphan_ms)
+
+    async def discard_parts(self, parts: Sequence[BatchPart]) -> None:
+        """Delete parts that will not be appended; parts of an append under way are left alone."""
+        await self._parts.discard(parts)
+
+    def pending_blobs(self) -> list[str]:
+        """Return the keys of blobs that this process wrote or claimed and that no state names
+        yet."""
+        return self._parts.pending_keys()
+
+    async def claim(self, shard: ShardId, parts: Sequence[BatchPart]) -> bool:
+        """Take over parts that an earlier process wrote and did not append; return False, having
+        taken none, when one is gone. Raises `StorageError`."""
+        return await self._parts.claim(shard, parts)
+
+    async def append(
+        self,
+        appends: Sequence[ShardAppend],
+        *,
+        tables_upper: tuple[Frontier, Frontier] | None = None,
+        extra: Sequence[CompareAndSet] = (),
+    ) -> AppendCommitted | UpperMismatch:
+        """Append to all shards, move the holds and the tables' upper, and change the `extra` keys:
+        all or none, and at most once, whatever fails. Waits (backpressure) for the upkeep of a
+        shard whose state has grown too large.
+
+        Raises `UnknownObject`, `InvalidUsage` (an interval or a part does not fit),
+        `ReadBelowSince` (a new hold), `WriterFenced` (an extra key was changed by another),
+        `StoreFull`, `StorageError` (indeterminate: read the uppers again).
+        """
+        return await self._appender.append(appends, tables_upper, extra)
+
+    # -- holds ------------------------------------------------------------------------------------
+
+    async def set_hold(self, shard: ShardId, holder: str, since: Time) -> None:
+        """Take or move one durable hold; see `set_holds`."""
+        await self.set_holds([(shard, holder, since)])
+
+    async def set_holds(self, holds: Sequence[tuple[ShardId, str, Time]]) -> None:
+        """Take or move durable holds (shard, holder, since), all in one set.
+
+        An existing hold that would go below the shard's since stops there. Raises `ReadBelowSince`
+        for a new one below it, `UnknownObject`.
+        """
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
+            return ChangeOutcome(None, with_holds(documents, {}, holds))
+
+        if holds:
+            await self._machine.change([shard for shard, _, _ in holds], change)
+
+    async def drop_hold(self, shard: ShardId, holder: str) -> None:
+        """Drop a hold; no error if there is none, or no shard."""
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
+            state = documents.shards[shard]
+            then = state and without_hold(state, holder)
+            return ChangeOutcome(None) if then is state else ChangeOutcome(None, {shard: then})
+
+        await self._machine.change([shard], change)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    async def open_reader(self, shard: ShardId, reader_id: str) -> LeasedReader:
+        """Open a reader under a lease at the shard's since. Raises `UnknownObject`."""
+        made: list[LeasedReader] = []
+
+        def change(documents: ShardDocuments) -> ChangeOutcome[None]:
+            # Under the shard's lock: no change is under way that does not know this lease.
+            since = documents.shard(shard).since
+            if not made:
+                made.append(
+                    LeasedReader(
+                        shard, reader_id, since, self.wait_upper, self._book, self._observe
+                    )
+                )
+            made[0].since = since
+            # Where others write, a lease counts once it is durable: this change writes it.
+            return ChangeOutcome(None, {} if self.exclusive else {shard: documents.shard(shard)})
+
+        try:
+            await self._machine.change([shard], change)
+        except BaseException:
+            for reader in made:
+                await reader.close()
+            raise
+        return made[0]
+
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
+        """Return a part's updates, verified, with this schema of its shard.
+
+        Raises `CorruptData` (a byte differs, or a file is missing that a state names), `LeaseLost`
+        (it was deleted), `TypeMismatch` (a value fits a newer schema only).
+        """
+        return await self._parts.fetch(part, schema)
+
+    async def save(self, part: BatchPart, path: Path) -> None:
+        """Copy a blob to `path`, verified. Raises as `fetch` does."""
+        await self._parts.save(part, path)
+
+    def path(self, part: BatchPart) -> str | None:
+        """Return the file of a part for Spark to read; None for an inline part or in memory."""
+        return self._parts.path(part)
+
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of a part's bucket (``s3://bucket``) and its key there, for Spark to read;
+        None if it is in none."""
+        return self._parts.place(part)
+
+    async def heartbeat(self, reader: LeasedReader) -> None:
+        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,
+        `ResourceClosed`, `UnknownObject`, `StorageError`."""
+        reader.check()
+        # Checked before and after: the write reads the state, and may find the lease lost.
+        await self.upkeep.heartbeat(reader.shard)
+        reader.check()
+
+    async def _missing(self, shard: ShardId, key: str) -> StorageError:
+        state = await self._machine.refresh(shard)
+        return why_missing(shard, key, state, self._book.holding(shard, key))
+
+    # -- upkeep -----------------------------------------------------------------------------------
+
+    async def maintain(self, shard: ShardId) -> None:
+        """Compact the shard if it is due, delete unneeded parts, renew leases; safe at any time.
+        Raises `UnknownObject`, `StoreFull`, `CorruptData`, `StorageError`."""
+        await self.upkeep.maintain(shard)
+
+    async def reclaim(self, shard: ShardId) -> None:
+        """Give back what time has freed in a shard that nobody appends to; see
+        `ShardUpkeep.reclaim`. Raises as `maintain` does."""
+        await self.upkeep.reclaim(shard)
+
+    def known_shards(self) -> list[ShardId]:
+        """Return the shards that this process has used."""
+        return self._machine.known_shards()
+
+    async def collect_orphans(self) -> int:
+        """Delete blobs that were unnamed for the whole grace, and return their number.
+
+        The grace is measured between listings of this client: call it again and again, or twice the
+        grace apart.
+        """
+        return await self._orphans.collect()

@@ -1,0 +1,186 @@
+"""Codec of state documents: msgpack with a format version and a checksum, packed where that pays.
+
+A document lies within a small envelope that has its crc32 and the envelope's version: any damaged
+byte is found, and a program older than checksums sees that it is too old. Documents without an
+envelope are older, and are read as they are.
+
+Limits of a document's size count its bytes unpacked: that is what each change encodes and keeps in
+memory. An older format lacks fields, which have defaults.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Final
+
+import msgspec
+import pyarrow as pa
+from msgspec.structs import replace
+
+from actors.durable.persist.parts import without_parts
+from actors.durable.persist.shard import (
+    FORMAT,
+    TABLES_UPPER,
+    ShardState,
+    TablesUpper,
+    shard_key,
+    validate,
+)
+from actors.runtime.errors import CorruptData, StorageError
+from actors.runtime.threshold_probes import DOCUMENT_PACKING
+
+SEALED: Final = 2
+"""Version of documents with a checksum, whatever the format of their contents."""
+PACKED: Final = 3
+"""Version of documents that are packed as well: length, then LZ4."""
+
+_LENGTH_BYTES: Final = 4
+_LZ4_RATIO_MAX: Final = 255
+_LZ4: Final = pa.Codec("lz4_raw")
+_UNDECODABLE: Final = (msgspec.DecodeError, UnicodeDecodeError)
+"""Errors that damaged bytes cause; the latter where text is expected."""
+
+
+class _Sealed(msgspec.Struct, frozen=True):
+    version: int
+    checksum: int
+    """crc32 of `document`, packed or not."""
+    document: bytes
+
+
+_sealed = msgspec.msgpack.Decoder(_Sealed)
+_encoder = msgspec.msgpack.Encoder()
+_states = msgspec.msgpack.Decoder(ShardState)
+_tables = msgspec.msgpack.Decoder(TablesUpper)
+
+
+def encode(document: ShardState | TablesUpper) -> bytes:
+    """Encode a document for the store: without the parts that lists describe."""
+    return encode_sized(document)[0]
+
+
+def encode_sized(document: ShardState | TablesUpper) -> tuple[bytes, int]:
+    """Encode a document for the store; return it with its size unpacked."""
+    if isinstance(document, ShardState):
+        document = without_parts(document)
+    data = _encoder.encode(document)
+    return sealed(data), len(data)
+
+
+def sealed(data: bytes) -> bytes:
+    """Wrap a document in the envelope with its checksum."""
+    version = SEALED
+    if DOCUMENT_PACKING.exceeded_by(len(data)):
+        version = PACKED
+        # Documents repeat field names and columns: LZ4 leaves a tenth of those in less time than a
+        # store takes to write the rest.
+        packed = _LZ4.compress(data, asbytes=True)
+        data = len(data).to_bytes(_LENGTH_BYTES, "little") + packed
+    return _encoder.encode(_Sealed(version, zlib.crc32(data), data))
+
+
+def size_of(data: bytes) -> int:
+    """Return the size unpacked of a stored document that was decoded before."""
+    try:
+        outer = _sealed.decode(data)
+    except _UNDECODABLE:
+        return len(data)
+    return _length(outer.document) if outer.version == PACKED else len(outer.document)
+
+
+def _length(data: bytes) -> int:
+    return int.from_bytes(data[:_LENGTH_BYTES], "little")
+
+
+def decode_shard(key: str, data: bytes) -> ShardState:
+    """Decode a state, which is whole once its lists of parts were read (`parts.py`). Raises
+    `CorruptData`, `StorageError` (written by a newer version)."""
+    data = unsealed(key, data)
+    try:
+        state = _states.decode(data)
+    except _UNDECODABLE as error:
+        raise _unreadable(key, data, error) from None
+    _check_format(key, state.version)
+    _check_own(key, state)
+    validate(state)
+    # An older state becomes the newest format here: a program that knows no newer format then
+    # refuses it, and never drops fields that it does not know.
+    return replace(state, version=FORMAT)
+
+
+def decode_tables(data: bytes) -> TablesUpper:
+    """Decode the shared upper. Raises as `decode_shard` does."""
+    data = unsealed(TABLES_UPPER, data)
+    try:
+        tables = _tables.decode(data)
+    except _UNDECODABLE as error:
+        raise _unreadable(TABLES_UPPER, data, error) from None
+    _check_format(TABLES_UPPER, tables.version)
+    return replace(tables, version=FORMAT)
+
+
+def unsealed(key: str, data: bytes) -> bytes:
+    """Verify the envelope and return the document. `key` is for errors. Raises `CorruptData`,
+    `StorageError` (written by a newer version)."""
+    try:
+        outer = _sealed.decode(data)
+    except _UNDECODABLE:
+        # Older than envelopes; or so damaged that it will not decode as a document either.
+        return data
+    _check_format(key, outer.version, PACKED)
+    found = zlib.crc32(outer.document)
+    if found != outer.checksum or outer.version < SEALED:
+        raise CorruptData(
+            f"document {key}: {len(outer.document)} bytes with crc32 {found:08x}, written were"
+            f" bytes with {outer.checksum:08x}; restore the stores from a copy",
+            determinate=True,
+        )
+    return outer.document if outer.version == SEALED else _unpacked(key, outer.document)
+
+
+def _unpacked(key: str, data: bytes) -> bytes:
+    length = _length(data)
+    # Checked before the buffer of that length is allocated.
+    if length > len(data) * _LZ4_RATIO_MAX:
+        raise CorruptData(
+            f"document {key}: {len(data)} packed bytes cannot be {length}", determinate=True
+        )
+    try:
+        return bytes(_LZ4.decompress(data[_LENGTH_BYTES:], length, asbytes=True))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise CorruptData(f"document {key} cannot be unpacked: {error}", determinate=True) from None
+
+
+def _check_own(key: str, state: ShardState) -> None:
+    """Raise `CorruptData` unless the document, and all of its parts, belong to the shard."""
+    strange = sorted(name for name in state.own_keys() if not name.startswith(f"{state.id}/"))
+    if shard_key(state.id) != key or strange:
+        whose = f"the parts {', '.join(strange[:3])}" if strange else f"shard {state.id}"
+        raise CorruptData(
+            f"document {key} names {whose}: it is another shard's, or damaged", determinate=True
+        )
+
+
+def _unreadable(key: str, data: bytes, error: Exception) -> StorageError:
+    """Return the error of a document that does not decode."""
+    try:
+        found = msgspec.msgpack.decode(data)
+        version = found.get("version") if isinstance(found, dict) else None
+    except _UNDECODABLE:
+        version = None
+    # A newer document may not decode as ours at all: its version says more than the failure.
+    if isinstance(version, int):
+        try:
+            _check_format(key, version, max(FORMAT, SEALED))
+        except StorageError as newer:
+            return newer
+    return CorruptData(f"document {key} cannot be decoded: {error}", determinate=True)
+
+
+def _check_format(key: str, version: int, newest: int = FORMAT) -> None:
+    if version > newest:
+        raise StorageError(
+            f"document {key} has format {version}, this version reads up to {newest}:"
+            " use the newer version of the program",
+            determinate=True,
+        )

@@ -1,0 +1,649 @@
+"""Parts, and lists of parts, between the process and the blob store: written before a state names
+them, read after.
+
+A part that was written and not yet appended is *pending*: this process never takes it for an
+orphan. It stops being pending when it is appended or discarded; the collection of orphans finds
+those of killed processes.
+
+A pending part may be *offered* to another actor, and claimed; unclaimed it becomes an orphan in
+time. While an append is under way nobody discards its parts; an append of parts that were given up
+or discarded is refused. So a part has one owner at any moment, or none for ever. An append with an
+indeterminate outcome *leaves* its parts: only the collection of orphans may delete them, unless
+they are appended again in time.
+
+Beside other collectors a part must be named within `link_within_ms` after its writing began.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Final, Protocol, TypeAlias
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.parts import (
+    VERSION,
+    EncodedPart,
+    at_its_time,
+    check_bytes,
+    decode_written,
+    encode,
+    encode_list,
+    takes_at_most,
+)
+from actors.durable.persist.schemas import SchemaRegistry, read_as, schema_of
+from actors.durable.persist.shard import BatchPart, PartList, ShardState
+from actors.durable.persist.statistics import ColumnStatistics, of_footer
+from actors.model.plan.schema import SYSTEM_COLUMNS, TableSchema
+from actors.runtime.errors import InvalidUsage, StorageError, storage_error
+from actors.runtime.kernel import ActorClock
+from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.progress import ShardId, Time
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM, LOOP_BYTES, PART_LIST
+
+# -- A cache of decoded parts: concurrent readers of one part share one read and one decoding ------
+# All dataflows of one source want the same part at about the same time, and a view on a view wants
+# what was just written. The first reader reads the part, concurrent ones wait for it; written parts
+# are cached at once.
+#
+# Invariants: the cached tables take at most `bytes_max` bytes, their overhead included; the least
+# recently used are evicted first. A part never changes, so no entry is ever stale.
+
+
+LARGEST_SHARE: Final = 8
+TABLE_BYTES: Final = 1024
+CHUNK_BYTES: Final = 256
+"""Approximate overhead of a table, and of a chunk of a column, beside the values: measured."""
+
+Key: TypeAlias = str | bytes
+
+
+class DecodedParts:
+    """Decoded parts, bounded by bytes."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._tables: OrderedDict[Key, tuple[pa.Table, int]] = OrderedDict()
+        self._reading: dict[Key, anyio.Event] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Return the bytes that the cached tables take."""
+        return self._bytes
+
+    @property
+    def rows(self) -> int:
+        """Return the number of rows of all tables that are kept."""
+        return sum(table.num_rows for table, _ in self._tables.values())
+
+    async def get(self, part: BatchPart, read: Callable[[], Awaitable[pa.Table]]) -> pa.Table:
+        """Return the part's updates: cached, awaited, or read. Raises what `read` raises."""
+        key = _key(part)
+        while True:
+            found = self._tables.get(key)
+            if found is not None:
+                self._tables.move_to_end(key)
+                return found[0]
+            reading = self._reading.get(key)
+            if reading is None:
+                break
+            await reading.wait()
+            if key not in self._tables:
+                # The other reader failed, was cancelled, or the table is too large to keep. An
+                # error goes to its own caller only.
+                return await read()
+        event = self._reading[key] = anyio.Event()
+        try:
+            table = await read()
+            self.put(part, table)
+            return table
+        finally:
+            del self._reading[key]
+            event.set()
+
+    def put(self, part: BatchPart, table: pa.Table) -> None:
+        """Cache a part's updates. `table` must not be a slice of a larger one."""
+        key = _key(part)
+        size = held_bytes(key, table)
+        if key in self._tables:
+            return
+        # One large table would evict all small ones.
+        if DECODED_ROOM.crossed(size > self._bytes_max // LARGEST_SHARE):
+            return
+        self._tables[key] = table, size
+        self._bytes += size
+        while DECODED_EVICTION.crossed(self._bytes > self._bytes_max):
+            _, (_, gone) = self._tables.popitem(last=False)
+            self._bytes -= gone
+
+    def drop(self, key: Key) -> None:
+        """Evict a deleted part."""
+        gone = self._tables.pop(key, None)
+        if gone is not None:
+            self._bytes -= gone[1]
+
+
+def held_bytes(key: Key, table: pa.Table) -> int:
+    """Return about the memory that a cached table takes: its buffers, whole."""
+    chunks = len(table.to_batches()) * table.num_columns
+    inline = len(key) if isinstance(key, bytes) else 0
+    return int(table.get_total_buffer_size() + TABLE_BYTES + CHUNK_BYTES * chunks + inline)
+
+
+def _key(part: BatchPart) -> Key:
+    """Return the part's key, or the bytes of an inline part."""
+    return part.key if part.inline is None else part.inline
+
+
+_DELETED_AT_ONCE: Final = 8
+"""Concurrent deletes of one call: a remote store answers each after two round trips."""
+
+
+class WrittenBlob(Protocol):
+    """A Parquet blob that another process wrote under a reserved prefix."""
+
+    @property
+    def name(self) -> str:
+        """Return its key without the prefix."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """Return its number of rows."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Return its size in bytes."""
+        ...
+
+    @property
+    def checksum(self) -> int:
+        """Return the crc32 of all of it."""
+        ...
+
+    @property
+    def footer(self) -> bytes:
+        """Return its metadata, as a Parquet file without rows."""
+        ...
+
+    @property
+    def time_min(self) -> int:
+        """Return the least time of its rows."""
+        ...
+
+    @property
+    def time_max(self) -> int:
+        """Return the greatest time of its rows."""
+        ...
+
+
+class _Pending(msgspec.Struct):
+    """A part that no state names yet."""
+
+    since_ms: float
+    """Monotonic time at which its writing began."""
+    free: bool = True
+    """True if it may be deleted: surely no state names it."""
+    appending: bool = False
+    """True if an append of it is under way."""
+
+
+class PartStore:
+    """Writes and reads parts.
+
+    `writer`: unique name of this process. `missing` explains why a blob (shard, key) does not
+    exist. `link_within_ms`: see above; None if no other process collects.
+    """
+
+    def __init__(
+        self,
+        blob: BlobStore,
+        clock: ActorClock,
+        writer: str,
+        settings: Settings,
+        missing: Callable[[ShardId, str], Awaitable[StorageError]],
+        schemas: SchemaRegistry,
+        link_within_ms: int | None,
+    ) -> None:
+        self._blob = blob
+        self._clock = clock
+        self._settings = settings
+        self._decoded = DecodedParts(settings.decoded_parts_bytes_max)
+        self._missing = missing
+        self._nonce = writer
+        self._schemas = schemas
+        self._numbers = count(1)
+        self._link_within_ms = link_within_ms
+        self._pending: dict[str, _Pending] = {}
+        self._reserved: dict[str, float] = {}
+        """Reserved prefixes of keys, and when each was reserved, on the monotonic clock."""
+        self._offered: dict[str, float] = {}
+        """Deadlines for claims of pending parts, by key, on the monotonic clock."""
+        self._deleting: set[str] = set()
+
+    @property
+    def writer(self) -> str:
+        """Return the unique name of this process in documents and blob keys."""
+        return self._nonce
+
+    def memory(self) -> list[MemoryUse]:
+        """Return the memory of the decoded parts, for a `MemoryLedger`."""
+        kept = self._decoded
+        return [MemoryUse("decoded parts", "", kept.rows, kept.bytes)]
+
+    async def write(
+        self,
+        state: ShardState,
+        updates: pa.Table,
+        inline_bytes_max: int,
+        *,
+        keep: bool = True,
+    ) -> tuple[BatchPart, ...]:
+        """Write the updates as durable parts with the shard's newest schema; `keep` caches them
+        decoded.
+
+        Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then no part remains.
+        """
+        pieces = encode(
+            updates,
+            state.schema,
+            inline_bytes_max=inline_bytes_max,
+            bytes_target=self._settings.part_bytes_target,
+            statistics_bytes_max=self._settings.part_statistics_bytes_max,
+        )
+        # A thread costs more than the encoding of a small table.
+        small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
+        parts: list[BatchPart] = []
+        try:
+            while True:
+                piece: EncodedPart | None
+                if small:
+                    piece = next(pieces, None)
+                else:
+                    piece = await self._clock.run_blocking(lambda: next(pieces, None))
+                if piece is None:
+                    return tuple(parts)
+                part = piece.part
+                if piece.blob is not None:
+                    part = replace(part, key=self._new_key(state.id))
+                if state.schema_id:
+                    part = replace(part, schema_id=state.schema_id)
+                parts.append(part)
+                if piece.blob is not None:
+                    await self._blob.set(part.key, piece.blob)
+                if keep and _is_whole(piece.updates, part):
+                    self._decoded.put(part, piece.updates)
+        except BaseException as error:
+            if isinstance(error, StorageError) or not keep:
+                with anyio.CancelScope(shield=True):
+                    await self.discard(parts)
+            for part in parts:  # no caller has them: the collection removes what remains
+                self._pending.pop(part.key, None)
+            raise
+
+    async def adopt(
+        self,
+        state: ShardState,
+        path: Path,
+        rows: int,
+        times: tuple[Time, Time],
+        has_errors: bool,
+    ) -> BatchPart:
+        """Take over a Parquet file, with the statistics of its footer. Raises `InvalidUsage`,
+        `StoreFull`, `StorageError`."""
+        if rows <= 0 or times[0] > times[1]:
+            raise InvalidUsage(
+                f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
+            )
+        schema_id, known = await self._clock.run_blocking(
+            partial(self._footer, path, state, str(path))
+        )
+        key = self._new_key(state.id)
+        try:
+            size, checksum = await self._blob.adopt(key, path)
+        except BaseException:
+            self._pending.pop(key, None)
+            raise
+        return BatchPart(
+            key=key,
+            rows=rows,
+            bytes=size,
+            checksum=checksum,
+            inline=None,
+            has_errors=has_errors,
+            time_min=times[0],
+            time_max=times[1],
+            version=VERSION,
+            schema_id=schema_id,
+            statistics=() if has_errors else known,
+        )
+
+    def reserve(self, shard: ShardId) -> str:
+        """Return a prefix of keys that no other has; blobs below it are pending until `release`."""
+        prefix = f"{shard}/{self._nonce}-{next(self._numbers):08x}-"
+        self._reserved[prefix] = self._clock.monotonic_ms()
+        return prefix
+
+    def release(self, prefix: str) -> None:
+        """Make the blobs below a reserved prefix orphans, but for adopted ones."""
+        self._reserved.pop(prefix, None)
+
+    async def adopt_written(
+        self, state: ShardState, prefix: str, written: Sequence[WrittenBlob]
+    ) -> list[BatchPart]:
+        """Take over blobs that others wrote below a reserved prefix, with the statistics of their
+        footers. Raises `InvalidUsage`, `StorageError`."""
+        sizes = {info.key: info.bytes for info in await self._blob.list_keys(prefix)}
+        parts = []
+        for blob in written:
+            key = prefix + blob.name
+            if sizes.get(key) != blob.size:
+                raise StorageError(
+                    f"blob {key} was written with {blob.size} bytes, and"
+                    f" {sizes.get(key, 'none')} are there: compute it again",
+                    determinate=True,
+                )
+            schema_id, known = await self._clock.run_blocking(
+                partial(self._footer, pa.BufferReader(blob.footer), state, key)
+            )
+            parts.append(
+                BatchPart(
+                    key=key,
+                    rows=blob.rows,
+                    bytes=blob.size,
+                    checksum=blob.checksum,
+                    inline=None,
+                    has_errors=False,
+                    time_min=blob.time_min,
+                    time_max=blob.time_max,
+                    version=VERSION,
+                    schema_id=schema_id,
+                    statistics=known,
+                )
+            )
+        for part in parts:
+            # As old as the reservation: another process's collector may know the blob for as long.
+            self._pending[part.key] = _Pending(self._reserved[prefix])
+        return parts
+
+    def _footer(
+        self, source: Path | pa.BufferReader, state: ShardState, name: str
+    ) -> tuple[int, tuple[ColumnStatistics, ...]]:
+        """Return the newest of the shard's schemas that the file fits, and its statistics."""
+        try:
+            with pq.ParquetFile(source) as file:
+                kinds, footer = file.schema_arrow, file.metadata
+        except pa.ArrowException as error:
+            raise InvalidUsage(f"{name} is no Parquet file: {error}") from None
+        except OSError as error:
+            raise storage_error(f"read the footer of {name}", error) from error
+        # Compared by name: the newest of schemas that differ in types alone.
+        for schema_id in range(state.schema_id, -1, -1):
+            schema = schema_of(state, schema_id)
+            if set(schema.names) == set(kinds.names) - SYSTEM_COLUMNS:
+                bytes_max = self._settings.part_statistics_bytes_max
+                return schema_id, of_footer(footer, kinds, schema, bytes_max)
+        raise InvalidUsage(
+            f"{name} has the columns {', '.join(kinds.names)}, shard {state.id} has"
+            f" {state.schema.ddl()}"
+        )
+
+    async def write_list(self, shard: ShardId, parts: tuple[BatchPart, ...]) -> PartList | None:
+        """Write a list of the parts of one batch, pending as they are; None if the document
+        describes so few. Raises `StoreFull`, `StorageError`."""
+        if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
+            return None
+        data = await self._clock.run_blocking(partial(encode_list, parts))
+        listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
+        try:
+            await self._blob.set(listed.key, data)
+        except BaseException:  # the collection removes what was written
+            self._pending.pop(listed.key, None)
+            raise
+        return listed
+
+    def _new_key(self, shard: ShardId, kind: str = "parquet") -> str:
+        # The writer's name makes keys of two processes differ: a blob key is never written twice.
+        key = f"{shard}/{self._nonce}-{next(self._numbers):08x}.{kind}"
+        # Before the write begins: the collection may list the blob at any time after.
+        self._pending[key] = _Pending(self._clock.monotonic_ms())
+        return key
+
+    async def fetch(self, part: BatchPart, schema: TableSchema) -> pa.Table:
+        """Return the part's updates. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
+        # Cached as written: it may be read before the part is placed and after, and as any schema.
+        own = self._schemas.written_with(part)
+        written = await self._decoded.get(part, lambda: self._read(part, own))
+        name = f"part {part.key}" if part.key else "inline part"
+        return at_its_time(part, read_as(name, written, schema))
+
+    async def _read(self, part: BatchPart, schema: TableSchema | None) -> pa.Table:
+        if part.inline is not None:
+            return decode_written(part, part.inline, schema)
+        data = await self._bytes(part)
+        # Decode large parts in a thread: the event loop must not stall.
+        if not LOOP_BYTES.exceeded_by(len(data)):
+            return decode_written(part, data, schema)
+        return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
+
+    async def _bytes(self, part: BatchPart) -> bytes:
+        data = await self._blob.get(part.key)
+        if data is None:
+            raise await self._missing(part.key.partition("/")[0], part.key)
+        return data
+
+    async def save(self, part: BatchPart, path: Path) -> None:
+        """Write the part's blob to a file. Raises `CorruptData`, `LeaseLost`, `StorageError`."""
+        data = await self._bytes(part)
+
+        def write() -> None:
+            check_bytes(part, data)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+        try:
+            await self._clock.run_blocking(write)
+        except OSError as error:
+            raise storage_error(f"write {path}", error) from error
+
+    def path(self, part: BatchPart) -> str | None:
+        """Return the file's path, if there is one."""
+        return self._blob.path(part.key) if part.key else None
+
+    def place(self, part: BatchPart) -> tuple[str, str] | None:
+        """Return the URL of the part's bucket, and its key there, if it is in one."""
+        return self._blob.place(part.key) if part.key else None
+
+    def place_of(self, prefix: str) -> tuple[str, str] | None:
+        """Return the URL of the bucket, and the prefix of keys in it, of keys with that prefix."""
+        return self._blob.place(prefix)
+
+    def pending(self, key: str) -> bool:
+        """Return whether this process wrote or claimed the blob and may still append it."""
+        return key in self._pending or key.startswith(tuple(self._reserved))
+
+    def pending_keys(self) -> list[str]:
+        """Return the keys of all pending blobs."""
+        return sorted(self._pending)
+
+    async def claim(self, shard: ShardId, parts: Iterable[BatchPart]) -> bool:
+        """Make another process's parts pending here; return False when one of them is gone."""
+        keys = {part.key for part in parts if part.inline is None}
+        self.give_up()
+        # A delete under way cannot be taken back.
+        if keys & self._deleting:
+            return False
+        now = self._clock.monotonic_ms()
+        new = {key: _Pending(now) for key in keys if key not in self._pending}
+        self._pending |= new  # before the listing: our collector spares them meanwhile
+        # After they became pending: a blob that is listed now will not be collected here.
+        found = {info.key for info in await self._blob.list_keys(f"{shard}/")}
+        if keys <= found:
+            for key in keys:
+                self._offered.pop(key, None)
+            return True
+        for key in new:
+            self._pending.pop(key, None)
+        return False
+
+    def offer(self, parts: Iterable[BatchPart], within_ms: int) -> None:
+        """Make the parts orphans unless they are claimed in time."""
+        until = self._clock.monotonic_ms() + within_ms
+        self._offered |= {part.key: until for part in parts if self._free(part.key)}
+
+    def _free(self, key: str) -> bool:
+        found = self._pending.get(key)
+        return found is not None and found.free and not found.appending
+
+    def check_kept(self, parts: Iterable[BatchPart]) -> None:
+        """Raise `InvalidUsage` when this process wrote a part that is no longer pending, and may be
+        deleted. Call it right before a state names the parts."""
+        for part in parts:
+            own = part.key.rpartition("/")[2].startswith(f"{self._nonce}-")
+            if own and part.key not in self._pending:
+                raise _given_up(part)
+
+    def check_young(self, parts: Iterable[BatchPart | PartList], *, uncertain: bool) -> None:
+        """Raise `StorageError` when another process may have collected a part. Call it right before
+        a state names the parts; `uncertain`: an earlier attempt may have named them."""
+        if self._link_within_ms is None:
+            return
+        now = self._clock.monotonic_ms()
+        for part in parts:
+            written = self._pending.get(part.key)
+            if written is not None and now - written.since_ms > self._link_within_ms:
+                raise StorageError(
+                    f"part {part.key} was not linked: its writing began"
+                    f" {now - written.since_ms:.0f} ms ago, more than half of blob_orphan_grace_ms"
+                    f" ({self._link_within_ms} ms), so another process may take it for an orphan;"
+                    " write it again, or raise that setting in all processes",
+                    determinate=not uncertain,
+                )
+
+    def give_up(self) -> None:
+        """Make parts orphans that were offered, or left, and neither claimed nor appended in
+        time."""
+        now = self._clock.monotonic_ms()
+        for key in [key for key, until in self._offered.items() if until <= now]:
+            del self._offered[key]
+            self._pending.pop(key, None)
+
+    def begin(self, parts: Iterable[BatchPart]) -> tuple[BatchPart, ...]:
+        """Pin the parts for an append; return those to pass to `end` or `leave`: not pinned by
+        another. Raises `InvalidUsage` when a placed part is not pending here."""
+        given = tuple(parts)
+        for part in given:
+            # A placed part may be another process's, which `check_kept` cannot tell by its key: it
+            # must have been claimed.
+            if part.at is not None and part.key not in self._pending:
+                raise _given_up(part)
+        begun = []
+        for part in given:
+            found = self._pending.get(part.key)
+            if found is not None and not found.appending:
+                # Its `end` or `leave` belongs to the append that pinned it first.
+                found.appending = True
+                self._offered.pop(part.key, None)
+                begun.append(part)
+        return tuple(begun)
+
+    def end(self, parts: Iterable[BatchPart], within_ms: int) -> None:
+        """Unpin parts that surely were not appended; they become orphans unless they are appended,
+        claimed or discarded in time."""
+        until = self._clock.monotonic_ms() + within_ms
+        for part in parts:
+            found = self._pending.get(part.key)
+            if found is not None:
+                found.appending = False
+                self._offered[part.key] = until
+
+    def leave(self, parts: Iterable[BatchPart | PartList], within_ms: int) -> None:
+        """Unpin parts of an append with an open outcome; unless they are appended again in time
+        they are left to the collection."""
+        until = self._clock.monotonic_ms() + within_ms
+        for part in parts:
+            found = self._pending.get(part.key)
+            if found is not None:
+                # Never free again: a delete could remove a part that a state names.
+                found.appending = found.free = False
+                self._offered[part.key] = until
+
+    def named(self, parts: Iterable[BatchPart | PartList]) -> None:
+        """Forget parts that were appended."""
+        for part in parts:
+            self._offered.pop(part.key, None)
+            self._pending.pop(part.key, None)
+
+    def forget(self, shard: ShardId) -> None:
+        """Forget the pending parts of a dropped shard, which makes them orphans."""
+        for key in [key for key in self._pending if key.startswith(f"{shard}/")]:
+            del self._pending[key]
+            self._offered.pop(key, None)
+
+    async def discard(self, parts: Iterable[BatchPart | PartList]) -> None:
+        """Delete parts that were never appended, except those of an append under way. Blobs that a
+        state may name, and failed deletes, are left to the collection."""
+
+        # A generator: an append may begin meanwhile, and pin parts that are not yet reached.
+        def freed() -> Iterator[str]:
+            for part in parts:
+                found = self._pending.get(part.key)
+                if found is not None and not found.appending:
+                    del self._pending[part.key]
+                    self._offered.pop(part.key, None)
+                    if found.free:
+                        yield part.key
+
+        await self.delete(freed())
+
+    async def delete(self, keys: Iterable[str]) -> list[str]:
+        """Delete blobs, a few at a time; return the deleted ones. Failed deletes are left for
+        later. `keys` is consumed lazily, each key right before its turn."""
+        gone: list[str] = []
+        left, begun = iter(keys), count(1)
+
+        async def delete_some() -> None:
+            for key in left:
+                self._deleting.add(key)
+                if next(begun) < _DELETED_AT_ONCE:
+                    group.start_soon(delete_some)  # one worker more, while keys may remain
+                try:
+                    await self._blob.delete(key)
+                except StorageError:
+                    continue
+                finally:
+                    self._deleting.discard(key)
+                # Only after a successful delete: a failed one leaves a part that may still be read.
+                self._decoded.drop(key)
+                gone.append(key)
+
+        async with anyio.create_task_group() as group:
+            await delete_some()
+        return gone
+
+
+def _given_up(part: BatchPart) -> InvalidUsage:
+    return InvalidUsage(
+        f"part {part.key} was given up or discarded, or was never claimed: nothing was appended; do"
+        " what wrote it over"
+    )
+
+
+def _is_whole(table: pa.Table, part: BatchPart) -> bool:
+    """Return whether caching the table keeps little else in memory: it is no slice of a large
+    one."""
+    held = table.get_total_buffer_size()
+    return bool(held <= part.bytes or held <= 2 * table.nbytes)

@@ -1,0 +1,418 @@
+"""Codec of parts: updates to Parquet or inline Arrow and back, with a checksum over all of it.
+Pure.
+
+A Parquet part holds the user columns, ``__time``, ``__diff`` and, only with error updates,
+``__error``; zstd; the format version is in the file's metadata. Files written by Spark have none:
+their version is that of their `BatchPart`. Small updates stay inline, as an Arrow IPC stream in the
+shard's document. All rows of a placed part (`shard.placed`) are read at its time.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from msgspec.structs import replace
+
+from actors.durable.persist.location import BlobStore
+from actors.durable.persist.shard import PLACED, BatchPart, PartList, ShardState, validate
+from actors.durable.persist.statistics import of_written
+from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema
+from actors.model.plan.updates import from_ipc, opening_of, set_column, stream_of
+from actors.runtime.errors import (
+    CorruptData,
+    InvalidUsage,
+    MalformedFrame,
+    StorageError,
+    TypeMismatch,
+)
+from actors.runtime.kernel import ActorClock
+from actors.runtime.progress import TIME_MIN, Frontier
+from actors.runtime.threshold_probes import (
+    INLINE_PART,
+    LOOP_BYTES,
+    PARQUET_THREADS,
+    PART_COUNT,
+    PART_ROWS,
+    ROW_GROUPS,
+)
+
+# -- Lists of parts: blobs that describe the parts of large batches, outside of the document -------
+# A document is written whole with each change, so it must not grow with the data. A batch of
+# `part_list_parts_min` parts or more therefore has a *list*: an immutable blob of their
+# descriptions, written before a document names it, and retired with its batch. The document has the
+# list's key, size and crc32 in place of the parts.
+#
+# In memory a state is *whole* if it has all descriptions. A state that was just decoded is not,
+# until its lists are read; it encodes to the same document as the whole one. A list is never read
+# twice while a document names it. `shard.deletable` decides on the deletion of lists.
+
+
+Parts: TypeAlias = tuple[BatchPart, ...]
+LOOKS_MAX: Final = 16
+"""Bound of reads of a document whose lists are deleted meanwhile."""
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(tuple[BatchPart, ...])
+
+
+def encode_list(parts: Parts) -> bytes:
+    """Encode a list of parts."""
+    return _encoder.encode(parts)
+
+
+def decode_list(listed: PartList, data: bytes) -> Parts:
+    """Decode a list and verify it. Raises `CorruptData` for any byte that differs."""
+    found = zlib.crc32(data)
+    if len(data) != listed.bytes or found != listed.checksum:
+        raise CorruptData(
+            f"list of parts {listed.key}: {len(data)} bytes with crc32 {found:08x}, described were"
+            f" {listed.bytes} with {listed.checksum:08x}; restore the file from a copy",
+            determinate=True,
+        )
+    try:
+        parts = _decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise CorruptData(
+            f"list of parts {listed.key} cannot be decoded: {error}", determinate=True
+        ) from None
+    folder = f"{listed.key.partition('/')[0]}/"
+    if not parts or not all(part.key.startswith(folder) for part in parts if part.key):
+        raise CorruptData(
+            f"list of parts {listed.key} names {len(parts)} parts, not all of its shard: it is"
+            " damaged",
+            determinate=True,
+        )
+    return parts
+
+
+def unread(state: ShardState, beyond: Frontier = TIME_MIN) -> list[PartList]:
+    """Return the lists to be read: of batches with times beyond a frontier."""
+    return [
+        batch.listed
+        for batch in state.batches
+        if batch.listed is not None and not batch.is_whole and batch.upper > beyond
+    ]
+
+
+def with_parts(
+    state: ShardState, known: Mapping[str, Parts], before: ShardState | None = None
+) -> ShardState:
+    """Return the state with the parts of its known lists, validated except for those that `before`
+    had. Raises `CorruptData`."""
+    if state.is_whole:
+        return state
+    batches = tuple(
+        batch
+        if batch.listed is None or batch.is_whole
+        else replace(batch, parts=known.get(batch.listed.key, ()))
+        for batch in state.batches
+    )
+    state = replace(state, batches=batches)
+    validate(state, before)
+    return state
+
+
+def parts_by_list(state: ShardState) -> dict[str, Parts]:
+    """Return the contents of a state's lists, by key."""
+    return {b.listed.key: b.parts for b in state.batches if b.listed is not None and b.parts}
+
+
+def without_parts(state: ShardState) -> ShardState:
+    """Return the state as it is stored: without the parts that lists describe."""
+    if all(batch.listed is None for batch in state.batches):
+        return state
+    batches = tuple(
+        batch if batch.listed is None else replace(batch, parts=()) for batch in state.batches
+    )
+    return replace(state, batches=batches)
+
+
+def list_lost_error(shard: str, listed: PartList) -> CorruptData:
+    """Return the error for a list that a document names and that does not exist."""
+    return CorruptData(
+        f"list of parts {listed.key} is gone although shard {shard} names it; restore the file"
+        " from a copy",
+        determinate=True,
+    )
+
+
+class PartLists:
+    """Reads lists of one blob store."""
+
+    def __init__(self, blob: BlobStore, clock: ActorClock) -> None:
+        self._blob = blob
+        self._clock = clock
+
+    async def read(self, listed: PartList) -> Parts | None:
+        """Return the contents of a list; None if it does not exist. Raises `CorruptData`,
+        `StorageError`."""
+        data = await self._blob.get(listed.key)
+        if data is None:
+            return None
+        if not LOOP_BYTES.exceeded_by(len(data)):
+            return decode_list(listed, data)
+        return await self._clock.run_blocking(lambda: decode_list(listed, data))
+
+    async def read_all(
+        self, state: ShardState, known: dict[str, Parts], beyond: Frontier = TIME_MIN
+    ) -> PartList | None:
+        """Add to `known` the lists of batches beyond a frontier; return the first missing one, if
+        any. Raises as `read` does."""
+        for listed in unread(state, beyond):
+            if listed.key not in known:
+                parts = await self.read(listed)
+                # The reader has no lease yet: a compaction may have deleted the list. The caller
+                # reads the document again, and only the same document without its list is
+                # `CorruptData`.
+                if parts is None:
+                    return listed
+                known[listed.key] = parts
+        return None
+
+
+VERSION: Final = 1
+"""Version of parts as they are written."""
+_VERSION_KEY: Final = b"penstock.part"
+_OPENINGS_MAX: Final = 256
+"""Bound of cached IPC headers of inline parts, one a schema."""
+
+
+class EncodedPart(msgspec.Struct, frozen=True):
+    """A part without its key, the bytes of its blob (None: it is inline), and its updates."""
+
+    part: BatchPart
+    blob: bytes | None
+    updates: pa.Table
+
+
+def part_schema(schema: TableSchema, *, errors: bool) -> pa.Schema:
+    """Return the columns of a part."""
+    shape = schema.arrow_updates()
+    return shape.append(pa.field(ERROR, pa.string())) if errors else shape
+
+
+def conform(updates: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return the updates with exactly a part's columns, sorted by time, without an error column of
+    NULLs. Raises `TypeMismatch`, `InvalidUsage`."""
+    given = updates.schema
+    errors = has_errors(updates) and updates[ERROR].null_count < updates.num_rows
+    shape = part_schema(schema, errors=errors)
+    if given.equals(shape):
+        return _by_time(updates.replace_schema_metadata(None) if given.metadata else updates)
+    names = given.names
+    missing = [name for name in shape.names if name not in names]
+    if missing:
+        raise InvalidUsage(
+            f"updates lack the columns {', '.join(missing)}; they have {', '.join(names)}"
+        )
+    table = updates.select(shape.names)
+    if not table.schema.equals(shape):
+        try:
+            table = table.cast(shape)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise TypeMismatch(f"updates do not fit the columns {schema.ddl()}: {error}") from None
+    # Sorted by time, parts cover short spans of times: readers skip those outside theirs.
+    return _by_time(table.replace_schema_metadata(None))
+
+
+def has_errors(updates: pa.Table) -> bool:
+    """Return whether the updates have the error column."""
+    # Faster than a search in the list of column names.
+    return bool(updates.schema.get_field_index(ERROR) >= 0)
+
+
+def takes_at_most(table: pa.Table, size: int) -> bool:
+    """Return whether the table's values take at most `size` bytes."""
+    # The buffer size is known at once, and is larger for a slice: only then are values counted.
+    return bool(table.get_total_buffer_size() <= size or table.nbytes <= size)
+
+
+def _by_time(table: pa.Table) -> pa.Table:
+    times = table[TIME]
+    if times.null_count:
+        raise InvalidUsage(f"{times.null_count} updates have no {TIME}")
+    if table.num_rows == 1:
+        return table
+    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
+        known = times.to_pylist()
+        if all(before <= after for before, after in pairwise(known)):
+            return table
+    else:
+        whole = times.combine_chunks()
+        if pc.all(pc.less_equal(whole[:-1], whole[1:])).as_py():
+            return table
+    return table.take(pc.sort_indices(table, sort_keys=[(TIME, "ascending")]))
+
+
+def encode(
+    updates: pa.Table,
+    schema: TableSchema,
+    *,
+    inline_bytes_max: int,
+    bytes_target: int,
+    statistics_bytes_max: int = 0,
+) -> Iterator[EncodedPart]:
+    """Yield parts that together hold the updates, one at a time; those of blobs have statistics.
+    Raises as `conform` does."""
+    table = conform(updates, schema)
+    rows = table.num_rows
+    if rows == 0:
+        return
+    if takes_at_most(table, inline_bytes_max):
+        data = stream_of(_opening(schema, has_errors(table)), table.to_batches())
+        if not INLINE_PART.crossed(len(data) > inline_bytes_max):
+            yield EncodedPart(_describe(table, data, inline=True), None, table)
+            return
+    else:
+        INLINE_PART.crossed(True)
+    # One part at a time in memory, each of about `bytes_target` decoded bytes.
+    step = max(1, rows * bytes_target // max(1, table.nbytes))
+    PART_COUNT.crossed(step < rows)
+    for start in range(0, rows, step):
+        piece = table.slice(start, step)
+        data, footer = _to_parquet(piece)
+        part = _describe(piece, data, inline=False)
+        if not part.has_errors:
+            known = of_written(footer, piece, schema, statistics_bytes_max)
+            part = replace(part, statistics=known)
+        yield EncodedPart(part, data, piece)
+
+
+@lru_cache(maxsize=_OPENINGS_MAX)
+def _opening(schema: TableSchema, errors: bool) -> bytes:
+    return opening_of(part_schema(schema, errors=errors))
+
+
+def _describe(table: pa.Table, data: bytes, *, inline: bool) -> BatchPart:
+    """Describe a table, sorted by time, and its bytes as a part without a key."""
+    times, diffs = table[TIME], table[DIFF]
+    if not PART_ROWS.exceeded_by(table.num_rows):  # few rows: Python is faster than Arrow
+        known = times.to_pylist()
+        first, last, least = known[0], known[-1], min(diffs.to_pylist())
+    else:
+        first, last, least = times[0].as_py(), times[-1].as_py(), pc.min(diffs).as_py()
+    return BatchPart(
+        key="",
+        rows=table.num_rows,
+        bytes=len(data),
+        checksum=zlib.crc32(data),
+        inline=data if inline else None,
+        has_errors=has_errors(table),
+        time_min=first,
+        time_max=last,
+        version=VERSION,
+        retracts=least < 0,
+    )
+
+
+def _to_parquet(table: pa.Table) -> tuple[bytes, Any]:
+    """Return a Parquet file, and its footer."""
+    footers: list[Any] = []
+    ROW_GROUPS.exceeded_by(table.num_rows)
+    sink = pa.BufferOutputStream()
+    marked = table.replace_schema_metadata({_VERSION_KEY: str(VERSION).encode()})
+    pq.write_table(
+        marked,
+        sink,
+        compression="zstd",
+        row_group_size=ROW_GROUPS.limit,
+        use_dictionary=_repeating(table.schema),
+        metadata_collector=footers,
+        write_page_checksum=True,  # Spark reads files itself, without the part's checksum
+    )
+    return sink.getvalue().to_pybytes(), footers[0]
+
+
+def _repeating(shape: pa.Schema) -> list[str]:
+    """Return the columns that are worth a dictionary: texts, and those that mostly repeat one
+    number."""
+    # Probing the others takes longer than all the rest, and zstd finds most of the repetition.
+    return [
+        field.name
+        for field in shape
+        if field.name in (TIME, DIFF)
+        or pa.types.is_string(field.type)
+        or pa.types.is_binary(field.type)
+    ]
+
+
+def decode(part: BatchPart, data: bytes, schema: TableSchema) -> pa.Table:
+    """Return the updates in a part's bytes. Raises as `decode_written` does."""
+    return at_its_time(part, decode_written(part, data, schema))
+
+
+def decode_written(part: BatchPart, data: bytes, schema: TableSchema | None) -> pa.Table:
+    """Decode and verify a part with its original times, in the columns of the schema that it was
+    written with (None: in the file's columns).
+
+    Raises `CorruptData` when a byte differs, and `StorageError` for a part of a newer version.
+    """
+    name = _name(part)
+    check_bytes(part, data)
+    try:
+        table = from_ipc(data) if part.inline is not None else _from_parquet(name, data)
+        if schema is not None:
+            shape = part_schema(schema, errors=part.has_errors)
+            table = table.select(shape.names)
+            if not table.schema.equals(shape):
+                table = table.cast(shape)
+    except (pa.ArrowException, OSError, KeyError, ValueError, MalformedFrame) as error:
+        raise CorruptData(
+            f"{name} does not hold the columns {schema.ddl() if schema else 'of updates'}: {error}",
+            determinate=True,
+        ) from error
+    if table.num_rows != part.rows:
+        raise CorruptData(
+            f"{name} holds {table.num_rows} rows, described were {part.rows}", determinate=True
+        )
+    return table.replace_schema_metadata(None)
+
+
+def check_bytes(part: BatchPart, data: bytes) -> None:
+    """Raise `CorruptData` when a byte differs, and `StorageError` for a part of a newer version."""
+    if len(data) != part.bytes or zlib.crc32(data) != part.checksum:
+        raise CorruptData(
+            f"{_name(part)}: {len(data)} bytes with crc32 {zlib.crc32(data):08x}, written were"
+            f" {part.bytes} with {part.checksum:08x}; restore the file from a copy",
+            determinate=True,
+        )
+    _check_version(_name(part), part.version)
+
+
+def _name(part: BatchPart) -> str:
+    return f"part {part.key}" if part.key else "inline part"
+
+
+def at_its_time(part: BatchPart, written: pa.Table) -> pa.Table:
+    """Return the decoded updates; all rows of a placed part at its time."""
+    if part.at is None:
+        return written
+    return set_column(written, TIME, pa.repeat(pa.scalar(part.at, pa.int64()), part.rows))
+
+
+def _from_parquet(name: str, data: bytes) -> pa.Table:
+    # `pq.read_table` would make a dataset of it: four times the cost of a small part.
+    with pq.ParquetFile(pa.BufferReader(data), coerce_int96_timestamp_unit="us") as file:
+        # One thread reads a small file: waking others takes longer.
+        table = file.read(use_threads=PARQUET_THREADS.exceeded_by(len(data)))
+    marks = table.schema.metadata or {}
+    if _VERSION_KEY in marks:
+        _check_version(name, int(marks[_VERSION_KEY]))
+    return table
+
+
+def _check_version(name: str, version: int) -> None:
+    if version > PLACED:
+        raise StorageError(
+            f"{name} has format {version}, this version reads up to {PLACED}: use the newer"
+            " version of the program",
+            determinate=True,
+        )

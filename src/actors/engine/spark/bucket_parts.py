@@ -1,0 +1,281 @@
+"""Parts in a bucket as frames that Spark reads itself, without a copy on the service's disk.
+
+Where Spark has a connector of its own (S3A) and it can read a part, it reads Parquet by that; else
+it reads by tasks of ours (`bucket_tasks`). Footers are read here: they tell how large the rows are,
+how to cut them into tasks, and whether any of them retracts. What they tell to be one and the same
+value in all rows is not fetched.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import uuid
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+from pyspark.sql import DataFrame
+from pyspark.sql.types import StructField, StructType
+
+from actors.engine.spark.bucket_reading import (
+    BucketUnreadable,
+    TimeWindow,
+    bucket_spec,
+    plan_tasks,
+    read_footers,
+)
+from actors.engine.spark.bucket_tasks import read_pieces, write_objects
+from actors.engine.spark.bucket_writing import ObjectCut
+from actors.engine.spark.failures import is_gone, short_text
+from actors.engine.spark.fragments import quote
+from actors.model.plan.delta import TO, DeltaColumns
+from actors.model.plan.jobs import NO_UPPER, BucketFolder, BucketObject, ObjectDone
+from actors.model.plan.schema import DIFF, TIME
+from actors.runtime.errors import StorageError
+from actors.runtime.settings import Settings
+
+if TYPE_CHECKING:
+    from actors.engine.spark.bridge import SessionBridge
+
+S3A_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+_FOOTERS_MAX: Final = 8_192
+"""Footers that are remembered: a part never changes."""
+
+
+class BucketPartScan(msgspec.Struct, frozen=True):
+    """Parts of a bucket that Spark is to read, and what their footers say."""
+
+    parts: BucketParts
+    objects: tuple[BucketObject, ...]
+    footers: tuple[dict[str, Any], ...]
+    name: str
+    """Name by which a plan's scans of them are known."""
+    columns: frozenset[str] | None = None
+    """Columns that are fetched, where others are NULL as nothing reads them; None: all."""
+
+    @property
+    def bytes(self) -> int:
+        """Return about how many bytes the rows take decoded (at least 1)."""
+        return max(1, sum(sum(footer["groups"]) for footer in self.footers))
+
+    @property
+    def rows(self) -> int:
+        """Return how many rows are stored."""
+        return sum(footer["rows"] for footer in self.footers)
+
+    @property
+    def bounds(self) -> tuple[int, int] | None:
+        """Return the least and the greatest diff; None if a footer does not tell. No rows at all
+        have the diff 1."""
+        return self.bounds_of(DIFF) if self.rows else (1, 1)
+
+    def bounds_of(self, column: str) -> tuple[int, int] | None:
+        """Return the least and the greatest time or diff of all rows; None if it is not known."""
+        filled = [footer["bounds"][column] for footer in self.footers if footer["rows"]]
+        if not filled or None in filled:
+            return None
+        lows, highs = zip(*filled, strict=True)
+        return min(lows), max(highs)
+
+    def retracting(self) -> BucketPartScan | None:
+        """Return the parts that hold a negative diff, or may; None if there are none."""
+        pairs = [
+            pair
+            for pair in zip(self.objects, self.footers, strict=True)
+            if pair[1]["rows"] and (pair[1]["bounds"][DIFF] or (-1,))[0] < 0
+        ]
+        if not pairs:
+            return None
+        objects, footers = zip(*pairs, strict=True)
+        return msgspec.structs.replace(self, objects=objects, footers=footers)
+
+    def frame(self, bridge: SessionBridge, struct: StructType, window: TimeWindow) -> DataFrame:
+        """Return the rows that the window wants, with these columns by name."""
+        fixed = self._fixed(window)
+        fetched = [
+            field
+            for field in struct.fields
+            if field.name not in fixed and (self.columns is None or field.name in self.columns)
+        ]
+        if not fetched:  # some column must tell how many rows there are
+            del fixed[DIFF]
+            fetched = [field for field in struct.fields if field.name == DIFF]
+        found = self.parts.frame(bridge, StructType(fetched), self, window)
+        names = {field.name for field in fetched}
+        return found.selectExpr(
+            *(
+                quote(field.name)
+                if field.name in names
+                else f"{fixed.get(field.name) or _null_of(field)} AS {quote(field.name)}"
+                for field in struct.fields
+            )
+        )
+
+    def _fixed(self, window: TimeWindow) -> dict[str, str]:
+        """Return what is the same in all rows that the window wants, as literals by column."""
+        fixed = {}
+        if self.bounds == (1, 1):
+            fixed[DIFF] = "1L"
+        times = self.bounds_of(TIME)
+        moved = window.advance_to
+        if moved is not None and times is not None and min(times[1], window.upper - 1) <= moved:
+            fixed[TIME] = f"{moved}L"
+        return fixed
+
+
+def _null_of(field: StructField) -> str:
+    return f"CAST(NULL AS {field.dataType.simpleString()})"
+
+
+class BucketParts:
+    """Access of one engine to parts in buckets: how they are read, and footers that were read."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._footers: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        self._connects: bool | None = None
+        """True if Spark's own connector reads parts; None: not known yet."""
+
+    def scan(self, objects: Sequence[BucketObject]) -> BucketPartScan:
+        """Read the footers of parts. Raises `StorageError`."""
+        found: dict[str, dict[str, Any]] = {}
+        missing: dict[str, list[BucketObject]] = {}
+        for each in objects:
+            known = self._footers.get((each.bucket, each.key))
+            if known is None:
+                missing.setdefault(each.bucket, []).append(each)
+            else:
+                found[each.key] = known
+        for bucket, some in missing.items():
+            pairs = [(each.key, each.bytes) for each in some]
+            try:
+                read = read_footers(self._spec(bucket), pairs, (TIME, DIFF))
+            except BucketUnreadable as error:
+                raise StorageError(str(error), determinate=True) from None
+            for each, footer in zip(some, read, strict=True):
+                found[each.key] = self._footers[bucket, each.key] = footer
+        while len(self._footers) > _FOOTERS_MAX:
+            self._footers.popitem(last=False)
+        footers = tuple(found[each.key] for each in objects)
+        name = f"penstock_parts_{uuid.uuid4().hex}"
+        return BucketPartScan(self, tuple(objects), footers, name)
+
+    def frame(
+        self, bridge: SessionBridge, struct: StructType, scan: BucketPartScan, window: TimeWindow
+    ) -> DataFrame:
+        """Return the rows of parts that the window wants, with these columns by name."""
+        first = scan.objects[0]
+        if first.kind == "s3" and self._uses_connector(bridge, struct, first):
+            stored = struct if TIME in struct.names else StructType(struct.fields).add(TIME, "long")
+            reader = bridge.session.read.schema(stored).options(**_s3a_options())
+            found = reader.parquet(*map(_s3a_url, scan.objects))
+            return wanted_rows(found, window, struct.names)
+        tasks = plan_tasks(
+            [(each.key, each.bytes) for each in scan.objects],
+            [footer["groups"] for footer in scan.footers],
+            self._settings.engine_scan_task_bytes,
+            bridge.cores(),
+        )
+        low, high = scan.bounds_of(TIME) or (None, None)
+        moves = window.advance_to is not None and TIME in struct.names
+        return read_pieces(
+            bridge.session,
+            self._spec(first.bucket),
+            tasks,
+            struct,
+            (scan.rows, scan.bytes),
+            window if moves or not window.holds(low, high) else None,
+            scan.name,
+        )
+
+    def write(
+        self,
+        found: DataFrame,
+        folders: Sequence[BucketFolder],
+        time: int | None,
+        deltas: Sequence[DeltaColumns],
+    ) -> tuple[ObjectDone, ...]:
+        """Run the query and have the executors write its rows, all at `time` (None: at their own
+        times), as objects: those of each delta, with exactly its columns, into the folder at its
+        place. The folders are of one bucket. Raises Spark's own errors."""
+        rows = found if time is None else found.drop(TIME).selectExpr("*", f"{time}L AS {TIME}")
+        cuts = [
+            ObjectCut(
+                folder.prefix,
+                (*delta.names, TIME, DIFF),
+                delta.schema.arrow_updates().serialize().to_pybytes(),
+                TO,
+                delta.bit,
+            )
+            for folder, delta in zip(folders, deltas, strict=True)
+        ]
+        written = write_objects(rows, self._spec(folders[0].bucket), cuts)
+        return tuple(ObjectDone(**row.asDict() | {"footer": bytes(row.footer)}) for row in written)
+
+    def _spec(self, bucket: str) -> str:
+        kind, _, name = bucket.partition("://")
+        settings = self._settings
+        return bucket_spec(
+            kind,
+            name,
+            os.environ,
+            settings.store_request_timeout_ms,
+            settings.store_request_retries_max,
+        )
+
+    def _uses_connector(
+        self, bridge: SessionBridge, struct: StructType, part: BucketObject
+    ) -> bool:
+        """Return whether Spark's own connector reads parts: tried once, on one part."""
+        if self._connects is None:
+            self._connects = bridge.has_class(S3A_CLASS) and _reads(bridge, struct, part)
+        return self._connects
+
+
+def wanted_rows(found: DataFrame, window: TimeWindow, names: Sequence[str]) -> DataFrame:
+    """Return those of the stored rows that a window wants, at the times that they count at, with
+    the columns `names`."""
+    # Tests that every row passes are left out: a text without numbers of its own is compiled once.
+    if window.lower > 0:
+        found = found.where(f"{TIME} >= {window.lower}L")
+    if window.upper < NO_UPPER:
+        found = found.where(f"{TIME} < {window.upper}L")
+    if window.advance_to is None:
+        return found.select(*map(quote, names))
+    raised = f"greatest({TIME}, {window.advance_to}L) AS {TIME}"
+    return found.selectExpr(*(raised if name == TIME else quote(name) for name in names))
+
+
+def _reads(bridge: SessionBridge, struct: StructType, part: BucketObject) -> bool:
+    """Return whether Spark reads a part by S3A, which may be there without credentials."""
+    reader = bridge.session.read.schema(struct).options(**_s3a_options())
+    try:
+        reader.parquet(_s3a_url(part)).limit(1).collect()
+    except Exception as error:
+        if is_gone(error):
+            raise
+        text = short_text(str(error))[:300]
+        print(f"parts are read by tasks of ours: S3A does not: {text}", file=sys.stderr)
+        return False
+    return True
+
+
+def _s3a_url(part: BucketObject) -> str:
+    return f"s3a://{part.bucket.partition('://')[2]}/{part.key}"
+
+
+def _s3a_options() -> dict[str, str]:
+    """Return where S3A finds buckets, as the service's own library does by its environment."""
+    options = {}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")
+    if endpoint:
+        virtual = os.environ.get("AWS_VIRTUAL_HOSTED_STYLE_REQUEST", "").lower() in ("1", "true")
+        options = {
+            "fs.s3a.endpoint": endpoint,
+            "fs.s3a.path.style.access": "false" if virtual else "true",
+            "fs.s3a.connection.ssl.enabled": str(not endpoint.startswith("http://")).lower(),
+        }
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    return options | ({"fs.s3a.endpoint.region": region} if region else {})

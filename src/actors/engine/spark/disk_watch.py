@@ -1,0 +1,52 @@
+"""Watches how much disk the running jobs of an engine take: answers, spilled rows, exchanges."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
+
+WATCH_SECONDS: Final = 1.0
+PARTS_SUFFIX: Final = ".parts"
+"""Suffix of a folder into which an answer is being written."""
+
+
+def folder_bytes(folder: Path) -> int:
+    """Return the disk that all files below a folder take; those that vanish meanwhile are not
+    counted."""
+    count = 0
+    waiting = [str(folder)]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                    else:
+                        count += entry.stat(follow_symlinks=False).st_blocks * 512
+        except FileNotFoundError:
+            continue
+    return count
+
+
+def running_bytes(scratch: Path) -> int:
+    """Return the disk that an engine's running jobs take below its folder. Answers that are
+    complete wait for their clients, and are not counted."""
+    unfinished = scratch.joinpath(OUT_FOLDER).glob(f"*{PARTS_SUFFIX}")
+    return sum(map(folder_bytes, (scratch / CHILD_FOLDER, *unfinished)))
+
+
+def disk_refusal(used: int, bytes_max: int) -> str:
+    """Return why the running queries are ended; "" if they take no more than `bytes_max`.
+
+    >>> disk_refusal(10, 10)
+    ''
+    """
+    if used <= bytes_max:
+        return ""
+    return (
+        f"the running queries take {used} bytes of disk for answers and spilled rows (limit "
+        f"{bytes_max}: query_disk_bytes_max): ask for fewer rows, or join and sort fewer"
+    )

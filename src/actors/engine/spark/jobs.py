@@ -1,0 +1,582 @@
+"""Turns jobs into answers: what a worker thread of the child does with one message.
+
+A job is a pure function of its message and of the plan prepared under its name. Every job gets
+exactly one answer; failures become `JobFailed` (`actors.engine.spark.failures`). A job that was
+canceled answers ``OperationCanceled`` whatever else happened to it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession, functions
+from pyspark.sql.types import StructType
+
+from actors.engine.spark.analysis import check_types, output_schema, result_schema
+from actors.engine.spark.bridge import SessionBridge
+from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.difference import (
+    lend_contents,
+    open_query,
+    retry_apart,
+    return_contents,
+    run_difference,
+    run_query,
+)
+from actors.engine.spark.failures import SparkGone, make_job_failed, short_text
+from actors.engine.spark.files import FilesUnseen, too_large, write_files
+from actors.engine.spark.fragments import spark_struct
+from actors.engine.spark.java import java_object
+from actors.engine.spark.plans import PreparedPlan, prepare
+from actors.engine.spark.prepared import PreparedSteps
+from actors.engine.spark.query_engine import OWN
+from actors.engine.spark.remote_address import on_loopback
+from actors.engine.spark.rows import done
+from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
+from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
+from actors.engine.spark.steps import ThreadSlot, rehearse, run_step
+from actors.engine.spark.translate import quote
+from actors.model.plan.jobs import (
+    AnalyzeStatement,
+    Answer,
+    ComputeDifference,
+    EngineReady,
+    InferFiles,
+    Job,
+    JobFailed,
+    LendContents,
+    ParseText,
+    PreparePlan,
+    QueryAnalyzed,
+    QueryFiles,
+    RehearseSteps,
+    ReturnContents,
+    RowsDone,
+    RunStep,
+    SelectContents,
+    TakeFiles,
+)
+from actors.model.plan.schema import TableSchema, result_type
+from actors.runtime.errors import (
+    DefiniteError,
+    InvalidUsage,
+    JobTooLarge,
+    OperationCanceled,
+    PenstockError,
+    UnknownObject,
+)
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import COLLECTED
+
+# Reads files of external systems as rows through Spark: for file sources and copies from files
+# Paths are taken literally and one by one: no globs, no partition columns from folders' names, no
+# file left out because it is torn or gone. All else is the reader's own: its options, its modes for
+# malformed records, its inference of columns.
+
+
+_OPTIONS: Final = {
+    "ignoreCorruptFiles": "false",
+    "ignoreMissingFiles": "false",
+}
+_READING: Final = re.compile(r"while reading file (.+)")
+_END: Final = re.compile(r"\.?(?:\s|$)")
+_SPECIAL: Final = re.compile(r"[\\{}\[\]*?]")
+_LINKS_MAX: Final = 10
+_UNREADABLE: Final = re.compile(r"\[(?:FAILED_READ_FILE|MALFORMED_RECORD_IN_PARSING)\b")
+
+
+def take_files(slot: ThreadSlot, job: TakeFiles) -> RowsDone:
+    """Return the files' rows. Raises `DefiniteError` for what cannot be read, beginning with the
+    file's path if Spark tells it, and Spark's own errors."""
+    started = time.perf_counter()
+    bridge = slot.sessions.get((), small=False)
+    wanted = job.read.arrow()
+    taken = pa.schema([(field.name, _type_as_taken(field, job.format)) for field in wanted])
+    struct = StructType(list(spark_struct(taken).fields))
+    found = _frame(bridge, job.paths, job.format, job.options, struct)
+    found = found.select(*(_meant(name, taken, wanted, job.options) for name in job.keep))
+    columns = {column.name: column for column in job.read.columns}
+    shape = type(job.read)(tuple(columns[name] for name in job.keep))  # the files' order may differ
+    slot.check()
+    try:
+        large = job.into_files and COLLECTED.crossed(job.bytes > slot.collected_bytes_max)
+        if not large:
+            try:
+                table = bridge.collect(found, shape.arrow)
+            except Exception as error:
+                if not too_large(error):
+                    raise
+                if not job.into_files:
+                    raise InvalidUsage(
+                        "the files' rows take more than spark.driver.maxResultSize: take fewer "
+                        "files at a time"
+                    ) from None
+                large = True
+        if large:
+            files = write_files(found, None, slot.out)
+            rows = sum(file.rows for file in files)
+            return RowsDone(job.job_id, rows, spark_ms=_since(started), files=files)
+    except Exception as error:
+        raise _named(error, job.paths) from error
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, _since(started))
+
+
+def _type_as_taken(field: pa.Field, kind: str) -> pa.DataType:
+    """Return the type that Spark's reader takes from the files, where it cannot take the column's
+    own: binary of CSV is text in base64, as JSON has it; keys of a map of JSON are text. Raises
+    `InvalidUsage` for keys that cannot be converted from their text."""
+    if kind == "csv" and pa.types.is_binary(field.type):
+        return pa.string()
+    return _with_text_keys(field.type, field.name) if kind == "json" else field.type
+
+
+def _with_text_keys(kind: pa.DataType, column: str) -> pa.DataType:
+    if pa.types.is_list(kind):
+        return pa.list_(_with_text_keys(kind.value_type, column))
+    if pa.types.is_struct(kind):
+        return pa.struct([(each.name, _with_text_keys(each.type, column)) for each in kind])
+    if not pa.types.is_map(kind):
+        return kind
+    if pa.types.is_nested(kind.key_type) or pa.types.is_binary(kind.key_type):
+        raise InvalidUsage(
+            f"column {column}: Spark reads no map of JSON with keys of type {kind.key_type}"
+        )
+    return pa.map_(pa.string(), _with_text_keys(kind.item_type, column))
+
+
+def _meant(
+    name: str, taken: pa.Schema, wanted: pa.Schema, options: Sequence[tuple[str, str]]
+) -> Column:
+    """Return a column, converted from the type that was read to its own."""
+    column = functions.col(quote(name))
+    if taken.field(name).type == wanted.field(name).type:
+        return column
+    if pa.types.is_binary(wanted.field(name).type):
+        strict = dict(options).get("mode", "").upper() == "FAILFAST"
+        decode = functions.to_binary if strict else functions.try_to_binary
+        return decode(column, functions.lit("base64")).alias(name)
+    (field,) = spark_struct(pa.schema([wanted.field(name)])).fields
+    return column.cast(field.dataType).alias(name)
+
+
+def infer_files(slot: ThreadSlot, job: InferFiles) -> QueryAnalyzed:
+    """Return the files' columns as Spark infers them. Raises `QueryRejected` for a type that cannot
+    be stored, and Spark's own errors."""
+    bridge = slot.sessions.get((), small=False)
+    found = _frame(bridge, job.paths, job.format, job.options, None)
+    return QueryAnalyzed(job.job_id, output_schema(found.schema))
+
+
+def _frame(
+    bridge: SessionBridge,
+    paths: Sequence[str],
+    kind: str,
+    options: Sequence[tuple[str, str]],
+    struct: StructType | None,
+) -> DataFrame:
+    # Ours last: whatever the user says, a torn or missing file is an error.
+    reader = bridge.session.read.format(kind).options(**{**dict(options), **_OPTIONS})
+    if struct is not None:
+        reader = reader.schema(struct)
+    return reader.load([_literal(path) for path in paths])
+
+
+def _named(error: Exception, paths: Sequence[str]) -> Exception:
+    """Return an error that names the file at fault; the same error if no file is."""
+    link: BaseException | None = error
+    texts: list[str] = []
+    while link is not None and len(texts) < _LINKS_MAX:
+        texts.append(str(link))
+        link = link.__cause__
+    for text in texts:
+        fault = _UNREADABLE.search(text)
+        if fault is None:
+            continue
+        named = _READING.search(text)
+        path = next((p for p in paths if named and _says(named[1], p)), None)
+        malformed = text.rfind("[MALFORMED_RECORD_IN_PARSING")
+        said = short_text(text[malformed if malformed >= 0 else fault.start() :])
+        return DefiniteError(said if path is None else f"{path}: {said}")
+    return error
+
+
+def _says(said: str, path: str) -> bool:
+    """Return whether Spark's text after the word `file` is that path, plain or as a URI."""
+    plain = path.lstrip("/")
+    for text in (said, unquote(said)):
+        found = text.removeprefix("file:").lstrip("/")
+        if found.startswith(plain) and _END.match(found[len(plain) :]):
+            return True
+    return False
+
+
+def _literal(path: str) -> str:
+    """Return a pattern that matches this file alone."""
+    # Spark takes a path for a pattern. To switch patterns off does not do: each path that looks
+    # like one then stands for all of them.
+    return "file://" + _SPECIAL.sub(r"\\\g<0>", path)
+
+
+def _since(started: float) -> float:
+    return (time.perf_counter() - started) * 1000
+
+
+# -- Runs a query over whole contents, as it is written: its own columns, in its own order ---------
+# A small answer is collected. One over large inputs (`engine_collected_bytes_max`), one that Spark
+# expects to be large, or that turns out to be, is made into Parquet files, whose order is the order
+# of the rows, so that it never passes through the driver's heap. Where this process cannot see such
+# files the answer is collected, and one that is too large is refused.
+
+
+def run_select(slot: ThreadSlot, job: SelectContents) -> RowsDone:
+    """Return the query's rows. Raises `QueryRejected` when it does not make `job.output`,
+    `InvalidUsage` when they are too many, and Spark's own errors."""
+    return retry_apart(lambda apart: _run_select(slot, job, apart=apart))
+
+
+def _run_select(slot: ThreadSlot, job: SelectContents, *, apart: bool) -> RowsDone:
+    started = time.perf_counter()
+    with open_query(slot, job.tables, job.conf, job.sql, apart=apart) as (opened, found):
+        bridge = opened.bridge
+        check_types(result_schema(found.schema), job.output, "the query", names=False)
+        found = _with_months(found.toDF(*job.output.names), job.output)
+        slot.check()
+        large = job.into_files and COLLECTED.crossed(
+            max(opened.bytes, _expected_bytes(found)) > slot.collected_bytes_max
+        )
+        try:
+            if large:
+                return _written(slot, job, found, started)
+            table = bridge.collect(found, job.output.engine_arrow)
+        except Exception as error:
+            if large or not too_large(error):
+                raise
+            if not job.into_files:
+                raise InvalidUsage(
+                    "the answer of the query takes more than spark.driver.maxResultSize: "
+                    "aggregate or limit it"
+                ) from None
+            return _written(slot, job, found, started)
+    elapsed = (time.perf_counter() - started) * 1000
+    return done(job.job_id, table, slot.out, slot.inline_bytes_max, elapsed)
+
+
+def _with_months(found: DataFrame, output: TableSchema) -> DataFrame:
+    """Return the frame with intervals of years and months as numbers of months, as `engine_type`
+    has them."""
+    kinds = [result_type(column.type) for column in output.columns]
+    if not any(map(pa.types.is_interval, kinds)):
+        return found
+    texts = []
+    for name, kind in zip(output.names, kinds, strict=True):
+        months = f"CAST(CAST({quote(name)} AS INTERVAL MONTH) AS INT) AS {quote(name)}"
+        texts.append(months if pa.types.is_interval(kind) else quote(name))
+    return found.selectExpr(*texts)
+
+
+def _expected_bytes(found: DataFrame) -> int:
+    """Return Spark's estimate of the answer's size. Only for a session in our own JVM."""
+    # For joins the estimate multiplies the sizes of the inputs.
+    plan: Any = found._jdf.queryExecution().optimizedPlan()
+    return int(str(plan.stats().sizeInBytes()))
+
+
+def _written(slot: ThreadSlot, job: SelectContents, found: DataFrame, started: float) -> RowsDone:
+    files = write_files(found, None, slot.out)
+    elapsed = (time.perf_counter() - started) * 1000
+    return RowsDone(job.job_id, sum(file.rows for file in files), spark_ms=elapsed, files=files)
+
+
+NO_TASK: Final = -1
+"""Number of a task that there is not."""
+
+
+class TaskCounts(NamedTuple):
+    """Tasks of the Spark jobs of one job."""
+
+    done: int
+    total: int
+    executors: int | None
+    """None where the driver executes."""
+    running: int
+
+
+class JobTicket:
+    """A job inside the child. `group` names its Spark jobs, for the canceler."""
+
+    __slots__ = ("bytes", "canceled", "group", "job", "prepared", "refusal", "traced")
+
+    def __init__(
+        self,
+        job: Job,
+        group: str,
+        prepared: PreparedPlan | None,
+        *,
+        traced: bool = False,
+        frame_bytes: int = 0,
+    ) -> None:
+        """`traced`: the job came with a trace context, in a frame of `frame_bytes`."""
+        self.job = job
+        self.bytes = frame_bytes
+        self.traced = traced
+        self.group = group
+        self.prepared = prepared
+        self.canceled = threading.Event()
+        self.refusal = ""
+        """Reason why this process itself has canceled the job."""
+
+    def refuse(self, why: str) -> None:
+        """Cancel the job, which fails with `JobTooLarge` for this reason."""
+        self.refusal = why
+        self.canceled.set()
+
+    def canceled_answer(self) -> JobFailed:
+        """Return the answer to the job once it is canceled."""
+        code, text = OperationCanceled.__name__, "canceled on request"
+        if self.refusal:
+            code, text = JobTooLarge.__name__, self.refusal
+        return JobFailed(self.job.job_id, code, text)
+
+
+class SparkEngine:
+    """The Spark session and the state that all worker threads share; its driver is in our own JVM.
+
+    `actors.engine.spark.remote` has the engine for a driver behind Spark Connect.
+    """
+
+    def __init__(
+        self,
+        session: SparkSession,
+        settings: Settings,
+        scratch: Path,
+        connect_token: str = "",
+        chosen: frozenset[str] | None = None,
+    ) -> None:
+        """Take the session.
+
+        `connect_token`: token of the JVM's Spark Connect server; empty if it has none. `chosen`:
+        names of the settings that the user has chosen; None: those of `Settings.spark_conf`.
+        """
+        self.session = session
+        self.settings = settings
+        self._connect_token = connect_token
+        self.scratch = scratch
+        self.out = scratch / OUT_FOLDER
+        self.out.mkdir(parents=True, exist_ok=True)
+        self._temporary = scratch / CHILD_FOLDER
+        self._user = frozenset(settings.spark_conf) if chosen is None else chosen
+        self._steps = PreparedSteps(settings, self._temporary / "slots")
+        self._here = on_loopback(settings.spark_master)
+        self._parts = BucketParts(settings)
+
+    def ready(self) -> EngineReady:
+        """Return the message that tells the parent that Spark is up."""
+        version = str(self._jvm().java.lang.System.getProperty("java.version"))
+        port = self._connect_port() if self._connect_token else 0
+        return EngineReady(
+            "",
+            self.session.version,
+            version,
+            os.getpid(),
+            self._process().pid,
+            port,
+            self._connect_token,
+        )
+
+    def slot(self) -> ThreadSlot:
+        """Return a new slot, for one worker thread."""
+        limits = self.settings
+        inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
+        nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
+        sessions, canceled = self._sessions(), threading.Event()
+        return ThreadSlot(
+            sessions,
+            self._steps,
+            self.out,
+            inline,
+            collected,
+            self._here,
+            nodes,
+            text,
+            limits.engine_nesting_max,
+            limits.view_tree_nodes_max,
+            self._parts,
+            canceled,
+        )
+
+    def run(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """Return the answer to a job. Raises `SparkGone` when Spark did not answer or has
+        stopped."""
+        job_id = ticket.job.job_id
+        if ticket.canceled.is_set():
+            ticket.prepared = None
+            return ticket.canceled_answer()
+        slot.canceled, slot.group = ticket.canceled, ticket.group
+        try:
+            answer = self._carry_out_here(slot, ticket, pool)
+        except SparkGone:
+            raise
+        except Exception as error:
+            if ticket.canceled.is_set():
+                return ticket.canceled_answer()
+            answer = make_job_failed(job_id, error, self.settings.error_text_bytes_max)
+            # A context that has stopped raises whatever its parts, which are gone, lead to.
+            if not isinstance(error, PenstockError) and self.lost():
+                raise SparkGone(answer.text) from error
+            return answer
+        finally:
+            ticket.prepared = None  # a thread that waits must not keep a forgotten plan
+        if ticket.canceled.is_set():
+            # The parent does not learn these paths, and could not remove the files.
+            for path in answer.paths() if isinstance(answer, RowsDone) else ():
+                Path(path).unlink(missing_ok=True)
+            return ticket.canceled_answer()
+        return answer
+
+    def _carry_out_here(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """Run the job, with files for its answer only where those of Spark's are seen here."""
+        if self._here:
+            slot.files_here = True
+            try:
+                return self._carry_out(slot, ticket, pool)
+            except FilesUnseen as error:
+                print(f"no more answers as files: {error}", file=sys.stderr, flush=True)
+                self._here = False
+        slot.files_here = False
+        if isinstance(ticket.job, RunStep | SelectContents | TakeFiles) and ticket.job.into_files:
+            # Files that are written elsewhere may be invisible here, and be missing silently.
+            ticket.job = msgspec.structs.replace(ticket.job, into_files=False)
+        return self._carry_out(slot, ticket, pool)
+
+    def interrupt(self, group: str) -> None:
+        """Cancel what runs for a group: its Spark jobs, also those to come, and the execution of
+        its prepared step."""
+        context = self.session.sparkContext
+        java_object(context._gateway, "DriverExecution").cancel(group)
+        context._jsc.sc().cancelJobGroupAndFutureJobs(group)
+
+    def interrupt_clients(self) -> None:
+        """Cancel what runs for clients of Spark Connect, where no step of a view runs beside it."""
+        if self._connect_token and self.settings.query_engine == OWN:
+            self.session.sparkContext.cancelAllJobs()
+
+    def progress(self, group: str) -> TaskCounts | None:
+        """Return the tasks of a group's Spark jobs; None when it has none."""
+        context = self.session.sparkContext
+        tracker = context.statusTracker()
+        done = total = running = 0
+        for number in tracker.getJobIdsForGroup(group):
+            job = tracker.getJobInfo(number)
+            for stage in () if job is None else job.stageIds:
+                found = tracker.getStageInfo(stage)
+                if found is not None:
+                    done, total = done + found.numCompletedTasks, total + found.numTasks
+                    running += found.numActiveTasks
+        if not total:
+            return None
+        scala = context._jsc.sc()
+        # The driver is one of these.
+        executors = None if scala.isLocal() else scala.getExecutorMemoryStatus().size() - 1
+        return TaskCounts(done, total, executors, running)
+
+    def add_task(self) -> bool:
+        """Let a local Spark run one more task at a time; return False where it is not local."""
+        scala = self.session.sparkContext._jsc.sc()
+        if not scala.isLocal():
+            return False
+        # The scheduler counts a free core for each task that has ended, and knows none of this
+        # number. It gives the core to the pool with the fewest running tasks: the job that waits.
+        jvm: Any = self._jvm()
+        ended = jvm.org.apache.spark.TaskState.FINISHED()
+        scala.schedulerBackend().statusUpdate(NO_TASK, ended, jvm.java.nio.ByteBuffer.allocate(0))
+        return True
+
+    def wait_gone(self) -> str:
+        """Wait until Spark is gone; return a text that says how."""
+        return f"the JVM ended with {self._process().wait()}"
+
+    def lost(self) -> bool:
+        """Return whether Spark will do no more jobs; asked when one failed that need not have."""
+        try:
+            # A context can stop while its JVM lives: a cluster's master has removed the
+            # application.
+            return bool(self.session.sparkContext._jsc.sc().isStopped())
+        except Exception:  # noqa: BLE001 - no answer to this either
+            return True
+
+    def end(self) -> None:
+        """Kill the JVM, before this process ends itself."""
+        self._process().kill()
+
+    def _sessions(self) -> ThreadSessions:
+        return ThreadSessions(
+            self.session, self._user, self._temporary, far_partitions_max(self.settings)
+        )
+
+    def _carry_out(self, slot: ThreadSlot, ticket: JobTicket, pool: str) -> Answer:
+        """Run the job in its job group, so that `interrupt` finds it. Raises our errors or Spark's
+        own."""
+        context: Any = self.session.sparkContext
+        context.setJobGroup(ticket.group, type(ticket.job).__name__, interruptOnCancel=True)
+        if slot.pool != pool:  # a property of this thread, here and in the JVM
+            context.setLocalProperty("spark.scheduler.pool", pool)
+            name_call_site(context)
+            slot.pool = pool
+        return run_job(slot, ticket)
+
+    def _connect_port(self) -> int:
+        """Return the port that the JVM's Spark Connect server was given."""
+        service = getattr(self._jvm(), "org.apache.spark.sql.connect.service.SparkConnectService$")
+        return int(getattr(service, "MODULE$").localPort())
+
+    def _jvm(self) -> Any:
+        return self.session._jvm
+
+    def _process(self) -> Any:
+        return cast(Any, self.session.sparkContext._gateway).proc
+
+
+def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
+    """Run the job with the sessions of `slot`. Raises our errors or Spark's own."""
+    job = ticket.job
+    slot.check_size(getattr(job, "sql", ""))
+    match job:
+        case AnalyzeStatement():
+            return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
+        case ParseText():
+            return slot.sessions.get(job.conf, small=True).parsed(job)
+        case PreparePlan() if ticket.prepared is not None:
+            bridge = slot.sessions.get(job.plan.conf, small=True)
+            return prepare(bridge, ticket.prepared, job)
+        case RunStep() if ticket.prepared is not None:
+            return run_step(slot, ticket.prepared, job)
+        case RehearseSteps() if ticket.prepared is not None:
+            return rehearse(slot, ticket.prepared, job)
+        case RunStep() | RehearseSteps():
+            raise UnknownObject(f"no plan was prepared under the name {job.dataflow!r}")
+        case ComputeDifference():
+            return run_difference(slot, job)
+        case QueryFiles():
+            return run_query(slot, job)
+        case SelectContents():
+            return run_select(slot, job)
+        case LendContents():
+            return lend_contents(slot, job)
+        case ReturnContents():
+            return return_contents(slot, job)
+        case TakeFiles():
+            return take_files(slot, job)
+        case InferFiles():
+            return infer_files(slot, job)
+        case _:
+            raise InvalidUsage(f"{type(job).__name__} is not a job that runs")

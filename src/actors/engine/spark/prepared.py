@@ -1,0 +1,636 @@
+"""Prepared steps: a plan built once over slot files and executed again for every step.
+
+Planning is most of what a small step costs, and steps of one dataflow differ only in their rows. So
+a step's statement is planned once over slot files; a later step writes its rows to the same files
+and executes the same plan, in the driver itself (`DriverExecution.java`): no job is scheduled, and
+on a cluster no executor needs to see the files. The plan is built for the first step that wants it,
+or before, in a *rehearsal*.
+
+A plan (a *variant*) is good for the same strata and the same changed inputs (deltas and outputs of
+earlier strata that have rows), at one time or at several, for few rows or for many: the operators
+of the first are interpreted, those of the second compiled. A step without a plan of its own first
+uses a *wider* one, of more changed inputs or of several times, whose further inputs are empty then.
+Where steps have done so often, the answer says that a rehearsal pays. Variants are bounded, for
+each dataflow and in all; the least recently used go first.
+
+Never prepared are steps at time 0 (hydration), steps that compute a view from scratch, and steps
+with large inputs. Beside a Spark Connect server, whose plans can be neither looked at nor executed
+without a job, a JVM of our own prepares and executes them (`actors.engine.spark.plan_reader`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final, NamedTuple, TypeAlias
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from actors.engine.spark.bridge import ClassicBridge, SessionBridge
+from actors.engine.spark.failures import describe
+from actors.engine.spark.session import SlotRows, result_bytes_max
+from actors.engine.spark.spark_releases import installed_version, tree_text
+from actors.engine.spark.translate import SessionRelation
+from actors.model.plan.input_names import InputName
+from actors.model.plan.schema import TableSchema
+from actors.runtime.errors import OperationCanceled
+from actors.runtime.settings import Settings
+from actors.runtime.threshold_probes import (
+    INTERPRETED_ROWS,
+    PREPARED_EACH,
+    PREPARED_PLANS,
+    SLOT_BYTES,
+    WIDER_USES,
+)
+
+# -- Slot files: Arrow files whose paths never change, rewritten for every step --------------------
+# Spark keeps a scan's file listing for as long as a plan lives. A plan can be executed again on
+# other rows if the files of those names hold them: each is an Arrow stream of one batch, and
+# `SlotFileFormat.java` reads it whole, whatever length the listing says. This module knows nothing
+# of Spark.
+#
+# A set of slots has one user at a time: `SlotSet.use` refuses a second. A use that fails, however
+# it does, makes an end of the set: its files are removed, not rewritten.
+
+
+class SlotOverflow(Exception):
+    """Raised when the rows need more than the slot's capacity."""
+
+
+class SlotBusy(Exception):
+    """Raised when the set is in use, or was abandoned."""
+
+
+def positional(schema: pa.Schema) -> pa.Schema:
+    """Return the same columns, named by position and all nullable."""
+    # Users' names, equal but for their case or odd in other ways, are no names of files' columns.
+    return pa.schema([pa.field(f"c{index}", field.type) for index, field in enumerate(schema)])
+
+
+def write(path: Path, table: pa.Table, capacity: int) -> None:
+    """Write these rows to the file `path`.
+
+    Raises:
+        SlotOverflow: They need more than `capacity` bytes. The file is unchanged.
+        OSError: The file is of no use.
+    """
+    sink = pa.BufferOutputStream()
+    # One batch, of no rows if need be: a file cut short is then an error.
+    whole = [column.combine_chunks() for column in table.columns]
+    with pa.ipc.new_stream(sink, table.schema) as out:
+        out.write_batch(pa.RecordBatch.from_arrays(whole, schema=table.schema))
+    data = sink.getvalue()
+    if data.size > capacity:
+        raise SlotOverflow(f"{data.size} bytes; a slot holds {capacity}")
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with open(handle, "wb") as file:
+        file.write(data)
+
+
+KEPT_BYTES_MAX: Final = 256 * 1024
+"""Rows of this size or more are removed from their file after each use: plans are many."""
+
+
+class SlotSet:
+    """The slots of one plan: a file for each name, in a folder of its own.
+
+    `schemas` are full and `positional`; `narrow` leaves out what no scan reads.
+    """
+
+    def __init__(self, folder: Path, schemas: Mapping[str, pa.Schema], capacity: int) -> None:
+        """Make the folder and files without rows. Raises an `OSError`."""
+        self.capacity = capacity
+        self._folder = folder
+        self._schemas = dict(schemas)
+        self._columns = {name: list(range(len(kinds))) for name, kinds in schemas.items()}
+        self._user = threading.Lock()
+        self._gone = False
+        folder.mkdir(parents=True)
+        try:
+            for name, schema in self._schemas.items():
+                write(self.path(name), schema.empty_table(), capacity)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of all slots."""
+        return frozenset(self._schemas)
+
+    def path(self, name: str) -> Path:
+        """Return the file of a slot."""
+        return self._folder / f"{name}.arrow"
+
+    @property
+    def answer(self) -> Path:
+        """Return the file by which a use gets the plan's answer."""
+        return self._folder / "answer"
+
+    def narrow(self, columns: Mapping[str, Sequence[int]]) -> None:
+        """Keep these slots only, and of their columns only those at these positions.
+
+        A slot without any keeps its last column, which tells how many rows there are.
+        """
+        for name in self.names - set(columns):
+            self.path(name).unlink(missing_ok=True)
+            del self._schemas[name]
+        self._columns = {
+            name: list(given) or [len(self._schemas[name]) - 1] for name, given in columns.items()
+        }
+
+    @contextmanager
+    def use(self, tables: Mapping[str, pa.Table]) -> Iterator[None]:
+        """Fill every slot and keep it so while the context is open; slots without a table get no
+        rows.
+
+        Tables have all columns of the slot, by whatever names, in order and of its types. Raises
+        `SlotBusy` while another use goes on, and what `write` raises. Any failure but
+        `SlotOverflow`, of the caller's too, makes an end of the set.
+        """
+        if not self._user.acquire(blocking=False):
+            raise SlotBusy("the slots are in use")
+        try:
+            if self._gone:
+                raise SlotBusy("the slots were abandoned")
+            try:
+                for name, schema in self._schemas.items():
+                    table = tables.get(name)
+                    rows = schema.empty_table() if table is None else table
+                    columns = self._columns[name]
+                    kept = rows.select(columns).rename_columns([f"c{at}" for at in columns])
+                    # Rewriting in place is safe: uses do not overlap and every earlier one ended
+                    # well, so that no task of an earlier job is left to read.
+                    write(self.path(name), kept, self.capacity)
+                yield
+                self._shrink(tables)
+            except SlotOverflow:  # before any reader has seen the files: the set stays sound
+                raise
+            except BaseException:
+                # A task of the failed job may still read the files.
+                self._gone = True
+                raise
+        finally:
+            if self._gone:
+                self._remove()
+            self._user.release()
+
+    def _shrink(self, tables: Mapping[str, pa.Table]) -> None:
+        """Remove many rows from their files."""
+        for name, schema in self._schemas.items():
+            if name in tables and tables[name].nbytes >= KEPT_BYTES_MAX:
+                columns = [schema.field(at) for at in self._columns[name]]
+                write(self.path(name), pa.schema(columns).empty_table(), self.capacity)
+
+    def abandon(self) -> None:
+        """Remove the files: now, or when their user is done."""
+        self._gone = True
+        if self._user.acquire(blocking=False):
+            try:
+                self._remove()
+            finally:
+                self._user.release()
+
+    def _remove(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+KEEPS_NOTHING: Final = frozenset(
+    {
+        "CartesianProduct",
+        "Coalesce",
+        "ColumnarToRow",
+        "Expand",
+        "Filter",
+        "Generate",
+        "HashAggregate",
+        # Constants: their rows come from the text.
+        "LocalTableScan",
+        "ObjectHashAggregate",
+        "Project",
+        "Range",
+        "Scan OneRowRelation",
+        "Scan slot",
+        "ShuffledHashJoin",
+        "Sort",
+        "SortAggregate",
+        "SortMergeJoin",
+        "Union",
+        "Window",
+        "WindowGroupLimit",
+    }
+)
+"""Nodes of physical plans that compute their rows afresh from their inputs, each time."""
+
+_NODE: Final = re.compile(r"^[ :+|-]*(?:\* ?)?(.*?) *\((?:unknown|\d+)\)$")
+_REASON_CHARS_MAX: Final = 300
+WIDER_KEPT_MAX: Final = 4_096
+"""Bound of the steps whose uses of a wider plan are counted."""
+
+
+class PlanRefused(Exception):
+    """A plan that cannot be prepared; the text says why."""
+
+
+class PreparedRequest(msgspec.Struct, frozen=True):
+    """A step, as far as preparation is concerned."""
+
+    owner: int
+    """Serial of the plan (`PreparedPlan.serial`)."""
+    name: str
+    """Name of the dataflow, for the log."""
+    strata: tuple[int, ...]
+    """Strata of the statement (`PreparedPlan.strata`)."""
+    one_time: bool
+    """True if all changes are at one time, which the statement then relies on."""
+    schemas: Mapping[str, TableSchema]
+    """Schema of every input that these strata read."""
+    tables: Mapping[str, pa.Table]
+    """The rows of inputs that have any."""
+    render: Callable[[Mapping[str, SessionRelation], tuple[int, int]], str]
+    """Renders the statement over relations, for an interval."""
+    wanted: Callable[[], pa.Schema]
+    group: str
+    """Name by which its execution is canceled."""
+    open: Callable[[SlotRows], SessionBridge]
+    """Returns this thread's session for plans over slots of few or of many rows."""
+    check: Callable[[], None]
+    """Raises `OperationCanceled` if the job was canceled."""
+    waited: Callable[[float], None] = lambda _: None
+    """Called with the milliseconds that the step has waited for others."""
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Return the inputs that hold changes, as against state, and have rows."""
+        return frozenset(name for name in self.tables if InputName.parse(name).holds_changes)
+
+    @property
+    def key(self) -> VariantKey:
+        """Return what identifies the step's own plan."""
+        many = INTERPRETED_ROWS.exceeded_by(sum(table.num_rows for table in self.tables.values()))
+        return VariantKey(self.owner, self.strata, self.changed, self.one_time, many)
+
+
+class VariantKey(NamedTuple):
+    """Identifies a variant."""
+
+    owner: int
+    strata: tuple[int, ...]
+    changed: frozenset[str]
+    one_time: bool
+    many: bool
+
+
+class RunnablePlan:
+    """A planned step that can be executed again. Used by one thread at a time: its slots have one
+    user at a time."""
+
+    def __init__(self, bridge: ClassicBridge, frame: DataFrame) -> None:
+        """Keep the part of a frame that runs. Raises Spark's own error of a plan that cannot run,
+        and `PlanRefused` for one of several partitions."""
+        self._bridge = bridge
+        self._schema = bridge.arrow_schema(frame)
+        # The frame is dropped: the trees that it was planned from take several times as much of the
+        # driver's memory, and Spark's own execution of it describes its plan to listeners each
+        # time.
+        self._batches: Any = frame._jdf.toArrowBatchRdd()
+        if (partitions := self._batches.getNumPartitions()) != 1:
+            raise PlanRefused(f"its plan has {partitions} partitions")
+
+    def run(self, wanted: pa.Schema, group: str, answer: Path, bytes_max: int) -> pa.Table:
+        """Execute the plan; see `ClassicBridge.execute_here`. Raises Spark's own error."""
+        found = self._bridge.execute_here(self._batches, group, answer, bytes_max)
+        reader, batches = pa.BufferReader(found), []
+        while reader.tell() < len(found):
+            message = pa.ipc.read_message(reader)
+            batches.append(pa.ipc.read_record_batch(message, self._schema))
+        return pa.Table.from_batches(batches, self._schema).cast(wanted)
+
+
+class PlanVariant(msgspec.Struct, frozen=True):
+    """A plan ready to be executed."""
+
+    runnable: RunnablePlan
+    slots: SlotSet
+    schemas: Mapping[str, TableSchema]
+    """Schemas of the slots, by name."""
+
+
+Inspect: TypeAlias = Callable[[ClassicBridge, DataFrame, SlotSet], Mapping[str, Sequence[int]]]
+"""Returns which columns of which slots a plan reads. Raises `PlanRefused`."""
+
+
+def check_keeps_nothing(
+    bridge: ClassicBridge, frame: DataFrame, slots: SlotSet
+) -> Mapping[str, Sequence[int]]:
+    """Refuse a plan that keeps anything between executions; return the columns read of each
+    slot."""
+    query: Any = frame._jdf.queryExecution()
+    patterns = bridge.jvm.org.apache.spark.sql.catalyst.trees.TreePattern
+    if query.analyzed().containsPattern(patterns.CURRENT_LIKE()):
+        raise PlanRefused("it reads the clock, which a plan does once")
+    if not bridge.deterministic(frame):
+        raise PlanRefused("an expression is not deterministic")
+    # A frame that is executed again runs this plan again, but what the plan keeps would be stale:
+    # shuffle files, a broadcast table, a cached relation, a subquery's result, a reused exchange.
+    plan = query.executedPlan()
+    for line in tree_text(plan, installed_version()).splitlines():
+        if line.strip():
+            found = _NODE.match(line)
+            node = found.group(1) if found else line.strip()
+            if node not in KEEPS_NOTHING and node.split(" ")[0] not in KEEPS_NOTHING:
+                raise PlanRefused(f"its plan holds a node of kind {node[:80]!r}")
+    if not plan.subqueriesAll().isEmpty():
+        raise PlanRefused("its plan holds a subquery")
+    return _columns_read(plan, slots)
+
+
+def _columns_read(plan: Any, slots: SlotSet) -> Mapping[str, Sequence[int]]:
+    by_path = {str(slots.path(name)): name for name in slots.names}
+    leaves = plan.collectLeaves()
+    read: dict[str, set[int]] = {}
+    for number in range(leaves.size()):
+        leaf = leaves.apply(number)
+        if not leaf.nodeName().startswith("Scan slot"):
+            continue
+        files = [_plain_path(file) for file in leaf.relation().location().inputFiles()]
+        if len(files) != 1 or files[0] not in by_path:
+            raise PlanRefused(f"it reads {files[:3]}, which are no slots of its own")
+        fields = leaf.requiredSchema().fieldNames()
+        read.setdefault(by_path[files[0]], set()).update(int(field[1:]) for field in fields)
+    if not read:
+        raise PlanRefused("it reads no slot")
+    return {name: sorted(columns) for name, columns in read.items()}
+
+
+def _plain_path(uri: str) -> str:
+    return "/" + unquote(uri.removeprefix("file:")).lstrip("/")
+
+
+class PreparedSteps:
+    """Holds the variants of all dataflows of an engine. Used by all its threads."""
+
+    def __init__(
+        self, settings: Settings, folder: Path, look: Inspect = check_keeps_nothing
+    ) -> None:
+        self._max = settings.prepared_plans_max
+        self._max_each = settings.prepared_plans_per_dataflow_max
+        self._capacity = settings.prepared_slot_bytes_max
+        self._answer_bytes_max = result_bytes_max(settings.spark_driver_memory)
+        self._folder = folder.resolve()
+        self._inspect = look
+        # Reentrant: a plan may be forgotten by the collector while this thread holds it.
+        self._lock = threading.RLock()
+        self._variants: OrderedDict[VariantKey, PlanVariant] = OrderedDict()
+        self._refused: dict[VariantKey, str] = {}
+        self._wide_uses: dict[VariantKey, int] = {}
+        """Uses of a wider plan by steps that have none of their own."""
+        self._rehearsed: dict[VariantKey, threading.Event] = {}
+        """Events of current rehearsals: set when the plan is there, or will not be."""
+
+    def run(self, request: PreparedRequest) -> pa.Table | None:
+        """Run a step and return its rows; None when it must go the general path.
+
+        Raises `OperationCanceled`, or Spark's own error of the data.
+        """
+        key = request.key
+        with self._lock:
+            going = [done for other, done in self._rehearsed.items() if _is_wider(other, key)]
+        if going and self._find(key) is None and self._wider(key, request) is None:
+            began = time.monotonic()
+            for rehearsal in going:
+                rehearsal.wait()  # takes less time than building a second one
+            request.waited((time.monotonic() - began) * 1000)
+        return self._run(key, request)
+
+    def is_frequent(self, request: PreparedRequest) -> bool:
+        """Return whether steps like this one have used a wider plan so often that their own would
+        pay. The count then begins anew."""
+        key = request.key
+        with self._lock:
+            # A plan for many rows is made when there are as many: it pays at once.
+            frequent = not key.many and WIDER_USES.exceeded_by(self._wide_uses.get(key, 0))
+            if frequent:
+                del self._wide_uses[key]
+            return frequent
+
+    def rehearse(self, request: PreparedRequest) -> None:
+        """Build a plan for steps to come and execute it, if there is room without dropping another.
+
+        Raises as `run` does. A step that wants the plan meanwhile waits for it.
+        """
+        key = request.key
+        with self._lock:
+            mine = sum(other.owner == key.owner for other in self._variants)
+            room = len(self._variants) < self._max and mine < self._max_each
+            if not room or key in self._variants or key in self._rehearsed:
+                return
+            done = self._rehearsed[key] = threading.Event()
+        try:
+            self._run(key, request, rehearsing=True)
+        finally:
+            with self._lock:
+                del self._rehearsed[key]
+            done.set()
+
+    def _run(
+        self, key: VariantKey, request: PreparedRequest, *, rehearsing: bool = False
+    ) -> pa.Table | None:
+        if key in self._refused:
+            return None
+        largest = max((table.nbytes for table in request.tables.values()), default=0)
+        if SLOT_BYTES.crossed(largest > self._capacity):
+            return None  # its file may be smaller, but is not worth a plan
+        try:
+            variant = None
+            if not rehearsing:
+                # A wider plan goes first: planning takes longest in a young JVM, and most sets are
+                # seldom.
+                variant = self._find(key) or self._wider(key, request)
+            variant = variant or self._build(key, request)
+            tables = _in_order(request.tables, variant.schemas)
+            with variant.slots.use(tables):
+                request.check()
+                return variant.runnable.run(
+                    request.wanted(), request.group, variant.slots.answer, self._answer_bytes_max
+                )
+        except (SlotOverflow, SlotBusy):
+            return None
+        except OperationCanceled:
+            self._drop(key)
+            raise
+        except PlanRefused as error:
+            self._refuse(key, request.name, str(error))
+        except Exception as error:
+            self._drop(key)
+            request.check()
+            # An error of the data is the answer, as on the general path. After any other error the
+            # general path has its turn, and the plan is refused from then on.
+            code, text = describe(error)
+            if code == "DefiniteError":
+                raise
+            self._refuse(key, request.name, f"it failed: {text}")
+        return None
+
+    def forget(self, owner: int) -> None:
+        """Drop all that is kept for a plan."""
+        with self._lock:
+            for key in [key for key in self._variants if key.owner == owner]:
+                self._drop(key)
+            for kept in (self._refused, self._wide_uses):
+                for key in [key for key in kept if key.owner == owner]:
+                    del kept[key]
+
+    def reasons(self, owner: int) -> tuple[str, ...]:
+        """Return the reasons why steps of a plan were refused."""
+        with self._lock:
+            return tuple(text for key, text in self._refused.items() if key.owner == owner)
+
+    def __len__(self) -> int:
+        return len(self._variants)
+
+    def _build(self, key: VariantKey, request: PreparedRequest) -> PlanVariant:
+        """Plan the step over new slots. Raises `PlanRefused` or Spark's own error."""
+        # Unchanged deltas are left out of the text: they are neither planned nor run. State that
+        # happens to be empty gets a slot, so that hot and cold groups make no variants of their
+        # own.
+        changed = request.changed
+        viewed = [
+            name
+            for name in request.schemas
+            if name in changed or not InputName.parse(name).holds_changes
+        ]
+        relations = {
+            name: SessionRelation(schema, f"__{name}" if name in viewed else None)
+            for name, schema in request.schemas.items()
+        }
+        text = request.render(relations, (1, 2))
+        # A plan serves steps of any interval, so that its text must not name one.
+        if text != request.render(relations, (5, 9)):
+            raise PlanRefused("its text depends on the step's interval")
+        kinds = {name: positional(request.schemas[name].arrow_updates()) for name in viewed}
+        slots = SlotSet(self._folder / uuid.uuid4().hex, kinds, self._capacity)
+        try:
+            bridge = request.open(SlotRows.MANY if key.many else SlotRows.FEW)
+            assert isinstance(bridge, ClassicBridge)
+            frames = {
+                f"__{name}": bridge.slot(
+                    slots.path(name), kinds[name], request.schemas[name].arrow_updates().names
+                )
+                for name in viewed
+            }
+            with bridge.views(frames):
+                frame = bridge.sql(text)
+            slots.narrow(self._inspect(bridge, frame, slots))
+            runnable = RunnablePlan(bridge, frame)
+        except BaseException:
+            slots.abandon()
+            raise
+        variant = PlanVariant(runnable, slots, {name: request.schemas[name] for name in viewed})
+        self._keep(key, variant)
+        return variant
+
+    def _find(self, key: VariantKey) -> PlanVariant | None:
+        """Return the step's own plan, unless it is being rehearsed: its slots are in use then."""
+        with self._lock:
+            found = None if key in self._rehearsed else self._variants.get(key)
+            if found is not None:
+                self._variants.move_to_end(key)
+            return found
+
+    def _wider(self, key: VariantKey, request: PreparedRequest) -> PlanVariant | None:
+        """Return a plan that does more than is wanted, of the fewest changed inputs; None if there
+        is none."""
+        with self._lock:
+            found = [other for other in self._variants if _is_wider(other, key)]
+            found = [other for other in found if other not in self._rehearsed]
+            found = [other for other in found if _has_room(self._variants[other], request.tables)]
+            if not found:
+                return None
+            uses = self._wide_uses.pop(key, 0) + 1
+            if len(self._wide_uses) >= WIDER_KEPT_MAX:
+                del self._wide_uses[next(iter(self._wide_uses))]
+            self._wide_uses[key] = uses
+            # Of equal ones that for a single time: it needs no windows over times.
+            best = min(found, key=lambda other: (len(other.changed), not other.one_time))
+            return self._find(best)
+
+    def _keep(self, key: VariantKey, variant: PlanVariant) -> None:
+        with self._lock:
+            self._drop(key)
+            mine = [other for other in self._variants if other.owner == key.owner]
+            if PREPARED_EACH.crossed(len(mine) >= self._max_each):
+                self._drop(mine[0])
+            while PREPARED_PLANS.crossed(len(self._variants) >= self._max):
+                self._drop(next(iter(self._variants)))
+            self._variants[key] = variant
+
+    def _drop(self, key: VariantKey) -> None:
+        with self._lock:
+            dropped = self._variants.pop(key, None)
+        if dropped is not None:
+            dropped.slots.abandon()
+
+    def _refuse(self, key: VariantKey, name: str, reason: str) -> None:
+        self._drop(key)
+        text = " ".join(reason.split())[:_REASON_CHARS_MAX]
+        changed = ", ".join(sorted(key.changed)) or "nothing"
+        with self._lock:
+            if len(self._refused) >= 4 * self._max:
+                del self._refused[next(iter(self._refused))]
+            self._refused[key] = text
+        print(
+            f"{name}: strata {', '.join(map(str, key.strata))} with changes of {changed} "
+            f"are planned anew each time: {text}",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+def _is_wider(other: VariantKey, key: VariantKey) -> bool:
+    """Return whether the plan `other` makes what `key` would, if its further inputs are empty."""
+    return (
+        other.owner == key.owner
+        and other.strata[-1] == key.strata[-1]
+        and set(other.strata) >= set(key.strata)
+        and other.changed >= key.changed
+        # A plan for several times serves a step at a single one, and not the other way round.
+        and (other.one_time == key.one_time or not other.one_time)
+        and other.many == key.many
+    )
+
+
+def _has_room(variant: PlanVariant, tables: Mapping[str, pa.Table]) -> bool:
+    """Return whether a plan has a slot for each of these tables, whose columns are among theirs."""
+    return all(
+        name in variant.schemas and set(variant.schemas[name].names) <= set(table.column_names)
+        for name, table in tables.items()
+    )
+
+
+def _in_order(
+    given: Mapping[str, pa.Table], schemas: Mapping[str, TableSchema]
+) -> Mapping[str, pa.Table]:
+    """Return the rows with their columns in the plan's order. Raises `PlanRefused`."""
+    tables = {}
+    for name, table in given.items():
+        wanted = schemas[name].arrow_updates()
+        if not table.schema.equals(wanted):
+            missing = [column for column in wanted.names if column not in table.column_names]
+            if missing:
+                raise PlanRefused(f"rows of {name} lack column {missing[0]!r}")
+            table = table.select(wanted.names).cast(wanted)
+        tables[name] = table
+    return tables

@@ -1,0 +1,52 @@
+"""Reads the user's `spark-defaults.conf`, in the service: its variables say where Spark's
+configuration is, and the engine's own process does without them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from actors.runtime.errors import EngineUnavailable
+
+FILE: Final = "spark-defaults.conf"
+_LINE: Final = re.compile(r"([^\s=:#!][^\s=:]*)(?:\s*[=:\s]\s*(.*))?")
+
+
+def read_defaults(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of `SPARK_CONF_DIR` or `SPARK_HOME/conf`; none if there is no file.
+
+    Raises `EngineUnavailable` when the file cannot be read.
+    """
+    folder = environment.get("SPARK_CONF_DIR", "")
+    if not folder and environment.get("SPARK_HOME"):
+        folder = str(Path(environment["SPARK_HOME"]) / "conf")
+    if not folder:
+        return {}
+    path = Path(folder) / FILE
+    try:
+        return parse_defaults(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineUnavailable(
+            f"Spark's settings in {path} cannot be read: {error}; mend the file, or unset"
+            " SPARK_CONF_DIR and SPARK_HOME for this service"
+        ) from None
+
+
+def parse_defaults(text: str) -> dict[str, str]:
+    """Return the settings of a file's text, which is one of Java's properties.
+
+    >>> parse_defaults("# ours\\nspark.executor.memory 4g\\nspark.a=b c\\nother.key 1\\n")
+    {'spark.executor.memory': '4g', 'spark.a': 'b c'}
+    """
+    found = {}
+    for line in re.sub(r"\\\r?\n\s*", "", text).splitlines():
+        given = _LINE.fullmatch(line.strip())
+        # Spark passes over all other names, too.
+        if given is not None and given[1].startswith("spark."):
+            found[given[1]] = re.sub(r"\\(.)", r"\1", (given[2] or "").strip())
+    return found

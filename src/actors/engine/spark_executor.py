@@ -1,0 +1,598 @@
+"""The engine's actor: the only owner of Spark, which runs in a child process.
+
+Theory of operation. Jobs wait in a bounded queue and go to the child while it has fewer than
+`engine_jobs_in_flight_max`. One effect owns a child for its whole life: it starts it, reads its
+answers, and finally kills it and all processes that it started. A child that died is replaced after
+a delay that doubles with each failure.
+
+Rules
+- Every `SubmitJob` is answered exactly once; a job's entry then leaves the tables.
+- A new child is first sent every prepared plan, then the jobs that were in flight, in their order.
+- Jobs in flight when a child died by itself are suspects, and run alone until they have an answer,
+  so an innocent job is cleared at its next run. A job during which `engine_attempts_max` children
+  died while it ran alone fails with `JobTooLarge`, and is refused for a while
+  (`actors.engine.spark_executor`).
+- A cancel answers its caller at once. The job's slot in the child is free when the child confirms;
+  a child that does not within `engine_cancel_timeout_ms` is replaced.
+- Messages of a child carry its number: those of a predecessor are ignored.
+- If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: at once if it never
+  was up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+from fractions import Fraction
+from pathlib import Path
+from typing import Final, TypeAlias, assert_never
+
+import msgspec
+
+from actors.engine.spark.launch import EngineProcess, launch, make_clean_folder
+from actors.model.plan.job_log import JobLog
+from actors.model.plan.jobs import (
+    Answer,
+    CancelChildJob,
+    CancelJob,
+    EngineCondition,
+    EngineReady,
+    ExecutorMessage,
+    ForgetPlan,
+    InspectEngine,
+    InspectJobs,
+    Job,
+    JobFailed,
+    JobProgress,
+    LocateConnect,
+    PlanPrepared,
+    PreparePlan,
+    RehearseSteps,
+    RowsDone,
+    RunStep,
+    SubmitJob,
+    kind_of,
+)
+from actors.runtime.errors import (
+    ConnectionBroken,
+    EngineUnavailable,
+    InvalidUsage,
+    JobTooLarge,
+    OperationCanceled,
+    PenstockError,
+    ResourceBusy,
+    ResourceClosed,
+    from_wire,
+)
+from actors.runtime.kernel import Actor, ActorClock, RunningEffect
+from actors.runtime.settings import Settings
+from actors.runtime.telemetry import TRACEPARENT, with_context
+
+# -- Jobs that ended the engine, which are not run again for a while -------------------------------
+# A job is known by its content: the same rows and the same texts, whoever asks. So half of a step
+# that was too large is another job. After the pause the job is run once more, alone; each kill
+# doubles the pause, and one good run ends it.
+
+
+KILLERS_MAX: Final = 256
+
+
+class _Killer(msgspec.Struct):
+    text: str
+    kills: int
+    until_ms: float
+
+
+class JobQuarantine:
+    """The jobs that are known to end the engine, and the dataflows that they were for."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._killers: OrderedDict[bytes, _Killer] = OrderedDict()
+        self._dataflows: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._killers)
+
+    def find_refusal(self, job: Job, now_ms: float) -> JobTooLarge | None:
+        """Return the error of a job that must not be run yet; None if it may run."""
+        killer = self._killers.get(_content_of(job)) if self._killers else None
+        if killer is None or now_ms >= killer.until_ms:
+            return None
+        seconds = math.ceil((killer.until_ms - now_ms) / 1000)
+        return JobTooLarge(f"{killer.text}; it is not run again for {seconds} s")
+
+    def is_suspect(self, job: Job) -> bool:
+        """Return whether a job must run alone and is given up at its first kill: it, or another
+        of its dataflow, has ended the engine before."""
+        if not self._killers:
+            return False
+        return _dataflow_of(job) in self._dataflows or _content_of(job) in self._killers
+
+    def convict(self, job: Job, text: str, now_ms: float) -> JobTooLarge:
+        """Record that a job ended the engine, and return the error that tells of it."""
+        content = _content_of(job)
+        # Put in anew, at the end: the bound drops the jobs that killed least lately.
+        before = self._killers.pop(content, None)
+        kills = 1 if before is None else before.kills + 1
+        until_ms = now_ms + self._settings.engine_killer_retry_ms(kills)
+        self._killers[content] = _Killer(text, kills, until_ms)
+        while len(self._killers) > KILLERS_MAX:
+            self._killers.popitem(last=False)
+        if dataflow := _dataflow_of(job):
+            # The dataflow's next job has another content and may end the engine as well.
+            self._dataflows.add(dataflow)
+        return JobTooLarge(text)
+
+    def acquit(self, job: Job) -> None:
+        """Record that a job ran to its end."""
+        if self._killers:
+            self._killers.pop(_content_of(job), None)
+            self._dataflows.discard(_dataflow_of(job))
+
+    def forget(self, dataflow: str) -> None:
+        """Forget a dataflow that is gone."""
+        self._dataflows.discard(dataflow)
+
+
+def _dataflow_of(job: Job) -> str:
+    return job.dataflow if isinstance(job, RunStep | PreparePlan | RehearseSteps) else ""
+
+
+def _content_of(job: Job) -> bytes:
+    """Return a digest of a job without its id."""
+    bare = msgspec.structs.replace(job, job_id="")
+    return hashlib.blake2b(msgspec.msgpack.encode(bare), digest_size=16).digest()
+
+
+START_FAILURES_MAX: Final = 3
+DEATHS_OUTSIDE: Final = 3
+"""Number of SIGKILLs that count as one death.
+
+They come from an operator or from a system short of memory, so a job may not be to blame.
+"""
+
+Launch: TypeAlias = Callable[[Settings, Path, ActorClock], Awaitable[EngineProcess]]
+"""Starts a child (tests replace it)."""
+
+
+class _Started(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    process: EngineProcess
+    ready: EngineReady
+
+
+class _Answered(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    answer: Answer
+
+
+class _Ended(msgspec.Struct, frozen=True, gc=False):
+    """A child ended (`why`), or could not be started (`error`)."""
+
+    number: int
+    error: PenstockError | None
+    why: str = ""
+    outside: bool = False
+    """True if the child was killed from outside, which proves little about its jobs."""
+
+
+class _StartAgain(msgspec.Struct, frozen=True, gc=False):
+    pass
+
+
+class _CancelOverdue(msgspec.Struct, frozen=True, gc=False):
+    number: int
+    job_id: str
+
+
+_Message: TypeAlias = ExecutorMessage | _Started | _Answered | _Ended | _StartAgain | _CancelOverdue
+
+
+class _Entry:
+    """A job that is waiting or in flight."""
+
+    __slots__ = ("alone", "attempts", "canceled", "order", "overdue", "run", "traceparent")
+
+    def __init__(self, run: SubmitJob, order: int, *, alone: bool) -> None:
+        self.run = run
+        self.order = order
+        self.attempts = Fraction(0)
+        """Number of deaths of the engine while the job ran alone."""
+        self.alone = alone
+        """True if no other job may run beside it."""
+        self.canceled = False
+        self.overdue: RunningEffect | None = None
+        """Timer of a canceled job."""
+        self.traceparent = TRACEPARENT.get()
+        """Trace context of the asker: a traced job's answer has a `JobTrace`."""
+
+    @property
+    def job(self) -> Job:
+        return self.run.job
+
+
+class SparkExecutor(Actor[_Message]):
+    """Runs jobs in a child process that holds PySpark; see the module's docstring.
+
+    `directory` is the engine's scratch folder, used by no other engine. Answers are written to its
+    folder ``out``; files of an earlier service are removed at the start. Answers of `SubmitJob` are
+    `QueryAnalyzed`, `StatementParsed`, `PlanPrepared` or `RowsDone`; errors are `DefiniteError`,
+    `QueryRejected`, `AccessDenied`, `JobTooLarge`, `OperationCanceled`, `EngineLost`,
+    `EngineUnavailable`, `ResourceBusy` and `InvalidUsage`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Path,
+        launch_engine: Launch = launch,
+        *,
+        at_first_job: bool = False,
+    ) -> None:
+        """Take the environment. `at_first_job`: the engine is not started before it has a job."""
+        self._settings = settings
+        self._at_first_job = at_first_job
+        self._launch = launch_engine
+        self._directory = directory
+        self._number = 0
+        self._life: RunningEffect | None = None
+        self._process: EngineProcess | None = None
+        self._ready: EngineReady | None = None
+        self._failures = 0
+        """Deaths and failed starts since the last answer; the next start waits longer for each."""
+        self._failed_starts = 0
+        """Failed starts since the engine was last up."""
+        self._unavailable: PenstockError | None = None
+        self._order = 0
+        self._deaths = 0
+        self._replaced = False
+        """True if this actor itself has killed the child."""
+        self._quarantine = JobQuarantine(settings)
+        self._plans: dict[str, PreparePlan] = {}
+        self._waiting: deque[_Entry] = deque()
+        self._flying: dict[str, _Entry] = {}
+        self._locating: list[LocateConnect] = []
+        """Those who ask where the engine is while none is up."""
+        self._log = JobLog(settings.log_rows_max)
+
+    async def on_start(self) -> None:
+        """Clean the folder and start the first child."""
+        await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
+        if not self._at_first_job:
+            self._start()
+
+    async def on_stop(self) -> None:
+        """Fail the remaining jobs; the child is dead by now."""
+        for entry in self._entries():
+            entry.run.reply.fail(ResourceClosed("the engine was stopped"))
+        for asked in self._locating:
+            asked.reply.fail(ResourceClosed("the engine was stopped"))
+        await self.ctx.clock.run_blocking(lambda: make_clean_folder(self._directory))
+
+    async def receive(self, message: _Message) -> None:
+        """Handle one message."""
+        match message:
+            case SubmitJob():
+                self._start_first()
+                self._run(message)
+            case CancelJob():
+                self._cancel(message.job_id)
+            case InspectJobs():
+                message.reply.set(self._log.notes(self.ctx.monotonic_ms()))
+            case InspectEngine():
+                message.reply.set(self._condition())
+            case LocateConnect():
+                self._start_first()
+                self._locate(message)
+            case _Answered() if message.number == self._number:
+                self._answered(message.answer)
+            case _Answered():
+                self._discard(message.answer)
+            case _Started() if message.number == self._number:
+                self._started(message)
+            case _Ended() if message.number == self._number:
+                self._ended(message)
+            case _StartAgain():
+                self._start()
+            case _CancelOverdue() if message.number == self._number:
+                self._overdue(message.job_id)
+            case _Started() | _Ended() | _CancelOverdue():
+                pass  # of a child that has been replaced
+            case _:
+                assert_never(message)
+        self._send_waiting()
+
+    def _condition(self) -> EngineCondition:
+        if self._ready is not None:
+            return EngineCondition("up")
+        if self._unavailable is not None:
+            return EngineCondition("unavailable", str(self._unavailable).partition("\n")[0])
+        return EngineCondition("starting" if self._number else "idle")
+
+    def describe(self) -> str:
+        """Return the engine's state and its jobs, as text for people."""
+        if self._ready is not None:
+            ready = self._ready
+            where = f"on Java {ready.java_version}" if ready.jvm_pid else "over Spark Connect"
+            jvm = f", JVM {ready.jvm_pid}" if ready.jvm_pid else ""
+            state = f"Spark {ready.spark_version} {where}, child {ready.pid}{jvm}"
+        elif self._unavailable is not None:
+            state = f"unavailable: {str(self._unavailable).splitlines()[0]}"
+        elif self._number:
+            state = f"starting child number {self._number}"
+        else:
+            state = "not started: there was no job yet"
+        names = ", ".join(
+            f"{kind_of(entry.job)} {entry.job.job_id}{' (canceled)' * entry.canceled}"
+            for entry in self._flying.values()
+        )
+        return (
+            f"{state}; running {len(self._flying)} [{names}], waiting {len(self._waiting)}, "
+            f"plans {len(self._plans)}, children lost {self._deaths}, "
+            f"jobs in quarantine {len(self._quarantine)}"
+        )
+
+    # -- jobs -----------------------------------------------------------------------------------
+
+    def _run(self, run: SubmitJob) -> None:
+        job = run.job
+        if isinstance(job, ForgetPlan):
+            self._plans.pop(job.dataflow, None)
+            self._quarantine.forget(job.dataflow)
+            self._send(job)
+            run.reply.set(PlanPrepared(job.job_id))
+            return
+        if isinstance(job, CancelChildJob):
+            self._cancel(job.job_id)
+            run.reply.set(PlanPrepared(job.job_id))
+            return
+        if any(entry.job.job_id == job.job_id for entry in self._entries()):
+            run.reply.fail(InvalidUsage(f"a job named {job.job_id!r} is running already"))
+        elif refusal := self._quarantine.find_refusal(job, self.ctx.monotonic_ms()):
+            run.reply.fail(refusal)
+        elif self._unavailable is not None:
+            run.reply.fail(EngineUnavailable(str(self._unavailable)))
+        elif len(self._waiting) >= self._settings.engine_queue_max:
+            run.reply.fail(
+                ResourceBusy(
+                    f"{len(self._waiting)} jobs wait for the engine "
+                    f"(engine_queue_max = {self._settings.engine_queue_max}); try again later"
+                )
+            )
+        else:
+            self._order += 1
+            self._log.asked(job, self.ctx.now_ms(), self.ctx.monotonic_ms())
+            self._waiting.append(_Entry(run, self._order, alone=self._quarantine.is_suspect(job)))
+
+    def _locate(self, asked: LocateConnect) -> None:
+        """Answer with the engine that is up, or as soon as one is."""
+        if self._ready is not None:
+            asked.reply.set(self._ready)
+        elif self._unavailable is not None:
+            asked.reply.fail(EngineUnavailable(str(self._unavailable)))
+        else:
+            # Those who have left make room, so that a start that hangs collects no askers.
+            self._locating = [one for one in self._locating if not one.reply.answered]
+            self._locating.append(asked)
+
+    def _cancel(self, job_id: str) -> None:
+        for entry in self._waiting:
+            if entry.job.job_id == job_id:
+                self._waiting.remove(entry)
+                self._fail(entry, OperationCanceled(f"job {job_id} was canceled"))
+                return
+        flying = self._flying.get(job_id)
+        if flying is None or flying.canceled:
+            return
+        # The entry stays: its slot is taken until the child confirms.
+        flying.canceled = True
+        self._fail(flying, OperationCanceled(f"job {job_id} was canceled"))
+        self._send(CancelChildJob(job_id))
+        overdue = _CancelOverdue(self._number, job_id)
+        flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
+
+    def _fail(self, entry: _Entry, error: PenstockError) -> None:
+        """Answer a job with an error."""
+        self._log.ended(entry.job.job_id, self.ctx.monotonic_ms(), error)
+        entry.run.reply.fail(error)
+
+    def _overdue(self, job_id: str) -> None:
+        entry = self._flying.get(job_id)
+        if entry is not None and entry.canceled and self._process is not None:
+            # The jobs in flight are not suspected of this death.
+            self._replaced = True
+            self._process.kill()  # `_Ended` follows, as after any other end
+
+    def _send_waiting(self) -> None:
+        while self._process is not None and self._waiting and self._has_room(self._waiting[0]):
+            entry = self._waiting.popleft()
+            if entry.run.reply.answered:  # the caller has gone
+                self._log.ended(
+                    entry.job.job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__
+                )
+                continue
+            try:
+                self._process.send(with_context(entry.job, entry.traceparent))
+            except PenstockError as error:  # too large for a frame: nothing was sent
+                self._fail(entry, error)
+                continue
+            self._log.started(entry.job.job_id, self.ctx.monotonic_ms())
+            self._flying[entry.job.job_id] = entry
+            if isinstance(entry.job, PreparePlan):
+                self._plans[entry.job.dataflow] = entry.job
+
+    def _has_room(self, entry: _Entry) -> bool:
+        """Return whether a job may go to the child beside its other jobs."""
+        if entry.alone or any(other.alone for other in self._flying.values()):
+            return not self._flying
+        return len(self._flying) < self._settings.engine_jobs_in_flight_max
+
+    def _send(self, job: Job) -> None:
+        if self._process is not None:
+            self._process.send(job)
+
+    def _answered(self, answer: Answer) -> None:
+        if isinstance(answer, JobProgress):
+            self._log.progressed(answer)
+            running = self._flying.get(answer.job_id)
+            if running is not None and running.run.watcher is not None:
+                with suppress(ResourceClosed, ConnectionBroken):
+                    running.run.watcher.reply(answer)
+            return
+        entry = self._flying.pop(answer.job_id, None)
+        if entry is not None and entry.overdue is not None:
+            entry.overdue.cancel()
+        if entry is None or entry.canceled:
+            self._discard(answer)
+        elif isinstance(answer, JobFailed):
+            self._failures = 0
+            # A plan that failed must not be sent to new children.
+            if (
+                isinstance(entry.job, PreparePlan)
+                and self._plans.get(entry.job.dataflow) is entry.job
+            ):
+                del self._plans[entry.job.dataflow]
+            self._fail(entry, from_wire(answer.code, answer.text, True))
+        else:
+            self._failures = 0
+            # An answer proves that the job does not kill the engine.
+            self._quarantine.acquit(entry.job)
+            self._log.ended(answer.job_id, self.ctx.monotonic_ms(), answer)
+            if entry.run.reply.answered:  # the caller has gone
+                self._discard(answer)
+            entry.run.reply.set(answer)
+
+    def _discard(self, answer: Answer) -> None:
+        """Remove the files of an answer without a reader."""
+        paths = answer.paths() if isinstance(answer, RowsDone) else ()
+
+        def remove_all() -> None:
+            for path in paths:
+                Path(path).unlink(missing_ok=True)
+
+        async def remove() -> None:
+            await self.ctx.clock.run_blocking(remove_all)
+
+        if paths:
+            self.ctx.effect(remove, done=lambda _: None, failed=lambda _: None)
+
+    def _entries(self) -> Iterable[_Entry]:
+        return [*self._flying.values(), *self._waiting]
+
+    # -- the child ------------------------------------------------------------------------------
+
+    def _start_first(self) -> None:
+        """Start the first child, if none was started."""
+        if self._number == 0:
+            self._start()
+
+    def _start(self) -> None:
+        self._number += 1
+        number = self._number
+
+        async def live() -> _Ended:
+            process = await self._launch(self._settings, self._directory, self.ctx.clock)
+            try:
+                self.ctx.self.reply(_Started(number, process, await process.ready()))
+                while (answer := await process.receive()) is not None:
+                    self.ctx.self.reply(_Answered(number, answer))
+            finally:
+                await process.end()
+            return _Ended(number, None, process.why, process.killed_outside)
+
+        self._life = self.ctx.effect(
+            live,
+            done=lambda ended: ended,
+            failed=lambda error: _Ended(number, _as_ours(error)),
+        )
+
+    def _started(self, message: _Started) -> None:
+        self._process, self._ready = message.process, message.ready
+        self._unavailable, self._failed_starts = None, 0
+        for asked in self._locating:
+            asked.reply.set(message.ready)
+        self._locating.clear()
+        for plan in self._plans.values():
+            # Cheap: the child neither builds nor answers a known plan.
+            self._process.send(msgspec.structs.replace(plan, known=True))
+
+    def _ended(self, message: _Ended) -> None:
+        error, why = message.error, message.why
+        was_up, self._process, self._ready = self._process is not None, None, None
+        self._failures += 1
+        if was_up:
+            self._deaths += 1
+            why = str(error or why or "the child ended")
+            self._take_back(why, DEATHS_OUTSIDE if message.outside else 1)
+        else:
+            self._failed_starts += 1
+            # Deaths of a running engine do not count: it can be started.
+            if self._failed_starts >= START_FAILURES_MAX or not self._deaths:
+                self._report_unavailable(
+                    error or EngineUnavailable("the engine ended while it started")
+                )
+        self.ctx.after(self._settings.retry_delay_ms(self._failures), _StartAgain())
+
+    def _report_unavailable(self, error: PenstockError) -> None:
+        """Fail all that waits for the engine."""
+        self._unavailable = error
+        for entry in self._waiting:
+            self._fail(entry, EngineUnavailable(str(error)))
+        self._waiting.clear()
+        for asked in self._locating:
+            asked.reply.fail(EngineUnavailable(str(error)))
+        self._locating.clear()
+
+    def _take_back(self, why: str, share: int) -> None:
+        """Requeue the jobs that were in flight: in front, in their order; former lone runners last.
+
+        `share` such deaths count as one.
+        """
+        blamed = not self._replaced
+        single = len(self._flying) == 1
+        self._replaced = False
+        again: list[_Entry] = []
+        for entry in self._flying.values():
+            entry.attempts += Fraction(blamed and single, share)
+            entry.alone |= blamed
+            if entry.overdue is not None:
+                entry.overdue.cancel()
+            # A canceled job was answered before.
+            if entry.canceled:
+                continue
+            if entry.run.reply.answered:
+                self._log.ended(
+                    entry.job.job_id, self.ctx.monotonic_ms(), OperationCanceled.__name__
+                )
+            elif entry.attempts and entry.attempts >= self._attempts_max(entry):
+                self._give_up(entry, why)
+            else:
+                again.append(entry)
+        self._flying.clear()
+        # Running a job again is safe: it is a pure function of its message.
+        again.sort(key=lambda entry: entry.order)
+        self._waiting.extendleft(entry for entry in reversed(again) if not entry.attempts)
+        # Last, so that all other jobs have their turn between two deaths.
+        self._waiting.extend(entry for entry in again if entry.attempts)
+
+    def _attempts_max(self, entry: _Entry) -> int:
+        known = self._quarantine.is_suspect(entry.job)
+        return 1 if known else self._settings.engine_attempts_max
+
+    def _give_up(self, entry: _Entry, why: str) -> None:
+        job, words = entry.job, {1: "once", 2: "twice"}
+        times = words.get(int(entry.attempts), f"{int(entry.attempts)} times")
+        text = f"{kind_of(job)} {job.job_id} ended the engine {times}, alone; last: {why}"
+        self._fail(entry, self._quarantine.convict(job, text, self.ctx.monotonic_ms()))
+        if isinstance(job, PreparePlan) and self._plans.get(job.dataflow) is job:
+            del self._plans[job.dataflow]
+
+
+def _as_ours(error: Exception) -> PenstockError:
+    if isinstance(error, PenstockError):
+        return error
+    return EngineUnavailable(f"the engine cannot be started: {type(error).__name__}: {error}")

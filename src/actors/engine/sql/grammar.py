@@ -1,0 +1,219 @@
+"""The statements of SQL: a text is split at its semicolons, and each statement is read.
+
+>>> statement = parse_statement("CREATE MATERIALIZED VIEW v REFRESH POLICY FULL AS SELECT 1 AS a")
+>>> statement.name, statement.policy, statement.query.text, statement.query.start
+(('v',), 'full', 'SELECT 1 AS a', 50)
+>>> parse_statement("DROP TABLE a.b, c CASCADE").names
+(('a', 'b'), ('c',))
+>>> split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
+[(0, "SELECT ';' -- no; end\\n"), (25, 'INSERT INTO t VALUES (1)')]
+>>> parse_statement("CREATE TABLE t (a int,\\n  b)")
+Traceback (most recent call last):
+actors.runtime.errors.SqlSyntaxError: line 2, column 4: expected a type, found ')'
+
+Queries and expressions are not read: see `statements`. The rules are in files by subject
+(`grammar_ddl`, `grammar_dml`, `grammar_query`, `grammar_session`, `grammar_roles`), each a function
+of a `StatementReader`. Nothing recurses but nested types, which have a bound, so no text exhausts
+the stack. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
+
+from actors.engine.sql.grammar_ddl import (
+    read_alter,
+    read_comment_on,
+    read_create,
+    read_drop,
+    read_maintain,
+    read_refresh,
+)
+from actors.engine.sql.grammar_dml import (
+    read_copy,
+    read_delete,
+    read_insert,
+    read_merge,
+    read_truncate,
+    read_update,
+)
+from actors.engine.sql.grammar_query import QUERY_WORDS, begins_query, read_query, read_subscribe
+from actors.engine.sql.grammar_roles import read_grant, read_revoke
+from actors.engine.sql.grammar_session import (
+    read_begin,
+    read_close,
+    read_commit,
+    read_deallocate,
+    read_declare,
+    read_describe,
+    read_discard,
+    read_execute,
+    read_fetch,
+    read_listen,
+    read_prepare,
+    read_release,
+    read_reset,
+    read_rollback,
+    read_savepoint,
+    read_set,
+    read_show,
+    read_use,
+)
+from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.statements import (
+    CreateMaterializedViewStatement,
+    ExplainMode,
+    ExplainStatement,
+    SqlStatement,
+)
+from actors.engine.sql.tokens import SqlDialect, lex_sql
+
+_Rule: TypeAlias = Callable[[StatementReader], SqlStatement]
+
+
+def _read_explain(reader: StatementReader) -> SqlStatement:
+    position = reader.position
+    reader.need("EXPLAIN")
+    mode: ExplainMode = "plain"
+    if reader.take("INCREMENTAL"):
+        mode = "incremental"
+    elif reader.take("ANALYZE"):
+        mode = "analyze"
+    # Before CREATE, as a query may begin with a bracket.
+    if begins_query(reader):
+        return ExplainStatement(position=position, mode=mode, statement=read_query(reader))
+    if reader.follows("CREATE"):
+        at = reader.position
+        created = read_create(reader)
+        if isinstance(created, CreateMaterializedViewStatement):
+            return ExplainStatement(position=position, mode=mode, statement=created)
+        raise reader.error("only a query or a materialized view is explained", position=at)
+    modes = "INCREMENTAL, ANALYZE, " if mode == "plain" else ""
+    raise reader.unexpected(f"{modes}a query or CREATE MATERIALIZED VIEW")
+
+
+_RULES: Final[Mapping[str, _Rule]] = {
+    **dict.fromkeys(QUERY_WORDS, read_query),
+    "ALTER": read_alter,
+    "COMMENT": read_comment_on,
+    "CREATE": read_create,
+    "DELETE": read_delete,
+    "DESC": read_describe,
+    "DESCRIBE": read_describe,
+    "DROP": read_drop,
+    "EXPLAIN": _read_explain,
+    "GRANT": read_grant,
+    "INSERT": read_insert,
+    "MERGE": read_merge,
+    "REFRESH": read_refresh,
+    "RESET": read_reset,
+    "REVOKE": read_revoke,
+    "SET": read_set,
+    "SHOW": read_show,
+    "SUBSCRIBE": read_subscribe,
+    "TRUNCATE": read_truncate,
+    "UPDATE": read_update,
+    "USE": read_use,
+}
+"""Rule of each first word, in both dialects."""
+_POSTGRES_RULES: Final[Mapping[str, _Rule]] = {
+    "ABORT": read_rollback,
+    "ANALYZE": read_maintain,
+    "BEGIN": read_begin,
+    "CLOSE": read_close,
+    "COMMIT": read_commit,
+    "COPY": read_copy,
+    "DEALLOCATE": read_deallocate,
+    "DECLARE": read_declare,
+    "DISCARD": read_discard,
+    "END": read_commit,
+    "EXECUTE": read_execute,
+    "FETCH": read_fetch,
+    "LISTEN": read_listen,
+    "MOVE": read_fetch,
+    "PREPARE": read_prepare,
+    "RELEASE": read_release,
+    "ROLLBACK": read_rollback,
+    "SAVEPOINT": read_savepoint,
+    "START": read_begin,
+    "UNLISTEN": read_listen,
+    "VACUUM": read_maintain,
+}
+"""Rules of what needs a connection of PostgreSQL's protocol."""
+
+
+def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlStatement:
+    """Return the one statement of a text, with or without semicolons behind it.
+
+    Raises `SqlSyntaxError` with the position of what cannot be read.
+    """
+    lexed = lex_text(text, dialect)
+    last = len(lexed.tokens)
+    # Clients send a statement with its semicolon or without.
+    while last and lexed.tokens[last - 1].text == ";":
+        last -= 1
+    reader = StatementReader(lexed, 0, last)
+    _refuse_several(reader)
+    rule = _rule_of(reader)
+    statement = rule(reader)
+    # Most rules have said so themselves, and better.
+    reader.need_end()
+    return statement
+
+
+def _refuse_several(reader: StatementReader) -> None:
+    place = 0
+    while place < reader.last:
+        if reader.tokens[place].text == ";":
+            raise reader.error(
+                "one statement is wanted, and another one is behind a semicolon",
+                position=reader.tokens[place].start,
+            )
+        place = reader.partners.get(place, place) + 1
+
+
+def _rule_of(reader: StatementReader) -> _Rule:
+    word = reader.peek().word
+    if (rule := _RULES.get(word)) is not None:
+        return rule
+    postgres = reader.dialect is SqlDialect.POSTGRES
+    if (rule := _POSTGRES_RULES.get(word)) is not None:
+        if postgres:
+            return rule
+        raise reader.error(
+            f"{word} is a statement of connections by PostgreSQL's protocol only",
+            hint="each statement here is a transaction of its own",
+        )
+    known = sorted([*_RULES, *(_POSTGRES_RULES if postgres else ())])
+    raise reader.unexpected(
+        "a statement", hint=f"understood are {', '.join(word for word in known if word != '(')}"
+    )
+
+
+def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[tuple[int, str]]:
+    """Return each statement of a text with its offset, split at semicolons outside of quotes,
+    comments and brackets. Texts without a token are left out.
+
+    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets need not match: the
+    statement that has them says so when it is read.
+    """
+    found: list[tuple[int, str]] = []
+    first: int | None = None
+    depth = 0
+    for token in lex_sql(text, dialect):
+        if token.text == ";" and depth == 0:
+            if first is not None:
+                found.append((first, text[first : token.start]))
+            first = None
+            continue
+        if first is None:
+            first = token.start
+        if token.text in ("(", "[", "{"):
+            depth += 1
+        elif token.text in (")", "]", "}"):
+            # What closes nothing must not swallow the statements behind it.
+            depth = max(0, depth - 1)
+    if first is not None:
+        found.append((first, text[first:]))
+    return found

@@ -1,0 +1,531 @@
+"""Grammar of changes of rows: INSERT, UPDATE, DELETE, MERGE, COPY. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from actors.engine.sql.grammar_query import (
+    begins_query,
+    read_flag,
+    read_query,
+    read_readable,
+    refuse_queries,
+)
+from actors.engine.sql.reader import StatementReader, list_words
+from actors.engine.sql.statements import (
+    ColumnAssignment,
+    ConflictClause,
+    CopyFormat,
+    CopyOptions,
+    CopyStatement,
+    DeleteStatement,
+    InsertStatement,
+    MergeClause,
+    MergeMatch,
+    MergeStatement,
+    QualifiedName,
+    QueryStatement,
+    TextSpan,
+    UpdateStatement,
+)
+from actors.engine.sql.tokens import SqlDialect
+
+_MERGE_HINT: Final = "use MERGE INTO"
+
+
+def _refuse_returning(reader: StatementReader) -> None:
+    reader.refuse(
+        "RETURNING",
+        problem="RETURNING is not known here",
+        hint="read the rows with a SELECT in the same transaction",
+    )
+
+
+# Clauses of a query: behind RETURNING there is none.
+_NO_CLAUSES: Final = ("FROM", "WHERE", "GROUP", "HAVING", "ORDER", "LIMIT", "UNION", "WINDOW")
+
+
+def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
+    """Take ``RETURNING expression, …``, which is PostgreSQL's; none if it does not come."""
+    if reader.dialect is not SqlDialect.POSTGRES:
+        _refuse_returning(reader)
+    if not reader.take("RETURNING"):
+        return ()
+    first = reader.place
+    found = [reader.extent("a column or an expression", ",", *_NO_CLAUSES)]
+    while reader.take(","):
+        found.append(reader.extent("a column or an expression", ",", *_NO_CLAUSES))
+    # A query would see other rows than those of the statement's own time.
+    refuse_queries(
+        reader,
+        first,
+        problem="RETURNING has no queries here",
+        hint="read with a SELECT in the same transaction",
+    )
+    return tuple(found)
+
+
+# -- INSERT --------------------------------------------------------------------------------------
+
+
+def read_insert(reader: StatementReader) -> InsertStatement:
+    """Take an INSERT."""
+    position = reader.position
+    reader.need("INSERT")
+    reader.refuse(
+        "OVERWRITE",
+        problem="INSERT OVERWRITE is not known here",
+        hint="use DELETE FROM and INSERT INTO, in one transaction",
+    )
+    reader.need("INTO")
+    # Spark's INSERT INTO TABLE t; a table may have that name, too.
+    if reader.follows("TABLE") and not reader.peek(1).word.startswith((".", "(")):
+        reader.take("TABLE")
+    table = reader.object_name("a table's name")
+    alias = reader.name("an alias") if reader.take("AS") else None
+    columns = None
+    if reader.follows("(") and not _is_query_in_brackets(reader):
+        columns = reader.column_names()
+    reader.refuse("BY", problem="INSERT BY NAME is not known here", hint="list the columns")
+    rows = query = None
+    default_values = reader.follows("DEFAULT")
+    if default_values:
+        if columns is not None:
+            raise reader.error("DEFAULT VALUES are of all columns", hint="leave their list out")
+        reader.need("DEFAULT", "VALUES")
+    elif not reader.follows("VALUES") or (rows := _rows(reader)) is None:
+        query = _inserted_query(reader)
+    conflict = _conflict(reader)
+    returning = _returning(reader)
+    reader.need_end()
+    return InsertStatement(
+        position=position,
+        table=table,
+        alias=alias,
+        columns=columns,
+        rows=rows,
+        query=query,
+        conflict=conflict,
+        returning=returning,
+        default_values=default_values,
+    )
+
+
+def _conflict(reader: StatementReader) -> ConflictClause | None:
+    position = reader.position
+    if not reader.take("ON", "CONFLICT"):
+        return None
+    columns: tuple[str, ...] = ()
+    reader.refuse(
+        "ON", problem="constraints have no names here", hint="name the PRIMARY KEY's columns"
+    )
+    if reader.follows("("):
+        columns = reader.column_names()
+    reader.need("DO")
+    if reader.take("NOTHING"):
+        return ConflictClause(position=position, columns=columns)
+    reader.need("UPDATE", "SET")
+    found = _assignments(reader, "WHERE", "RETURNING")
+    condition = reader.extent("a condition", "RETURNING") if reader.take("WHERE") else None
+    return ConflictClause(
+        position=position, columns=columns, assignments=found, condition=condition
+    )
+
+
+def _is_query_in_brackets(reader: StatementReader) -> bool:
+    """Return whether the bracket that comes next holds a query and no column names."""
+    ahead = 0
+    while reader.peek(ahead).word == "(":
+        ahead += 1
+    # A column may have the name of a keyword: then a comma or a bracket follows.
+    is_name = reader.peek(ahead + 1).word in (",", ")")
+    return reader.peek(ahead).word in ("SELECT", "WITH", "VALUES", "FROM", "TABLE") and not is_name
+
+
+def _rows(reader: StatementReader) -> tuple[tuple[TextSpan, ...], ...] | None:
+    """Take ``VALUES (…), (…)`` to the end; None, with nothing taken, if VALUES is only the begin
+    of a query."""
+    begin = reader.place
+    reader.need("VALUES")
+    rows = []
+    while reader.follows("("):
+        rows.append(reader.bracketed().expressions("a value"))
+        if not reader.take(","):
+            break
+        if reader.ends():
+            raise reader.unexpected("'(' and values")
+    ends = reader.ends() or reader.follows("ON", "CONFLICT") or reader.follows("RETURNING")
+    # Spark knows rows without brackets, and VALUES as one side of a UNION.
+    if ends and rows and reader.tokens[reader.place - 1].word != ",":
+        return tuple(rows)
+    reader.place = begin
+    return None
+
+
+def _inserted_query(reader: StatementReader) -> QueryStatement:
+    if not begins_query(reader):
+        raise reader.unexpected("VALUES or a query")
+    begin = reader.place
+    # Keywords of PostgreSQL's: no name of its dialect without quotes.
+    while reader.dialect is SqlDialect.POSTGRES and not reader.ends():
+        if reader.follows("ON", "CONFLICT") or reader.follows("RETURNING"):
+            return read_query(reader.part(begin, reader.place))
+        reader.place = reader.partners.get(reader.place, reader.place) + 1
+    reader.place = begin
+    return read_query(reader)
+
+
+# -- UPDATE, DELETE ------------------------------------------------------------------------------
+
+
+def read_update(reader: StatementReader) -> UpdateStatement:
+    """Take an UPDATE."""
+    position = reader.position
+    reader.need("UPDATE")
+    table = reader.object_name("a table's name")
+    alias = reader.alias()
+    reader.need("SET")
+    # FROM and RETURNING are stops, so that they are refused by their names.
+    assignments = _assignments(reader, "WHERE", "FROM", "RETURNING")
+    reader.refuse("FROM", problem="UPDATE … FROM is not known here", hint=_MERGE_HINT)
+    where, returning = _where(reader)
+    return UpdateStatement(
+        position=position,
+        table=table,
+        assignments=assignments,
+        alias=alias,
+        where=where,
+        returning=returning,
+    )
+
+
+def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ...]]:
+    """Take ``WHERE condition RETURNING expressions`` to the end."""
+    where = reader.extent("a condition", "RETURNING") if reader.take("WHERE") else None
+    returning = _returning(reader)
+    reader.need_end(
+        "the end of the statement" if returning else "WHERE or the end of the statement"
+    )
+    return where, returning
+
+
+def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment, ...]:
+    """Take ``column = value, …`` up to one of `stops`."""
+    found = []
+    while True:
+        reader.refuse(
+            "(", problem="columns are not set as a row", hint="write column = value for each"
+        )
+        parts = [reader.name("a column")]
+        while reader.take("."):
+            parts.append(reader.name("a name behind the dot"))
+        reader.need("=")
+        found.append(ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops)))
+        if not reader.take(","):
+            return tuple(found)
+
+
+def read_delete(reader: StatementReader) -> DeleteStatement:
+    """Take a DELETE."""
+    position = reader.position
+    reader.need("DELETE", "FROM")
+    table = reader.object_name("a table's name")
+    alias = reader.alias("RETURNING")
+    reader.refuse("USING", problem="DELETE … USING is not known here", hint=_MERGE_HINT)
+    where, returning = _where(reader)
+    return DeleteStatement(
+        position=position, table=table, alias=alias, where=where, returning=returning
+    )
+
+
+def read_truncate(reader: StatementReader) -> DeleteStatement:
+    """Take a TRUNCATE, which is a DELETE of all rows."""
+    position = reader.position
+    reader.need("TRUNCATE")
+    reader.take("TABLE")
+    table = reader.object_name("a table's name")
+    reader.refuse(",", problem="TRUNCATE takes one table here", hint="use a transaction for more")
+    reader.refuse("PARTITION", problem="tables have no partitions here", hint="use DELETE")
+    # Columns have no sequences, and no table refers to another.
+    reader.take("RESTART", "IDENTITY")
+    reader.take("CONTINUE", "IDENTITY")
+    reader.take("RESTRICT")
+    return DeleteStatement(position=position, table=table, truncates=True)
+
+
+# -- MERGE ---------------------------------------------------------------------------------------
+
+
+def read_merge(reader: StatementReader) -> MergeStatement:
+    """Take a MERGE."""
+    position = reader.position
+    reader.need("MERGE")
+    reader.refuse(
+        "WITH", "SCHEMA", problem="SCHEMA EVOLUTION is not known here", hint="use ALTER TABLE"
+    )
+    reader.need("INTO")
+    table = reader.object_name("a table's name")
+    alias = reader.alias()
+    reader.need("USING")
+    source_name, source_query = None, None
+    if reader.follows("("):
+        source_query = read_query(reader.bracketed())
+    else:
+        source_name = reader.object_name("a table, a view, or a query in brackets")
+    source_alias = reader.alias()
+    reader.need("ON")
+    on = reader.extent("a condition", "WHEN")
+    clauses = []
+    while reader.follows("WHEN"):
+        clauses.append(_merge_clause(reader))
+    if not clauses:
+        raise reader.unexpected("WHEN")
+    _refuse_returning(reader)
+    reader.need_end("WHEN or the end of the statement")
+    return MergeStatement(
+        position=position,
+        table=table,
+        on=on,
+        clauses=tuple(clauses),
+        alias=alias,
+        source_name=source_name,
+        source_query=source_query,
+        source_alias=source_alias,
+    )
+
+
+def _merge_clause(reader: StatementReader) -> MergeClause:
+    position = reader.position
+    reader.need("WHEN")
+    match = _merge_match(reader)
+    condition = reader.extent("a condition", "THEN") if reader.take("AND") else None
+    if not reader.take("THEN"):
+        raise reader.unexpected("AND or THEN" if condition is None else "THEN")
+    # Each kind of match has rows on one side only that an action can use.
+    inserts = match == "not matched"
+    fields: dict[str, Any] = {"action": "nothing"}
+    if reader.take("DO", "NOTHING"):
+        pass
+    elif inserts and reader.take("INSERT"):
+        fields = _merge_insert(reader)
+    elif not inserts and reader.take("DELETE"):
+        fields = {"action": "delete"}
+    elif not inserts and reader.take("UPDATE", "SET"):
+        fields = _merge_update(reader)
+    else:
+        raise reader.unexpected("INSERT" if inserts else "UPDATE SET or DELETE")
+    return MergeClause(position=position, match=match, condition=condition, **fields)
+
+
+def _merge_match(reader: StatementReader) -> MergeMatch:
+    if reader.take("MATCHED"):
+        return "matched"
+    reader.need("NOT", "MATCHED")
+    if reader.take("BY", "SOURCE"):
+        return "not matched by source"
+    if reader.take("BY"):
+        reader.need_any("TARGET")
+    return "not matched"
+
+
+def _merge_update(reader: StatementReader) -> dict[str, Any]:
+    if reader.take("*"):
+        return {"action": "update all"}
+    return {"action": "update", "assignments": _assignments(reader, "WHEN", "RETURNING")}
+
+
+def _merge_insert(reader: StatementReader) -> dict[str, Any]:
+    if reader.take("*"):
+        return {"action": "insert all"}
+    # Without columns the values are for all, which only the table can tell.
+    at = reader.position
+    columns = reader.column_names() if reader.follows("(") else ()
+    reader.need("VALUES")
+    values = reader.bracketed().expressions("a value")
+    if columns and len(columns) != len(values):
+        raise reader.error(
+            f"INSERT has {len(columns)} columns and {len(values)} values", position=at
+        )
+    return {"action": "insert", "columns": columns, "values": values}
+
+
+# -- COPY ----------------------------------------------------------------------------------------
+
+_FORMATS: Final[Mapping[str, CopyFormat]] = {"text": "text", "csv": "csv", "binary": "binary"}
+_BINARY_HAS_NONE: Final = ("delimiter", "null", "header", "quote", "escape")
+
+
+def read_copy(reader: StatementReader) -> CopyStatement:
+    """Take a COPY."""
+    position = reader.position
+    reader.need("COPY")
+    options = _CopyOptionsTaken()
+    # COPY BINARY t is the oldest form, and PostgreSQL still takes it.
+    is_name = reader.peek(1).kind in ("word", "name") and reader.peek(1).word not in ("FROM", "TO")
+    if reader.follows("BINARY") and is_name:
+        options.take(reader, "format", lambda: _old_format(reader))
+    table: QualifiedName | None = None
+    columns = source = None
+    if reader.follows("("):
+        source = read_readable(reader.bracketed())
+    else:
+        table = reader.object_name("a table's name, or a query in brackets")
+        columns = reader.column_names() if reader.follows("(") else None
+    at = reader.position
+    word = reader.need_any("FROM", "TO")
+    if word == "FROM" and source is not None:
+        raise reader.error("a query is copied TO STDOUT only", position=at)
+    if not reader.take("STDIN" if word == "FROM" else "STDOUT"):
+        raise reader.unexpected(
+            "STDIN" if word == "FROM" else "STDOUT",
+            hint="files of the server are read by CREATE SOURCE, and written by CREATE SINK",
+        )
+    if reader.follows("WITH", "(") or reader.follows("("):
+        reader.take("WITH")
+        options.read_list(reader.bracketed())
+    else:
+        reader.take("WITH")
+        options.read_old(reader)
+    reader.need_end("options of COPY or the end of the statement")
+    return CopyStatement(
+        position=position,
+        direction="from" if word == "FROM" else "to",
+        table=table,
+        columns=columns,
+        source=source,
+        options=options.made(reader),
+    )
+
+
+def _old_format(reader: StatementReader) -> str:
+    return reader.need_any("BINARY", "CSV").lower()
+
+
+class _CopyOptionsTaken:
+    """Options of a COPY that were read, and where."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+        self._positions: dict[str, int] = {}
+
+    def take(self, reader: StatementReader, option: str, read: Callable[[], Any]) -> None:
+        """Read an option. Raises `SqlSyntaxError` if it is there already."""
+        position = reader.position
+        if option in self._values:
+            raise reader.error(f"the option {option.upper()} is given twice")
+        self._values[option], self._positions[option] = read(), position
+
+    def read_list(self, reader: StatementReader) -> None:
+        """Take the options of ``WITH (…)``."""
+        while True:
+            self._one(reader)
+            if not reader.take(","):
+                break
+        reader.need_end("',' or ')'")
+
+    def _one(self, reader: StatementReader) -> None:
+        position = reader.position
+        word = reader.need_any("FORMAT", *_COPY_TEXTS, "HEADER", "ENCODING")
+        match word:
+            case "FORMAT":
+                self.take(reader, "format", lambda: _format(reader))
+            case "HEADER":
+                self.take(reader, "header", lambda: _header(reader))
+            case "ENCODING":
+                self.take(reader, "encoding", lambda: _encoding(reader))
+            # The others have a text.
+            case _:
+                self.take(reader, _COPY_TEXTS[word], reader.string)
+        # An error about the value points at the option.
+        self._positions[_COPY_TEXTS.get(word, word.lower())] = position
+
+    def read_old(self, reader: StatementReader) -> None:
+        """Take options as they were written before PostgreSQL 9: ``CSV HEADER NULL AS ''``."""
+        while not reader.ends():
+            if reader.follows_any("BINARY", "CSV"):
+                self.take(reader, "format", lambda: _old_format(reader))
+            elif reader.follows("HEADER"):
+                self.take(reader, "header", lambda: reader.take("HEADER"))
+            else:
+                word = reader.need_any("BINARY", "CSV", "HEADER", *_COPY_TEXTS)
+                reader.take("AS")
+                self.take(reader, _COPY_TEXTS[word], reader.string)
+
+    def made(self, reader: StatementReader) -> CopyOptions:
+        """Return the options with the format's defaults."""
+        given = self._values
+        format_: CopyFormat = given.get("format", "text")
+        self._check(reader, format_)
+        is_csv = format_ == "csv"
+        quote = given.get("quote", '"')
+        return CopyOptions(
+            format=format_,
+            delimiter=given.get("delimiter", "," if is_csv else "\t"),
+            null=given.get("null", "" if is_csv else "\\N"),
+            header=bool(given.get("header", False)),
+            header_match=given.get("header") == "match",
+            quote=quote,
+            escape=given.get("escape", quote),
+        )
+
+    def _check(self, reader: StatementReader, format_: CopyFormat) -> None:
+        # The rules of PostgreSQL's ProcessCopyOptions, as its clients expect them.
+        for option in ("quote", "escape"):
+            if option in self._values and format_ != "csv":
+                raise self._wrong(reader, option, "belongs to the format csv")
+        for option in _BINARY_HAS_NONE:
+            if option in self._values and format_ == "binary":
+                raise self._wrong(reader, option, "does not belong to the format binary")
+        for option in ("delimiter", "quote", "escape"):
+            value = self._values.get(option)
+            if value is not None and (len(value) != 1 or not value.isascii() or value in "\r\n"):
+                raise self._wrong(reader, option, "is one character of ASCII")
+        # Else a row could not be told from two, or a NULL from two columns.
+        null = self._values.get("null", "")
+        if "\r" in null or "\n" in null:
+            raise self._wrong(reader, "null", "cannot have a line's end")
+        delimiter = self._values.get("delimiter")
+        if delimiter is not None and (delimiter in null or delimiter == self._values.get("quote")):
+            raise self._wrong(reader, "delimiter", "must not be in NULL, nor be QUOTE")
+
+    def _wrong(self, reader: StatementReader, option: str, problem: str) -> Exception:
+        return reader.error(
+            f"the option {option.upper()} {problem}", position=self._positions[option]
+        )
+
+
+_COPY_TEXTS: Final[Mapping[str, str]] = {
+    "DELIMITER": "delimiter",
+    "DELIMITERS": "delimiter",
+    "NULL": "null",
+    "QUOTE": "quote",
+    "ESCAPE": "escape",
+}
+"""Options whose value is a text."""
+
+
+def _format(reader: StatementReader) -> CopyFormat:
+    token = reader.peek()
+    name = reader.string() if token.kind == "text" else reader.name("a format")
+    found = _FORMATS.get(name.lower())
+    if found is None:
+        raise reader.error(
+            f"the format {name!r} is not known",
+            hint=f"known are {list_words(_FORMATS)}",
+            position=token.start,
+        )
+    return found
+
+
+def _header(reader: StatementReader) -> bool | str:
+    return "match" if reader.take("MATCH") else read_flag(reader)
+
+
+def _encoding(reader: StatementReader) -> str:
+    position, name = reader.position, reader.string()
+    if name.upper().replace("-", "") not in ("UTF8", "UNICODE"):
+        raise reader.error(
+            f"the encoding {name!r} is not known", hint="data are UTF8", position=position
+        )
+    return name

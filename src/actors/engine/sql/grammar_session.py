@@ -1,0 +1,516 @@
+"""Grammar of the session: transactions, settings, SHOW, DESCRIBE, cursors, prepared texts. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from actors.engine.sql.grammar_ddl import read_kind
+from actors.engine.sql.grammar_query import QUERY_WORDS, begins_query, read_query, read_readable
+from actors.engine.sql.grammar_roles import read_show_grants, read_show_roles
+from actors.engine.sql.reader import NO_NAMES, StatementReader, list_words
+from actors.engine.sql.statements import (
+    BeginStatement,
+    CloseCursorStatement,
+    CommitStatement,
+    DeallocateStatement,
+    DeclareCursorStatement,
+    DescribeStatement,
+    DiscardAllStatement,
+    ExecutePreparedStatement,
+    FetchCursorStatement,
+    NoOperationStatement,
+    PrepareTextStatement,
+    QualifiedName,
+    ReleaseSavepointStatement,
+    ResetVariableStatement,
+    RollbackStatement,
+    RollbackToStatement,
+    SavepointStatement,
+    SetTransactionStatement,
+    SetVariableStatement,
+    ShowColumnsStatement,
+    ShowCreateStatement,
+    ShownKind,
+    ShowObjectsStatement,
+    ShowSettingStatement,
+    SqlStatement,
+    TransactionModes,
+    UseSchemaStatement,
+)
+from actors.engine.sql.tokens import SqlDialect, name_value
+from actors.engine.sql.type_names import read_written_type
+
+# -- transactions --------------------------------------------------------------------------------
+
+_ISOLATION: Final = (
+    ("SERIALIZABLE",),
+    ("REPEATABLE", "READ"),
+    ("READ", "COMMITTED"),
+    ("READ", "UNCOMMITTED"),
+)
+
+
+def read_begin(reader: StatementReader) -> SqlStatement:
+    """Take BEGIN or START TRANSACTION."""
+    position = reader.position
+    if reader.take("START"):
+        reader.need("TRANSACTION")
+    else:
+        reader.need("BEGIN")
+        reader.take_any("WORK", "TRANSACTION")
+    return BeginStatement(position=position, modes=_modes(reader))
+
+
+def _modes(reader: StatementReader) -> TransactionModes:
+    """Take modes to the end, with or without commas between them."""
+    isolation = read_only = None
+    while not reader.ends():
+        if reader.take("ISOLATION", "LEVEL"):
+            isolation = _isolation(reader)
+        elif reader.take("READ"):
+            read_only = reader.need_any("ONLY", "WRITE") == "ONLY"
+        # Accepted for its drivers: it says when a serializable transaction may wait.
+        elif not reader.take("NOT", "DEFERRABLE") and not reader.take("DEFERRABLE"):
+            raise reader.unexpected("ISOLATION LEVEL, READ ONLY or READ WRITE")
+        if reader.take(",") and reader.ends():
+            raise reader.unexpected("ISOLATION LEVEL, READ ONLY or READ WRITE")
+    return TransactionModes(isolation=isolation, read_only=read_only)
+
+
+def _isolation(reader: StatementReader) -> str:
+    for words in _ISOLATION:
+        if reader.take(*words):
+            return " ".join(words).lower()
+    raise reader.unexpected(list_words(" ".join(words) for words in _ISOLATION))
+
+
+def read_commit(reader: StatementReader) -> SqlStatement:
+    """Take COMMIT or END."""
+    position = reader.position
+    reader.need_any("COMMIT", "END")
+    _end_of_transaction(reader)
+    return CommitStatement(position=position)
+
+
+def _end_of_transaction(reader: StatementReader) -> None:
+    reader.take_any("WORK", "TRANSACTION")
+    if not reader.take("AND", "NO", "CHAIN"):
+        reader.refuse("AND", "CHAIN", problem="AND CHAIN is not known here", hint="use BEGIN")
+    reader.need_end()
+
+
+def read_rollback(reader: StatementReader) -> SqlStatement:
+    """Take ROLLBACK, with or without a savepoint, or ABORT."""
+    position = reader.position
+    verb = reader.need_any("ROLLBACK", "ABORT")
+    at = reader.place
+    reader.take_any("WORK", "TRANSACTION")
+    if verb == "ROLLBACK" and reader.take("TO"):
+        reader.take("SAVEPOINT")
+        name = reader.name("a savepoint")
+        reader.need_end()
+        return RollbackToStatement(position=position, name=name)
+    # WORK belongs to both forms.
+    reader.place = at
+    _end_of_transaction(reader)
+    return RollbackStatement(position=position)
+
+
+def read_savepoint(reader: StatementReader) -> SqlStatement:
+    """Take a SAVEPOINT."""
+    position = reader.position
+    reader.need("SAVEPOINT")
+    name = reader.name("a savepoint")
+    reader.need_end()
+    return SavepointStatement(position=position, name=name)
+
+
+def read_release(reader: StatementReader) -> SqlStatement:
+    """Take a RELEASE SAVEPOINT."""
+    position = reader.position
+    reader.need("RELEASE")
+    reader.take("SAVEPOINT")
+    name = reader.name("a savepoint")
+    reader.need_end()
+    return ReleaseSavepointStatement(position=position, name=name)
+
+
+# -- settings ------------------------------------------------------------------------------------
+
+_SETTINGS_OF_WORDS: Final[Mapping[tuple[str, ...], str]] = {
+    ("TIME", "ZONE"): "timezone",
+    ("NAMES",): "client_encoding",
+    ("SCHEMA",): "search_path",
+    ("ROLE",): "role",
+    ("SESSION", "AUTHORIZATION"): "session_authorization",
+}
+"""Settings with words of their own: ``SET TIME ZONE 'UTC'`` has no equals sign."""
+
+
+def read_set(reader: StatementReader) -> SqlStatement:
+    """Take a SET."""
+    position = reader.position
+    reader.need("SET")
+    spark = reader.dialect is SqlDialect.SPARK
+    if spark and (reader.ends() or (reader.follows("-") and reader.peek(1).word == "V")):
+        reader.place = reader.last
+        return ShowSettingStatement(position=position, name="all")
+    if reader.take("SESSION", "CHARACTERISTICS", "AS", "TRANSACTION"):
+        return SetTransactionStatement(position=position, modes=_modes(reader), session=True)
+    if reader.take("TRANSACTION"):
+        return SetTransactionStatement(position=position, modes=_modes(reader))
+    # A setting may have the name of each of these words.
+    is_local = not _is_assigned(reader, 1) and reader.take("LOCAL")
+    if not is_local and not _is_assigned(reader, 1) and reader.peek(1).word != "AUTHORIZATION":
+        reader.take("SESSION")
+    for words, name in _SETTINGS_OF_WORDS.items():
+        if not _is_assigned(reader, len(words)) and reader.take(*words):
+            # As PostgreSQL has it, LOCAL is the zone of the server's configuration.
+            is_default = name == "timezone" and reader.take("LOCAL")
+            values = () if is_default else _values(reader)
+            reader.need_end()
+            return SetVariableStatement(position=position, name=name, values=values, local=is_local)
+    if spark:
+        return _spark_setting(reader, position)
+    name = ".".join(reader.object_name("a setting's name"))
+    if not reader.take("=") and not reader.take("TO"):
+        raise reader.unexpected("'=' or TO")
+    values = _values(reader)
+    return SetVariableStatement(position=position, name=name, values=values, local=is_local)
+
+
+def _is_assigned(reader: StatementReader, ahead: int) -> bool:
+    """Return whether what stands before the token `ahead` is the whole name of a setting."""
+    return reader.peek(ahead).word in ("=", "TO", ".")
+
+
+def _spark_setting(reader: StatementReader, position: int) -> SqlStatement:
+    """Take ``key = value`` as Spark does: the value is the text to the end, with or without
+    quotes; the key alone asks for its value."""
+    first = reader.place
+    key = reader.extent("a setting's name", "=")
+    if reader.place == first + 1 and reader.tokens[first].kind == "name":
+        name = name_value(key.text)
+    elif any(char.isspace() for char in key.text):
+        raise reader.error("a setting's name has no blanks", position=key.start)
+    else:
+        name = key.text
+    if not reader.take("="):
+        return ShowSettingStatement(position=position, name=name)
+    # Spark keeps the quotes; a setting of this service is never meant to have them.
+    if reader.peek().kind == "text" and reader.peek(1).kind == "end":
+        value = reader.string()
+    else:
+        value = reader.rest("a value").text
+    return SetVariableStatement(position=position, name=name, values=(value,))
+
+
+def _values(reader: StatementReader) -> tuple[str, ...]:
+    """Take the values of a setting to the end; none for DEFAULT."""
+    if reader.follows("DEFAULT") and reader.peek(1).kind == "end":
+        reader.need("DEFAULT")
+        return ()
+    # Only a time zone is an interval: its text is for Spark.
+    if reader.follows("INTERVAL"):
+        return (reader.rest("a value").text,)
+    found = [_value(reader)]
+    while reader.take(","):
+        found.append(_value(reader))
+    reader.need_end("',' or the end of the statement")
+    return tuple(found)
+
+
+def _value(reader: StatementReader) -> str:
+    token = reader.peek()
+    if token.kind == "text":
+        return reader.string()
+    if token.kind in ("word", "name"):
+        return reader.name("a value")
+    sign = reader.take_any("-", "+")
+    token = reader.peek()
+    if token.kind != "number":
+        raise reader.unexpected("a value")
+    reader.place += 1
+    return sign.strip("+") + token.text
+
+
+def read_reset(reader: StatementReader) -> SqlStatement:
+    """Take a RESET."""
+    position = reader.position
+    reader.need("RESET")
+    spark = reader.dialect is SqlDialect.SPARK
+    if (spark and reader.ends()) or (reader.follows("ALL") and reader.peek(1).kind == "end"):
+        reader.place = reader.last
+        return ResetVariableStatement(position=position, name=None)
+    name = "timezone" if reader.take("TIME", "ZONE") else ""
+    if reader.take("SESSION", "AUTHORIZATION"):
+        name = "session_authorization"
+    name = name or ".".join(reader.object_name("a setting's name or ALL"))
+    reader.need_end()
+    return ResetVariableStatement(position=position, name=name)
+
+
+# -- SHOW, DESCRIBE, USE -------------------------------------------------------------------------
+
+_SHOWN: Final[Mapping[tuple[str, ...], ShownKind]] = {
+    ("MATERIALIZED", "VIEWS"): "materialized views",
+    ("TABLES",): "tables",
+    ("VIEWS",): "views",
+    ("SOURCES",): "sources",
+    ("SINKS",): "sinks",
+    ("INDEXES",): "indexes",
+    ("SCHEMAS",): "schemas",
+    ("DATABASES",): "schemas",
+    ("NAMESPACES",): "schemas",
+}
+_SHOWN_WORDS: Final = (
+    *(" ".join(words) for words in _SHOWN),
+    "COLUMNS",
+    "CREATE",
+    "ROLES",
+    "GRANTS",
+)
+
+
+def read_show(reader: StatementReader) -> SqlStatement:
+    """Take a SHOW."""
+    position = reader.position
+    reader.need("SHOW")
+    for words, kind in _SHOWN.items():
+        if reader.take(*words):
+            return _show_objects(reader, position, kind)
+    if reader.take("TABLE", "EXTENDED"):
+        return _show_objects(reader, position, "tables", extended=True)
+    if reader.take("COLUMNS"):
+        return _show_columns(reader, position)
+    if reader.take("CREATE"):
+        kind_created = read_kind(reader)
+        name = reader.object_name(f"the name of a {kind_created}")
+        reader.need_end()
+        return ShowCreateStatement(position=position, kind=kind_created, name=name)
+    if reader.take("ROLES"):
+        return read_show_roles(reader, position)
+    if reader.take("GRANTS"):
+        return read_show_grants(reader, position)
+    return _show_setting(reader, position)
+
+
+def _show_objects(
+    reader: StatementReader, position: int, kind: ShownKind, *, extended: bool = False
+) -> SqlStatement:
+    on: QualifiedName = ()
+    schema: QualifiedName = ()
+    pattern = None
+    if kind == "indexes" and reader.take_any("ON", "FROM", "IN"):
+        on = reader.object_name("a table's or view's name")
+    elif kind != "indexes" and reader.take_any("FROM", "IN"):
+        schema = reader.object_name("a schema's name")
+    # Spark's LIKE may be left out.
+    if reader.take("LIKE") or reader.peek().kind == "text":
+        pattern = reader.string("a pattern in single quotes")
+    reader.need_end(f"{'ON' if kind == 'indexes' else 'FROM'}, LIKE or the end of the statement")
+    return ShowObjectsStatement(
+        position=position,
+        kind=kind,
+        schema=schema,
+        object=on,
+        pattern=pattern,
+        extended=extended,
+    )
+
+
+def _show_columns(reader: StatementReader, position: int) -> SqlStatement:
+    reader.need_any("FROM", "IN")
+    name = reader.object_name("a table's or view's name")
+    # Spark's older form names the schema behind the table.
+    if len(name) == 1 and reader.take_any("FROM", "IN"):
+        name = (*reader.object_name("a schema's name"), *name)
+    reader.need_end()
+    return ShowColumnsStatement(position=position, object=name)
+
+
+def _show_setting(reader: StatementReader, position: int) -> SqlStatement:
+    if reader.take("TIME", "ZONE"):
+        name = "timezone"
+    elif reader.take("SESSION", "AUTHORIZATION"):
+        name = "session_authorization"
+    elif reader.take("TRANSACTION", "ISOLATION", "LEVEL"):
+        name = "transaction_isolation"
+    else:
+        expected = list_words([*_SHOWN_WORDS, "a setting's name"])
+        name = ".".join(reader.object_name(expected))
+    reader.need_end()
+    return ShowSettingStatement(position=position, name="all" if name == "ALL" else name)
+
+
+def read_describe(reader: StatementReader) -> SqlStatement:
+    """Take a DESCRIBE."""
+    position = reader.position
+    reader.need_any("DESCRIBE", "DESC")
+    if reader.follows("QUERY") and reader.peek(1).word in QUERY_WORDS:
+        reader.need("QUERY")
+        return DescribeStatement(position=position, query=read_query(reader))
+    # TABLE t is a query and a table's name: the name has comments and properties to tell.
+    if begins_query(reader) and not reader.follows("TABLE"):
+        return DescribeStatement(position=position, query=read_query(reader))
+    # A table may have the name of each of these words.
+    for word in ("TABLE", "EXTENDED", "FORMATTED"):
+        if reader.follows(word) and reader.peek(1).kind in ("word", "name"):
+            reader.need(word)
+    extended = reader.tokens[reader.place - 1].word in ("EXTENDED", "FORMATTED")
+    name = reader.object_name("a table's or view's name, or a query")
+    reader.need_end()
+    return DescribeStatement(position=position, name=name, extended=extended)
+
+
+def read_use(reader: StatementReader) -> SqlStatement:
+    """Take a USE."""
+    position = reader.position
+    reader.need("USE")
+    if reader.peek(1).kind in ("word", "name"):
+        reader.take_any("SCHEMA", "DATABASE", "NAMESPACE")
+    name = reader.object_name("a schema's name")
+    reader.need_end()
+    return UseSchemaStatement(position=position, name=name)
+
+
+# -- cursors -------------------------------------------------------------------------------------
+
+
+def read_declare(reader: StatementReader) -> SqlStatement:
+    """Take a DECLARE."""
+    position = reader.position
+    reader.need("DECLARE")
+    name = reader.name("a cursor", refused=NO_NAMES)
+    binary = False
+    while not reader.follows("CURSOR"):
+        reader.refuse("SCROLL", problem="a cursor goes forward only", hint="leave SCROLL out")
+        if reader.take("NO"):
+            reader.need("SCROLL")
+            continue
+        word = reader.need_any("BINARY", "INSENSITIVE", "ASENSITIVE", "CURSOR")
+        binary = binary or word == "BINARY"
+    reader.need("CURSOR")
+    hold = reader.take("WITH", "HOLD")
+    if not hold:
+        reader.take("WITHOUT", "HOLD")
+    reader.need("FOR")
+    return DeclareCursorStatement(
+        position=position, name=name, source=read_readable(reader), hold=hold, binary=binary
+    )
+
+
+_BACKWARD: Final = ("PRIOR", "FIRST", "LAST", "ABSOLUTE", "RELATIVE", "BACKWARD")
+
+
+def read_fetch(reader: StatementReader) -> SqlStatement:
+    """Take a FETCH or a MOVE."""
+    position = reader.position
+    verb = reader.need_any("FETCH", "MOVE")
+    following = reader.peek(1)
+    # FETCH first is of a cursor with that name.
+    is_name = following.kind == "end"
+    count: int | None = 1
+    if not is_name and reader.follows_any(*_BACKWARD):
+        raise reader.error(
+            f"a cursor goes forward only: {reader.peek().word} is not known here",
+            hint="use NEXT, FORWARD, ALL or a number",
+        )
+    if not is_name and not reader.take("NEXT"):
+        reader.take("FORWARD")
+        if reader.take("ALL"):
+            count = None
+        elif reader.peek().kind == "number":
+            count = reader.whole_number("a number of rows")
+    reader.take_any("FROM", "IN")
+    name = reader.name("a cursor", refused=NO_NAMES)
+    reader.need_end()
+    return FetchCursorStatement(position=position, name=name, count=count, move=verb == "MOVE")
+
+
+def read_close(reader: StatementReader) -> SqlStatement:
+    """Take a CLOSE."""
+    position = reader.position
+    reader.need("CLOSE")
+    name = None if reader.take("ALL") else reader.name("a cursor or ALL")
+    reader.need_end()
+    return CloseCursorStatement(position=position, name=name)
+
+
+# -- prepared texts ------------------------------------------------------------------------------
+
+
+def _argument_type(reader: StatementReader) -> str:
+    position = reader.position
+    written = read_written_type(reader)
+    if reader.dialect is SqlDialect.POSTGRES and written.checked:
+        raise reader.error(
+            f"an argument of type {written.name} is not supported: it would not be checked",
+            position=position,
+            hint=f"write text, and cast to {written.name} where it is used",
+        )
+    return written.spark
+
+
+def read_prepare(reader: StatementReader) -> SqlStatement:
+    """Take a PREPARE. The statement in it is not read."""
+    position = reader.position
+    reader.need("PREPARE")
+    name = reader.name("a name", refused=NO_NAMES)
+    types: list[str] = []
+    if reader.follows("("):
+        inner = reader.bracketed()
+        types.append(_argument_type(inner))
+        while inner.take(","):
+            types.append(_argument_type(inner))
+        inner.need_end("',' or ')'")
+    reader.need("AS")
+    # It is read when it is executed, with its parameters.
+    statement = reader.rest("a statement")
+    return PrepareTextStatement(
+        position=position, name=name, statement=statement, types=tuple(types)
+    )
+
+
+def read_execute(reader: StatementReader) -> SqlStatement:
+    """Take an EXECUTE."""
+    position = reader.position
+    reader.need("EXECUTE")
+    name = reader.name("the name of a prepared statement")
+    arguments = reader.bracketed().expressions("a value") if reader.follows("(") else ()
+    reader.need_end()
+    return ExecutePreparedStatement(position=position, name=name, arguments=arguments)
+
+
+def read_deallocate(reader: StatementReader) -> SqlStatement:
+    """Take a DEALLOCATE."""
+    position = reader.position
+    reader.need("DEALLOCATE")
+    if reader.peek(1).kind != "end":
+        reader.take("PREPARE")
+    name = None if reader.take("ALL") else reader.name("the name of a prepared statement or ALL")
+    reader.need_end()
+    return DeallocateStatement(position=position, name=name)
+
+
+def read_discard(reader: StatementReader) -> SqlStatement:
+    """Take a DISCARD."""
+    position = reader.position
+    reader.need("DISCARD")
+    word = reader.need_any("ALL", "PLANS", "SEQUENCES", "TEMP", "TEMPORARY")
+    reader.need_end()
+    if word == "ALL":
+        return DiscardAllStatement(position=position)
+    # There are no plans, sequences or temporary tables of a session.
+    return NoOperationStatement(position=position, tag=f"DISCARD {word}")
+
+
+def read_listen(reader: StatementReader) -> SqlStatement:
+    """Take LISTEN or UNLISTEN: nobody notifies here."""
+    position = reader.position
+    verb = reader.need_any("LISTEN", "UNLISTEN")
+    if verb == "LISTEN" or not reader.take("*"):
+        reader.name("a channel")
+    reader.need_end()
+    return NoOperationStatement(position=position, tag=verb)

@@ -1,0 +1,339 @@
+"""Reader of one statement, token by token, and its errors.
+
+The grammar reads words, names and literals with it. Queries and expressions are taken whole: their
+`extent` ends before the first stop word outside of brackets and of ``CASE … END``. Brackets are
+matched once, when the text is split, so nothing here recurses. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from actors.engine.sql.statements import QualifiedName, TextSpan
+from actors.engine.sql.tokens import (
+    SqlDialect,
+    SqlToken,
+    describe_token,
+    lex_sql,
+    name_value,
+    syntax_error,
+    text_value,
+)
+from actors.runtime.errors import SqlSyntaxError
+
+_CLOSERS: Final[Mapping[str, str]] = {"(": ")", "[": "]", "{": "}"}
+_OPENERS: Final = frozenset(_CLOSERS)
+_BRACKETS: Final = _OPENERS | frozenset(_CLOSERS.values())
+_NO_NAME_WORDS: Final = (
+    "AND AS BY CASE CREATE FROM IN INTO IS NOT NULL ON OR SELECT SET THEN TO USING WHEN WHERE WITH"
+)
+NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
+"""Words that are no unquoted name of an object or alias: there a forgotten name is more likely."""
+
+
+class LexedText(NamedTuple):
+    """A text with its tokens; `partners` has the place of each opening bracket's closing one."""
+
+    text: str
+    dialect: SqlDialect
+    tokens: Sequence[SqlToken]
+    partners: Mapping[int, int]
+
+
+def lex_text(text: str, dialect: SqlDialect) -> LexedText:
+    """Return the tokens of a text with matched brackets. Raises `SqlSyntaxError`."""
+    tokens = lex_sql(text, dialect)
+    partners: dict[int, int] = {}
+    opened: list[int] = []
+    for place, token in enumerate(tokens):
+        if token.text not in _BRACKETS:
+            continue
+        if token.text in _OPENERS:
+            opened.append(place)
+        elif opened and _CLOSERS[tokens[opened[-1]].text] == token.text:
+            partners[opened.pop()] = place
+        elif opened:
+            wanted = _CLOSERS[tokens[opened[-1]].text]
+            raise syntax_error(text, token.start, f"expected '{wanted}', found '{token.text}'")
+        else:
+            raise syntax_error(text, token.start, f"'{token.text}' closes no bracket")
+    # The innermost one: those around it may lack their end for that reason alone.
+    if opened:
+        first = tokens[opened[-1]]
+        raise syntax_error(text, first.start, f"'{first.text}' is not closed")
+    return LexedText(text, dialect, tokens, partners)
+
+
+def list_words(words: Iterable[str]) -> str:
+    """Return alternatives as an error lists them.
+
+    >>> list_words(["TABLE", "VIEW", "SINK"])
+    'TABLE, VIEW or SINK'
+    """
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+class StatementReader:
+    """Reads the tokens `[first, last)` of a text, from the first on."""
+
+    def __init__(self, lexed: LexedText, first: int = 0, last: int | None = None) -> None:
+        """Begin at the token `first`; `last` None: to the last one."""
+        self.text: Final = lexed.text
+        self.dialect: Final = lexed.dialect
+        self.tokens: Final = lexed.tokens
+        self.partners: Final = lexed.partners
+        self.last: Final = len(lexed.tokens) if last is None else last
+        self.place = first
+        self._lexed = lexed
+
+    # -- looking ------------------------------------------------------------------------------
+
+    def peek(self, ahead: int = 0) -> SqlToken:
+        """Return a token to come; behind the last one a token of kind ``end``."""
+        place = self.place + ahead
+        return self.tokens[place] if place < self.last else self._end()
+
+    def _end(self) -> SqlToken:
+        # Of a part in brackets: where its closing bracket stands.
+        if self.last < len(self.tokens):
+            return SqlToken("end", "", self.tokens[self.last].start)
+        return SqlToken("end", "", self.tokens[-1].end if self.tokens else 0)
+
+    @property
+    def position(self) -> int:
+        """Return the offset of the next token."""
+        return self.peek().start
+
+    def ends(self) -> bool:
+        """Return whether no token is left."""
+        return self.place >= self.last
+
+    def follows(self, *words: str) -> bool:
+        """Return whether these words (in upper case) or signs come next, in this order."""
+        place, tokens = self.place, self.tokens
+        if place + len(words) > self.last:
+            return False
+        for word in words:
+            if tokens[place].word != word:
+                return False
+            place += 1
+        return True
+
+    def follows_any(self, *words: str) -> bool:
+        """Return whether one of these words (in upper case) or signs comes next."""
+        return not self.ends() and self.tokens[self.place].word in words
+
+    # -- words --------------------------------------------------------------------------------
+
+    def take(self, *words: str) -> bool:
+        """Take these words if they come next; return whether they do."""
+        if not self.follows(*words):
+            return False
+        self.place += len(words)
+        return True
+
+    def take_any(self, *words: str) -> str:
+        """Take one of these words if it comes next; return it, or ""."""
+        if not self.follows_any(*words):
+            return ""
+        self.place += 1
+        return self.tokens[self.place - 1].word
+
+    def need(self, *words: str, hint: str = "") -> None:
+        """Take these words. Raises `SqlSyntaxError` if others come."""
+        for word in words:
+            if not self.take(word):
+                raise self.unexpected(word if word.isalpha() else f"'{word}'", hint=hint)
+
+    def need_any(self, *words: str, hint: str = "") -> str:
+        """Take one of these words and return it. Raises `SqlSyntaxError` if another comes."""
+        if not (word := self.take_any(*words)):
+            raise self.unexpected(list_words(words), hint=hint)
+        return word
+
+    def need_end(self, expected: str = "the end of the statement") -> None:
+        """Raise `SqlSyntaxError` if a token is left."""
+        if not self.ends():
+            raise self.unexpected(expected)
+
+    # -- errors -------------------------------------------------------------------------------
+
+    def error(self, problem: str, *, hint: str = "", position: int | None = None) -> SqlSyntaxError:
+        """Return the error for a problem at the next token, or at `position`."""
+        at = self.position if position is None else position
+        return syntax_error(self.text, at, problem, hint=hint)
+
+    def unexpected(self, expected: str, *, hint: str = "") -> SqlSyntaxError:
+        """Return the error for a next token that is not the one `expected`."""
+        return self.error(f"expected {expected}, found {self._found()}", hint=hint)
+
+    def _found(self) -> str:
+        if not self.ends():
+            return describe_token(self.peek())
+        # Behind a part in brackets comes the closing one, which the user sees.
+        if self.last < len(self.tokens) and self.tokens[self.last].text in _BRACKETS:
+            return describe_token(self.tokens[self.last])
+        return "the end of the statement"
+
+    def refuse(self, *words: str, problem: str, hint: str = "") -> None:
+        """Raise `SqlSyntaxError` if these words come next."""
+        if self.follows(*words):
+            raise self.error(problem, hint=hint)
+
+    # -- names and literals -------------------------------------------------------------------
+
+    def name(self, expected: str = "a name", *, refused: frozenset[str] = frozenset()) -> str:
+        """Take a name, quoted or not; `refused`: words that must be quoted to be one."""
+        token = self.peek()
+        if token.kind == "name":
+            value = name_value(token.text)
+            if not value:
+                raise self.error("a name in quotes is empty")
+            self.place += 1
+            return value
+        postgres = self.dialect is SqlDialect.POSTGRES
+        is_word = token.kind == "word" and not (postgres and token.text[0].isdigit())
+        if not is_word or token.word in refused:
+            raise self.unexpected(expected, hint=self._name_hint(token))
+        self.place += 1
+        # PostgreSQL's rule; Spark's names keep their case and are compared without it.
+        return token.text.lower() if postgres else token.text
+
+    def _name_hint(self, token: SqlToken) -> str:
+        if token.kind == "text" and token.text[0] == '"':
+            return "a name is quoted with backticks: `name`"
+        if token.kind == "text":
+            return "a name stands without quotes"
+        if token.kind == "word":
+            quote = '"' if self.dialect is SqlDialect.POSTGRES else "`"
+            return f"this word is a name only in quotes: {quote}{token.text}{quote}"
+        return ""
+
+    def object_name(self, expected: str = "a name") -> QualifiedName:
+        """Take a name of one or several parts."""
+        parts = [self.name(expected, refused=NO_NAMES)]
+        while self.take("."):
+            parts.append(self.name("a name behind the dot"))
+        return tuple(parts)
+
+    def object_names(self, expected: str = "a name") -> tuple[QualifiedName, ...]:
+        """Take names of one or several parts, with commas between them."""
+        names = [self.object_name(expected)]
+        while self.take(","):
+            names.append(self.object_name(expected))
+        return tuple(names)
+
+    def alias(self, *stops: str) -> str | None:
+        """Take an alias, with or without AS, unless the next word is one of `stops`."""
+        # Behind AS there must be one.
+        if self.take("AS"):
+            return self.name("an alias", refused=NO_NAMES)
+        token = self.peek()
+        if token.kind == "name":
+            return self.name()
+        if token.kind == "word" and token.word not in NO_NAMES and token.word not in stops:
+            return self.name()
+        return None
+
+    def string(self, expected: str = "a text in single quotes") -> str:
+        """Take a string and return its value."""
+        token = self.peek()
+        if token.kind != "text":
+            hint = ""
+            if token.kind == "name" and token.text[0] == '"':
+                hint = "double quotes are for names"
+            raise self.unexpected(expected, hint=hint)
+        try:
+            value = text_value(token.text, self.dialect)
+        except ValueError:
+            raise self.error("a string has an escape that is no character") from None
+        self.place += 1
+        return value
+
+    def whole_number(self, expected: str) -> int:
+        """Take a number without sign and fraction."""
+        token = self.peek()
+        if token.kind != "number" or not token.text.isdecimal():
+            raise self.unexpected(expected)
+        # Python refuses to read longer ones.
+        if len(token.text) > _DIGITS_MAX:
+            raise self.error("a number is too large")
+        self.place += 1
+        return int(token.text)
+
+    # -- parts that are taken whole -----------------------------------------------------------
+
+    def span(self, first: int, last: int) -> TextSpan:
+        """Return the text of the tokens `[first, last)`, with what stands between them."""
+        start = self.tokens[first].start
+        end = self.tokens[last - 1].end
+        return TextSpan(start, end, self.text[start:end])
+
+    def extent(self, expected: str, *stops: str) -> TextSpan:
+        """Take the tokens before the first of `stops` (words in upper case, or signs) that stands
+        outside of brackets and of CASE. Raises `SqlSyntaxError` if there are none."""
+        tokens, partners, last = self.tokens, self.partners, self.last
+        first = place = self.place
+        cases = 0
+        while place < last:
+            token = tokens[place]
+            word = token.word
+            if place in partners:
+                place = partners[place]
+            # Its WHEN and THEN are no stops of MERGE's.
+            elif word == "CASE" and self._is_keyword(place):
+                cases += 1
+            elif word == "END" and cases and self._is_keyword(place):
+                cases -= 1
+            elif not cases and word in stops and self._is_keyword(place):
+                break
+            place += 1
+        if place == first:
+            raise self.unexpected(expected)
+        self.place = place
+        return self.span(first, place)
+
+    def _is_keyword(self, place: int) -> bool:
+        """Return whether a word is no part of a qualified name, and no operator's second word."""
+        # There an operand is wanted, and a keyword is none.
+        if place == self.place:
+            return True
+        before, word = self.tokens[place - 1].word, self.tokens[place].word
+        return before != "." and (before, word) != ("DISTINCT", "FROM")
+
+    def rest(self, expected: str) -> TextSpan:
+        """Take all tokens that are left; there must be one."""
+        return self.extent(expected)
+
+    def part(self, first: int, last: int) -> StatementReader:
+        """Return a reader of the tokens `[first, last)`."""
+        return StatementReader(self._lexed, first, last)
+
+    def bracketed(self, expected: str = "'('") -> StatementReader:
+        """Take a part in round brackets and return a reader of what is inside."""
+        if not self.follows("("):
+            raise self.unexpected(expected)
+        inner = StatementReader(self._lexed, self.place + 1, self.partners[self.place])
+        self.place = self.partners[self.place] + 1
+        return inner
+
+    def expressions(self, expected: str) -> tuple[TextSpan, ...]:
+        """Take everything that is left as expressions, with commas between them."""
+        found = [self.extent(expected, ",")]
+        while self.take(","):
+            found.append(self.extent(expected, ","))
+        return tuple(found)
+
+    def column_names(self) -> tuple[str, ...]:
+        """Take column names in round brackets."""
+        inner = self.bracketed("'(' and column names")
+        names = [inner.name("a column")]
+        while inner.take(","):
+            names.append(inner.name("a column"))
+        inner.need_end("',' or ')'")
+        return tuple(names)
+
+
+_DIGITS_MAX: Final = 1000

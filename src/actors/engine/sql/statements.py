@@ -1,0 +1,684 @@
+"""The statements of SQL as frozen structs: what a user wrote, before anything is looked up.
+
+Each has the `position` of its first word in the text. Queries and expressions are not read here:
+they are a `TextSpan`, in the dialect of the statement, that Spark reads later. A position that
+Spark reports in it counts from `TextSpan.start`.
+
+A name is a tuple of its parts, as written; in PostgreSQL's dialect an unquoted part is in lower
+case. Pure.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from actors.model.plan.schema import TableColumn, TableSchema
+
+QualifiedName: TypeAlias = tuple[str, ...]
+ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
+RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
+AccessRight: TypeAlias = Literal["read", "write", "create", "admin", "connect", "execute code"]
+SECRET_SHOWN: Final = "***"
+"""Text shown in place of a secret."""
+
+
+class TextSpan(msgspec.Struct, frozen=True, gc=False):
+    """A part of a statement: `text` stands at the offsets `[start, end)`.
+
+    A text that was put together stands nowhere as a whole: `pieces` has its parts that were
+    written, each with its offset in `text`.
+    """
+
+    start: int
+    end: int
+    text: str
+    pieces: tuple[tuple[int, TextSpan], ...] | None = None
+
+    def place_of(self, offset: int) -> int | None:
+        """Return the offset in the statement of an offset in `text`; None: nobody wrote it.
+
+        >>> made = TextSpan(0, 9, "(a + b, 1)", ((1, TextSpan(70, 75, "a + b")),))
+        >>> made.place_of(5), made.place_of(8)
+        (74, None)
+        """
+        if self.pieces is None:
+            return self.start + offset
+        for start, piece in self.pieces:
+            if start <= offset < start + len(piece.text):
+                return piece.place_of(offset - start)
+        return None
+
+
+class SecretSpan(msgspec.Struct, frozen=True):
+    """A secret: its value, and the offsets at which a log must blank it."""
+
+    start: int
+    end: int
+    value: str
+
+    def __repr__(self) -> str:
+        """Return a text without the secret."""
+        return f"SecretSpan(start={self.start}, end={self.end}, value={SECRET_SHOWN})"
+
+
+class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
+    """A statement that begins at the offset `position`."""
+
+    position: int
+
+
+# -- tables, sources, views, indexes, sinks ------------------------------------------------------
+
+
+class ColumnDefinition(msgspec.Struct, frozen=True, kw_only=True):
+    """A column as defined. `type` is Spark's type text, whatever the dialect."""
+
+    position: int
+    name: str
+    type: str
+    not_null: bool = False
+    comment: str | None = None
+    default: TextSpan | None = None
+
+
+class CreateTableStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE TABLE name (columns)``."""
+
+    name: QualifiedName
+    columns: tuple[ColumnDefinition, ...]
+    key: tuple[str, ...] = ()
+    """Columns of the PRIMARY KEY, spelled as the columns are."""
+    if_not_exists: bool = False
+    comment: str | None = None
+    properties: dict[str, str] = {}
+
+    def schema(self) -> TableSchema:
+        """Return the columns as a schema; those of the PRIMARY KEY are NOT NULL."""
+        columns = (
+            TableColumn(each.name, each.type, not (each.not_null or each.name in self.key))
+            for each in self.columns
+        )
+        return TableSchema(tuple(columns), self.key)
+
+
+class CreateTableAsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE TABLE name AS query``."""
+
+    name: QualifiedName
+    query: QueryStatement
+    if_not_exists: bool = False
+    comment: str | None = None
+    properties: dict[str, str] = {}
+
+
+class SourceTableName(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of a source: its name outside, and its name here (empty: none was given)."""
+
+    position: int
+    outside: QualifiedName
+    name: QualifiedName = ()
+
+
+class CreateSourceStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE SOURCE name USING kind``."""
+
+    name: QualifiedName
+    kind: str
+    options: dict[str, str] = {}
+    tables: tuple[SourceTableName, ...] | None = None
+    """Tables of FOR TABLES; None for FOR ALL TABLES, and if neither was written."""
+    if_not_exists: bool = False
+
+
+class CreateMaterializedViewStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE MATERIALIZED VIEW name AS query``."""
+
+    name: QualifiedName
+    query: TextSpan
+    or_replace: bool = False
+    if_not_exists: bool = False
+    policy: RefreshPolicy | None = None
+    comment: str | None = None
+    properties: dict[str, str] = {}
+
+
+class CreateViewStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE VIEW name AS query``: a view that is inlined where it is read."""
+
+    name: QualifiedName
+    query: TextSpan
+    or_replace: bool = False
+    if_not_exists: bool = False
+    comment: str | None = None
+    properties: dict[str, str] = {}
+
+
+class CreateIndexStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE INDEX name ON object (columns)``; `name` None if none was given."""
+
+    name: QualifiedName | None
+    object: QualifiedName
+    columns: tuple[str, ...]
+    if_not_exists: bool = False
+
+
+class CreateSinkStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE SINK name FROM object USING kind``."""
+
+    name: QualifiedName
+    object: QualifiedName
+    kind: str
+    options: dict[str, str] = {}
+    if_not_exists: bool = False
+
+
+# -- changes of objects --------------------------------------------------------------------------
+
+
+class SetPolicyAction(msgspec.Struct, frozen=True, tag=True):
+    """``SET REFRESH POLICY``."""
+
+    policy: RefreshPolicy
+
+
+class SetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
+    """``SET TBLPROPERTIES``."""
+
+    properties: dict[str, str]
+
+
+class UnsetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
+    """``UNSET TBLPROPERTIES``; with `if_exists` it is no error that one is not set."""
+
+    keys: tuple[str, ...]
+    if_exists: bool = False
+
+
+class RenameAction(msgspec.Struct, frozen=True, tag=True):
+    """``RENAME TO``."""
+
+    name: QualifiedName
+
+
+class AddColumnsAction(msgspec.Struct, frozen=True, tag=True):
+    """``ADD COLUMNS``; with `if_not_exists` it is no error that one is there."""
+
+    columns: tuple[ColumnDefinition, ...]
+    if_not_exists: bool = False
+
+
+class SetDefaultAction(msgspec.Struct, frozen=True, tag=True):
+    """``ALTER COLUMN column SET DEFAULT expression``; without one ``DROP DEFAULT``."""
+
+    column: str
+    default: TextSpan | None = None
+
+
+class AddTablesAction(msgspec.Struct, frozen=True, tag=True):
+    """``ADD TABLES`` of a source."""
+
+    tables: tuple[SourceTableName, ...]
+
+
+AlterAction: TypeAlias = (
+    SetPolicyAction
+    | SetPropertiesAction
+    | UnsetPropertiesAction
+    | RenameAction
+    | AddColumnsAction
+    | SetDefaultAction
+    | AddTablesAction
+)
+
+
+class AlterObjectStatement(SqlStatement, frozen=True, kw_only=True):
+    """``ALTER kind name action``."""
+
+    kind: ObjectKind
+    name: QualifiedName
+    action: AlterAction
+    if_exists: bool = False
+
+
+class DropObjectsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DROP kind names``. Without `cascade` an object with dependants stays."""
+
+    kind: ObjectKind
+    names: tuple[QualifiedName, ...]
+    if_exists: bool = False
+    cascade: bool = False
+
+
+class CommentOnStatement(SqlStatement, frozen=True, kw_only=True):
+    """``COMMENT ON kind name IS comment``; None removes it.
+
+    The name of a column is its object's name and the column.
+    """
+
+    kind: ObjectKind | Literal["column", "schema"]
+    name: QualifiedName
+    comment: str | None
+
+
+# -- questions about objects ---------------------------------------------------------------------
+
+ShownKind: TypeAlias = Literal[
+    "tables", "views", "materialized views", "sources", "sinks", "indexes", "schemas"
+]
+
+
+class ShowObjectsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW TABLES`` and the like. `schema` empty: the current one."""
+
+    kind: ShownKind
+    schema: QualifiedName = ()
+    object: QualifiedName = ()
+    """Object whose indexes are asked for; empty: all."""
+    pattern: str | None = None
+    """Pattern of LIKE, as written."""
+    extended: bool = False
+    """True for ``SHOW TABLE EXTENDED``."""
+
+
+class ShowColumnsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW COLUMNS FROM object``."""
+
+    object: QualifiedName
+
+
+class ShowCreateStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW CREATE kind name``."""
+
+    kind: ObjectKind
+    name: QualifiedName
+
+
+class ShowSettingStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW setting``, and ``SET setting`` in Spark's dialect; ``all`` for all of them."""
+
+    name: str
+
+
+class QueryPin(msgspec.Struct, frozen=True, kw_only=True):
+    """A relation of a query with its own time: ``name TIMESTAMP AS OF expression``.
+
+    `position` is the offset of the name. The clause stays in the query's text, at `clause`.
+    """
+
+    position: int
+    name: QualifiedName
+    is_version: bool
+    """True for ``VERSION AS OF``."""
+    expression: TextSpan
+    clause: TextSpan
+
+
+class QueryStatement(SqlStatement, frozen=True, kw_only=True):
+    """A query. `query` is its text without a trailing ``AS OF`` of the whole query."""
+
+    query: TextSpan
+    as_of: TextSpan | None = None
+    pins: tuple[QueryPin, ...] = ()
+
+
+class SubscribeStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SUBSCRIBE``: of a query, or of an object by its name."""
+
+    query: TextSpan | None = None
+    name: QualifiedName | None = None
+    snapshot: bool = True
+    progress: bool = False
+    as_of: TextSpan | None = None
+    up_to: TextSpan | None = None
+
+
+class DescribeStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DESCRIBE``: of an object, or of a query."""
+
+    name: QualifiedName | None = None
+    query: QueryStatement | None = None
+    extended: bool = False
+
+
+ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
+
+
+class ExplainStatement(SqlStatement, frozen=True, kw_only=True):
+    """``EXPLAIN``: of a query, or of a materialized view before it is created."""
+
+    mode: ExplainMode
+    statement: QueryStatement | CreateMaterializedViewStatement
+
+
+# -- changes of rows -----------------------------------------------------------------------------
+
+
+class ColumnAssignment(msgspec.Struct, frozen=True):
+    """``column = value``; the column may be qualified by an alias."""
+
+    column: QualifiedName
+    value: TextSpan
+
+
+class ConflictClause(msgspec.Struct, frozen=True, kw_only=True):
+    """``ON CONFLICT (columns) DO UPDATE SET … WHERE condition``; without assignments DO NOTHING."""
+
+    position: int
+    columns: tuple[str, ...] = ()
+    assignments: tuple[ColumnAssignment, ...] = ()
+    condition: TextSpan | None = None
+
+
+class InsertStatement(SqlStatement, frozen=True, kw_only=True):
+    """``INSERT INTO table``: either rows of expressions, or a query, or one row of DEFAULT VALUES.
+    `returning`: expressions over each written row, none if the statement has no rows."""
+
+    table: QualifiedName
+    alias: str | None = None
+    columns: tuple[str, ...] | None = None
+    rows: tuple[tuple[TextSpan, ...], ...] | None = None
+    query: QueryStatement | None = None
+    conflict: ConflictClause | None = None
+    returning: tuple[TextSpan, ...] = ()
+    default_values: bool = False
+
+
+class UpdateStatement(SqlStatement, frozen=True, kw_only=True):
+    """``UPDATE table SET assignments WHERE condition``; `returning` as of INSERT."""
+
+    table: QualifiedName
+    assignments: tuple[ColumnAssignment, ...]
+    alias: str | None = None
+    where: TextSpan | None = None
+    returning: tuple[TextSpan, ...] = ()
+
+
+class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
+    """``REFRESH MATERIALIZED VIEW``."""
+
+    name: QualifiedName
+
+
+class MaintainStatement(SqlStatement, frozen=True, kw_only=True):
+    """``VACUUM`` or ``ANALYZE``, which the service does by itself."""
+
+    verb: str
+
+
+class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DELETE FROM table WHERE condition``, or ``TRUNCATE table``; `returning` as of INSERT, over
+    each removed row."""
+
+    table: QualifiedName
+    alias: str | None = None
+    where: TextSpan | None = None
+    truncates: bool = False
+    returning: tuple[TextSpan, ...] = ()
+
+
+MergeMatch: TypeAlias = Literal["matched", "not matched", "not matched by source"]
+MergeVerb: TypeAlias = Literal["update", "update all", "delete", "insert", "insert all", "nothing"]
+
+
+class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
+    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order."""
+
+    position: int
+    match: MergeMatch
+    action: MergeVerb
+    condition: TextSpan | None = None
+    assignments: tuple[ColumnAssignment, ...] = ()
+    columns: tuple[str, ...] = ()
+    values: tuple[TextSpan, ...] = ()
+
+
+class MergeStatement(SqlStatement, frozen=True, kw_only=True):
+    """``MERGE INTO table USING source ON condition`` and its clauses.
+
+    The source is an object, or a query in brackets (its text without them).
+    """
+
+    table: QualifiedName
+    on: TextSpan
+    clauses: tuple[MergeClause, ...]
+    alias: str | None = None
+    source_name: QualifiedName | None = None
+    source_query: QueryStatement | None = None
+    source_alias: str | None = None
+
+
+CopyFormat: TypeAlias = Literal["text", "csv", "binary"]
+
+
+class CopyOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How the data of a COPY are written, with the format's defaults."""
+
+    format: CopyFormat = "text"
+    delimiter: str = "\t"
+    null: str = "\\N"
+    header: bool = False
+    header_match: bool = False
+    """True if the header's names must be those of the columns (``HEADER MATCH``)."""
+    quote: str = '"'
+    escape: str = '"'
+
+
+class CopyStatement(SqlStatement, frozen=True, kw_only=True):
+    """``COPY``: of a table from STDIN, or of a table, query or SUBSCRIBE to STDOUT."""
+
+    direction: Literal["from", "to"]
+    table: QualifiedName | None = None
+    columns: tuple[str, ...] | None = None
+    source: QueryStatement | SubscribeStatement | None = None
+    options: CopyOptions = CopyOptions()
+
+
+# -- transactions --------------------------------------------------------------------------------
+
+
+class TransactionModes(msgspec.Struct, frozen=True, kw_only=True):
+    """Modes of a transaction; None where none was given."""
+
+    isolation: str | None = None
+    """In lower case, such as ``read committed``."""
+    read_only: bool | None = None
+
+
+class BeginStatement(SqlStatement, frozen=True, kw_only=True):
+    """``BEGIN``, ``START TRANSACTION``."""
+
+    modes: TransactionModes = TransactionModes()
+
+
+class SetTransactionStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SET TRANSACTION``; for later transactions too if `session`."""
+
+    modes: TransactionModes
+    session: bool = False
+
+
+class CommitStatement(SqlStatement, frozen=True, kw_only=True):
+    """``COMMIT``, ``END``."""
+
+
+class RollbackStatement(SqlStatement, frozen=True, kw_only=True):
+    """``ROLLBACK``, ``ABORT``."""
+
+
+class SavepointStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SAVEPOINT name``."""
+
+    name: str
+
+
+class ReleaseSavepointStatement(SqlStatement, frozen=True, kw_only=True):
+    """``RELEASE SAVEPOINT name``."""
+
+    name: str
+
+
+class RollbackToStatement(SqlStatement, frozen=True, kw_only=True):
+    """``ROLLBACK TO SAVEPOINT name``."""
+
+    name: str
+
+
+# -- the session ---------------------------------------------------------------------------------
+
+
+class SetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SET name = values``; no values for DEFAULT. TIME ZONE is the setting ``timezone``."""
+
+    name: str
+    values: tuple[str, ...]
+    local: bool = False
+
+
+class ResetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+    """``RESET name``; None for ALL."""
+
+    name: str | None
+
+
+class UseSchemaStatement(SqlStatement, frozen=True, kw_only=True):
+    """``USE schema``."""
+
+    name: QualifiedName
+
+
+class DeclareCursorStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DECLARE name CURSOR FOR source``."""
+
+    name: str
+    source: QueryStatement | SubscribeStatement
+    hold: bool = False
+    binary: bool = False
+
+
+class FetchCursorStatement(SqlStatement, frozen=True, kw_only=True):
+    """``FETCH count FROM name``, forward; None for ALL. `move`: rows are passed over (MOVE)."""
+
+    name: str
+    count: int | None = 1
+    move: bool = False
+
+
+class CloseCursorStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CLOSE name``; None for ALL."""
+
+    name: str | None
+
+
+class PrepareTextStatement(SqlStatement, frozen=True, kw_only=True):
+    """``PREPARE name (types) AS statement``; `types` are Spark's."""
+
+    name: str
+    statement: TextSpan
+    types: tuple[str, ...] = ()
+
+
+class ExecutePreparedStatement(SqlStatement, frozen=True, kw_only=True):
+    """``EXECUTE name (arguments)``."""
+
+    name: str
+    arguments: tuple[TextSpan, ...] = ()
+
+
+class DeallocateStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DEALLOCATE name``; None for ALL."""
+
+    name: str | None
+
+
+class DiscardAllStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DISCARD ALL``."""
+
+
+class NoOperationStatement(SqlStatement, frozen=True, kw_only=True):
+    """A statement that is accepted and does nothing; `tag` is its name, such as ``LISTEN``."""
+
+    tag: str
+
+
+# -- roles ---------------------------------------------------------------------------------------
+
+
+class RoleOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of a role; None where none was given."""
+
+    login: bool | None = None
+    password: SecretSpan | None = None
+    no_password: bool = False
+    """True for ``PASSWORD NULL``."""
+
+
+class CreateRoleStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE ROLE name``; CREATE USER is the same with LOGIN."""
+
+    name: str
+    options: RoleOptions = RoleOptions()
+    if_not_exists: bool = False
+
+
+class AlterRoleStatement(SqlStatement, frozen=True, kw_only=True):
+    """``ALTER ROLE name options``."""
+
+    name: str
+    options: RoleOptions
+
+
+class DropRolesStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DROP ROLE names``."""
+
+    names: tuple[str, ...]
+    if_exists: bool = False
+
+
+class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
+    """``CREATE TOKEN FOR ROLE name``: a role's proof at Spark Connect's door."""
+
+    role: str
+
+
+class DropTokensStatement(SqlStatement, frozen=True, kw_only=True):
+    """``DROP TOKENS FOR ROLE name``."""
+
+    role: str
+
+
+class ShowRolesStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW ROLES``."""
+
+
+class ShowGrantsStatement(SqlStatement, frozen=True, kw_only=True):
+    """``SHOW GRANTS ON object FOR role``; both may be left out."""
+
+    object: QualifiedName = ()
+    role: str | None = None
+
+
+GrantScope: TypeAlias = Literal["objects", "schema", "all tables", "service"]
+
+
+class GrantStatement(SqlStatement, frozen=True, kw_only=True):
+    """``GRANT rights ON objects TO roles``. Without ON the scope is the whole service.
+
+    SELECT is ``read``; INSERT, UPDATE and DELETE are ``write``; ALL is both.
+    """
+
+    rights: tuple[AccessRight, ...]
+    scope: GrantScope
+    roles: tuple[str, ...]
+    names: tuple[QualifiedName, ...] = ()
+    """Objects, or schemas; of ``all tables`` the schemas, if any was named."""
+
+
+class RevokeStatement(SqlStatement, frozen=True, kw_only=True):
+    """``REVOKE rights ON objects FROM roles``; see `GrantStatement`."""
+
+    rights: tuple[AccessRight, ...]
+    scope: GrantScope
+    roles: tuple[str, ...]
+    names: tuple[QualifiedName, ...] = ()

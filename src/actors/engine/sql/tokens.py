@@ -1,0 +1,318 @@
+"""The lexer of SQL: Spark's dialect, and PostgreSQL's.
+
+Everything of the service that reads SQL text reads it through `lex_sql`: the statements' grammar,
+the rewriting of PostgreSQL's dialect, and the reader of plain queries. The dialects differ in their
+quotes: ``"a"`` is a string to Spark and an identifier to PostgreSQL, a backslash escapes in Spark's
+strings alone, and PostgreSQL has ``E'…'`` and ``$$…$$``. Pure.
+
+>>> [(each.kind, each.text) for each in lex_sql("SELECT `a``b` || r'\\\\n' -- a comment")]
+[('word', 'SELECT'), ('name', '`a``b`'), ('sign', '||'), ('text', "r'\\\\n'")]
+>>> [(each.kind, each.text) for each in lex_sql('"a"::int4 = $1', SqlDialect.POSTGRES)]
+[('name', '"a"'), ('sign', '::'), ('word', 'int4'), ('sign', '='), ('parameter', '$1')]
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from actors.runtime.errors import SqlSyntaxError
+
+_FOUND_MAX: Final = 40
+"""Longest text of a token that an error repeats."""
+
+
+class SqlDialect(enum.Enum):
+    """Rules by which a text is split into tokens."""
+
+    SPARK = "spark"
+    POSTGRES = "postgres"
+
+
+# Without gc: a long statement has a million, and a collection would stop all threads for them.
+class SqlToken(msgspec.Struct, frozen=True, gc=False):
+    """One token: `text` as written, at the offset `start`.
+
+    `kind` is ``word``, ``name`` (a quoted identifier), ``text`` (a string), ``number``,
+    ``parameter`` (``$1``, ``:name``, ``?``), ``sign`` or ``hint`` (``/*+ … */``).
+    """
+
+    kind: str
+    text: str
+    start: int
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the token."""
+        return self.start + len(self.text)
+
+    @property
+    def word(self) -> str:
+        """Return a word in upper case, or a sign; "" for a token of another kind, which is never
+        a keyword."""
+        return self.text.upper() if self.kind in ("word", "sign") else ""
+
+
+# Every repetition is possessive: a text of millions of characters is read once, whatever it is.
+_SPARK: Final = re.compile(
+    r"""(?P<blank>\s++|
+        # A backslash before the line's end continues the comment there.
+        --(?:\\\n|[^\n\r])*+)
+    |(?P<comment>/\*)
+    # The quotes of a raw string have no escape.
+    |(?P<text>[rR](?:'[^']*+'|"[^"]*+")
+        |'(?:[^'\\]++|\\.|'')*+'|"(?:[^"\\]++|\\.|"")*+")
+    |(?P<name>`(?:[^`]++|``)*+`)
+    # Behind the digits no letter may follow: 1a is a name.
+    |(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?i:BD|[LSYDF])?(?!\w))
+    |(?P<word>\w++)
+    # The colon of struct<a:int> stands behind a name, and begins no parameter.
+    |(?P<parameter>\?|(?<![\w`:\])]):[^\W0-9]\w*+)
+    # A quote that was taken by none of the above has no end.
+    |(?P<open>['"`])
+    # `>>` is two signs, as it closes two types; to an operator it makes no difference here.
+    |(?P<sign><=>|<=|>=|<>|!=|==|\|\||->|=>|::|:=|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_POSTGRES: Final = re.compile(
+    r"""(?P<blank>\s++|--[^\n\r]*+)
+    |(?P<comment>/\*)
+    # Not read as a word and a string, which would be another value without a word about it.
+    |(?P<unicode>[uU]&['"])
+    |(?P<text>[eE]'(?:[^'\\]++|\\.|'')*+'|'(?:[^']++|'')*+'
+        # The tag of the end is that of the begin.
+        |\$(?P<tag>(?:[^\W0-9]\w*+)?)\$.*?\$(?P=tag)\$)
+    # Backticks are no quotes to PostgreSQL, but its users read Spark's pages.
+    |(?P<name>"(?:[^"]++|"")*+"|`(?:[^`]++|``)*+`)
+    |(?P<number>(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?(?!\w))
+    |(?P<parameter>\$[0-9]++)
+    # Before words, as E' begins with a letter.
+    |(?P<open>[eE]?'|["`]|\$(?:[^\W0-9]\w*+)?\$)
+    |(?P<word>[^\W0-9][\w$]*+|\w++)
+    |(?P<sign><=|>=|<>|!=|\|\||->>|->|=>|::|:=|.)""",
+    re.VERBOSE | re.DOTALL,
+)
+_PATTERNS: Final[Mapping[SqlDialect, re.Pattern[str]]] = {
+    SqlDialect.SPARK: _SPARK,
+    SqlDialect.POSTGRES: _POSTGRES,
+}
+# Spark takes no hint for the begin of a comment inside a comment; PostgreSQL has no hints.
+_COMMENT_MARKS: Final[Mapping[SqlDialect, re.Pattern[str]]] = {
+    SqlDialect.SPARK: re.compile(r"/\*(?!\+)|\*/"),
+    SqlDialect.POSTGRES: re.compile(r"/\*|\*/"),
+}
+
+
+def lex_sql(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[SqlToken]:
+    """Return the tokens of a text, without comments.
+
+    Raises `SqlSyntaxError` for a quote or a comment that does not end.
+    """
+    match_at = _PATTERNS[dialect].match
+    found: list[SqlToken] = []
+    at = 0
+    while (match := match_at(text, at)) is not None:
+        kind, start, at = str(match.lastgroup), at, match.end()
+        if kind == "blank":
+            continue
+        if kind == "comment":
+            at = _comment_end(text, start, dialect)
+            # A hint is for Spark's planner: it is part of a query, a comment is not.
+            if not text.startswith("+", start + 2):
+                continue
+            kind = "hint"
+        elif kind == "open":
+            raise syntax_error(text, start, f"{_QUOTES.get(match[0], match[0])} does not end")
+        elif kind == "unicode":
+            raise syntax_error(
+                text, start, f"{match[0]} is not understood", hint=r"write E'\u00e9'"
+            )
+        found.append(SqlToken(kind, text[start:at], start))
+    return found
+
+
+_QUOTES: Final = {
+    "'": "a string",
+    "E'": "a string",
+    "e'": "a string",
+    '"': "a text in double quotes",
+    "`": "a name in backticks",
+    "$$": "a string in $$",
+}
+
+
+def _comment_end(text: str, start: int, dialect: SqlDialect) -> int:
+    """Return the end of the comment, or hint, at `start`; comments nest."""
+    marks = _COMMENT_MARKS[dialect]
+    at, depth = start + 2, 1
+    while depth:
+        mark = marks.search(text, at)
+        if mark is None:
+            raise syntax_error(text, start, "a comment does not end")
+        depth += 1 if mark[0] == "/*" else -1
+        at = mark.end()
+    return at
+
+
+# -- positions and errors ------------------------------------------------------------------------
+
+
+def line_and_column(text: str, offset: int) -> tuple[int, int]:
+    """Return the line and the column of an offset; both count from 1.
+
+    >>> line_and_column("SELECT\\n  1", 9)
+    (2, 3)
+    """
+    return text.count("\n", 0, offset) + 1, offset - text.rfind("\n", 0, offset)
+
+
+def syntax_error(text: str, position: int, problem: str, *, hint: str = "") -> SqlSyntaxError:
+    """Return the error for a problem at an offset of a text.
+
+    >>> syntax_error("SELECT\\n  *", 9, "expected a name, found '*'").problem
+    "line 2, column 3: expected a name, found '*'"
+    """
+    line, column = line_and_column(text, position)
+    return SqlSyntaxError(f"line {line}, column {column}: {problem}", position=position, hint=hint)
+
+
+def describe_token(token: SqlToken) -> str:
+    """Return a token as an error names it, shortened.
+
+    >>> describe_token(SqlToken("word", "FROM", 7))
+    "'FROM'"
+    """
+    text = token.text if len(token.text) <= _FOUND_MAX else token.text[: _FOUND_MAX - 1] + "…"
+    return f"'{text}'" if "'" not in text else text
+
+
+# -- values of literals and names ----------------------------------------------------------------
+
+_SPARK_ESCAPE: Final = re.compile(
+    r"\\u(?P<u>[0-9a-fA-F]{4})|\\U(?P<U>[0-9a-fA-F]{8})|\\(?P<octal>[01][0-7]{2})|\\(?P<char>.)"
+    r"""|(?P<quote>''|"")""",
+    re.DOTALL,
+)
+_SPARK_CHARACTERS: Final = {
+    "0": "\0",
+    "b": "\b",
+    "n": "\n",
+    "r": "\r",
+    "t": "\t",
+    "Z": "\x1a",
+    # Patterns of LIKE need the backslash.
+    "%": "\\%",
+    "_": "\\_",
+}
+_POSTGRES_ESCAPE: Final = re.compile(
+    r"\\u(?P<u>[0-9a-fA-F]{4})|\\U(?P<U>[0-9a-fA-F]{8})|\\(?P<octal>[0-7]{1,3})"
+    r"|\\x(?P<hex>[0-9a-fA-F]{1,2})|\\(?P<char>.)|(?P<quote>'')",
+    re.DOTALL,
+)
+_POSTGRES_CHARACTERS: Final = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
+
+
+def text_value(written: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
+    """Return the value of a string as written, with its quotes.
+
+    Raises `ValueError` for escapes that are no text.
+
+    >>> text_value(r"'it\\'s'"), text_value("'it''s'"), text_value(r"r'\\d'")
+    ("it's", "it's", '\\\\d')
+    >>> text_value(r"'\\d'", SqlDialect.POSTGRES), text_value("$q$it's$q$", SqlDialect.POSTGRES)
+    ('\\\\d', "it's")
+    """
+    if dialect is SqlDialect.POSTGRES:
+        return _postgres_value(written)
+    if written[0] in "rR":
+        return written[2:-1]
+    quote, inner = written[0], written[1:-1]
+    # Nearly all strings.
+    if "\\" not in inner and quote not in inner:
+        return inner
+    return _joined_surrogates(_SPARK_ESCAPE.sub(lambda found: _unescaped(found, quote), inner))
+
+
+def _unescaped(found: re.Match[str], quote: str) -> str:
+    if (doubled := found["quote"]) is not None:
+        return quote if doubled[0] == quote else doubled
+    if (char := found["char"]) is not None:
+        return _SPARK_CHARACTERS.get(char, char)
+    if (octal := found["octal"]) is not None:
+        return chr(int(octal, 8))
+    return _character(found["u"] or found["U"])
+
+
+def _character(digits: str) -> str:
+    code = int(digits, 16)
+    if code > 0x10FFFF:
+        raise ValueError(f"no character has the code {digits}")
+    return chr(code)
+
+
+def _joined_surrogates(value: str) -> str:
+    r"""Return a text whose pairs of surrogates (``\ud83d\ude00``) are the characters they stand
+    for. Raises `ValueError` for one without its other half."""
+    # UnicodeDecodeError is a ValueError.
+    return value.encode("utf-16", "surrogatepass").decode("utf-16")
+
+
+def _postgres_value(written: str) -> str:
+    if written[0] == "$":
+        tag = written.index("$", 1) + 1
+        return written[tag:-tag]
+    if written[0] == "'":
+        return written[1:-1].replace("''", "'")
+    inner = written[2:-1]
+    value, at = bytearray(), 0
+    # Octal and hexadecimal escapes are bytes, and several of them may be one character.
+    for found in _POSTGRES_ESCAPE.finditer(inner):
+        value += inner[at : found.start()].encode("utf-8", "surrogatepass")
+        value += _postgres_bytes(found)
+        at = found.end()
+    value += inner[at:].encode("utf-8", "surrogatepass")
+    return _joined_surrogates(value.decode("utf-8", "surrogatepass"))
+
+
+def _postgres_bytes(found: re.Match[str]) -> bytes:
+    if found["quote"] is not None:
+        return b"'"
+    if (char := found["char"]) is not None:
+        return _POSTGRES_CHARACTERS.get(char, char).encode("utf-8", "surrogatepass")
+    if (octal := found["octal"]) is not None:
+        return bytes([int(octal, 8) & 0xFF])
+    if (digits := found["hex"]) is not None:
+        return bytes([int(digits, 16)])
+    return _character(found["u"] or found["U"]).encode("utf-8", "surrogatepass")
+
+
+def name_value(written: str) -> str:
+    """Return the name of a quoted identifier.
+
+    >>> name_value("`a``b`"), name_value('"a""b"')
+    ('a`b', 'a"b')
+    """
+    quote = written[0]
+    return written[1:-1].replace(quote * 2, quote)
+
+
+def quote_name(name: str) -> str:
+    """Return a name as Spark's quoted identifier.
+
+    >>> quote_name("a`b")
+    '`a``b`'
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
+def quote_text(value: str) -> str:
+    r"""Return a text as Spark's string.
+
+    >>> print(quote_text("it's \\d"))
+    'it\'s \\d'
+    """
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -1,0 +1,230 @@
+"""Names of types: Spark's, and PostgreSQL's as the types that Spark has for them.
+
+Both dialects know Spark's names, so that a table of arrays and maps can be made by every client.
+Where a name means different types, the statement's dialect decides: PostgreSQL's ``timestamp`` is
+``timestamp_ntz``, its ``float`` is ``double``. Pure.
+
+>>> from actors.engine.sql.reader import lex_text
+>>> def read(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
+...     return read_type(StatementReader(lex_text(text, dialect)))
+>>> read("MAP<STRING, DECIMAL(12, 2)>"), read("STRUCT<A: INT, b ARRAY<LONG>>")
+('map<string,decimal(12,2)>', 'struct<A:int,b:array<bigint>>')
+>>> [read(each, SqlDialect.POSTGRES) for each in ("int8", "numeric(10,2)", "character varying(5)")]
+['bigint', 'decimal(10,2)', 'varchar(5)']
+>>> [read(each, SqlDialect.POSTGRES) for each in ("timestamp(6) with time zone", "text[][]")]
+['timestamp', 'array<array<string>>']
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import SqlDialect, name_value, quote_name
+from actors.model.plan.schema import UNBOUNDED_NUMERIC
+
+DEPTH_MAX: Final = 32
+"""Most levels of a nested type: reading one recurses."""
+_PLAIN_FIELD: Final = re.compile(r"\w+")
+_PARTED: Final = re.compile(r"[,:<>()`]")
+"""Characters by which a type's text is split into fields: no field can have them in its name."""
+_SPARK_NAMES: Final[Mapping[str, str]] = {
+    "byte": "tinyint",
+    "short": "smallint",
+    "integer": "int",
+    "long": "bigint",
+    "real": "float",
+    "dec": "decimal",
+    "numeric": "decimal",
+    "character": "char",
+    "timestamp_ltz": "timestamp",
+}
+"""Spark's own other names of its types."""
+_POSTGRES_NAMES: Final[Mapping[str, str]] = {
+    "bool": "boolean",
+    "bpchar": "char",
+    "bytea": "binary",
+    "character": "char",
+    "character varying": "varchar",
+    "dec": "decimal",
+    "double precision": "double",
+    "float": "double",
+    "float4": "float",
+    "float8": "double",
+    "int2": "smallint",
+    "int4": "int",
+    "int8": "bigint",
+    "integer": "int",
+    "json": "string",
+    "jsonb": "string",
+    "name": "string",
+    "numeric": "decimal",
+    "oid": "bigint",
+    "real": "float",
+    "text": "string",
+    "timestamp": "timestamp_ntz",
+    "timestamp with time zone": "timestamp",
+    "timestamp without time zone": "timestamp_ntz",
+    "timestamptz": "timestamp",
+    "uuid": "string",
+}
+_TIME_DIGITS: Final = 6
+_FLOAT_BITS_MAX: Final = 24
+"""Precision up to which PostgreSQL's ``float(n)`` is a float."""
+
+
+CHECKED_NAMES: Final = frozenset({"bytea", "uuid", "json", "jsonb"})
+"""Types of PostgreSQL whose texts have a form that Spark's types do not check."""
+
+
+class WrittenType(NamedTuple):
+    """A type as it was written: Spark's text of it, and PostgreSQL's name of the type, or of an
+    array's elements. `limited`: a length or a precision follows the name."""
+
+    spark: str
+    name: str
+    limited: bool
+
+    @property
+    def checked(self) -> bool:
+        """Return whether PostgreSQL checks the form of its texts, and Spark would not."""
+        return self.name in CHECKED_NAMES
+
+
+def read_written_type(reader: StatementReader) -> WrittenType:
+    """Take a type. Raises `SqlSyntaxError`."""
+    if reader.dialect is SqlDialect.POSTGRES:
+        _pass_schema(reader)
+    first = reader.peek()
+    spark = read_type(reader)
+    name = name_value(first.text) if first.kind == "name" else first.text.lower()
+    taken = reader.tokens[reader.place - 1].end
+    return WrittenType(spark, name, "(" in reader.text[first.end : taken])
+
+
+def read_type(reader: StatementReader) -> str:
+    """Take a type and return Spark's text of it, without looking whether Spark has it.
+
+    Raises `SqlSyntaxError`.
+    """
+    return _type(reader, 0)
+
+
+def _type(reader: StatementReader, depth: int) -> str:
+    if reader.dialect is SqlDialect.POSTGRES:
+        _pass_schema(reader)
+    word = reader.name("a type").lower()
+    return _type_named(reader, word, depth)
+
+
+def _pass_schema(reader: StatementReader) -> None:
+    """Take ``pg_catalog.`` before a type; asyncpg writes it in double quotes."""
+    token = reader.peek()
+    quoted = token.kind == "name" and name_value(token.text) == "pg_catalog"
+    if (quoted or token.word == "PG_CATALOG") and reader.peek(1).text == ".":
+        reader.place += 2
+
+
+def _type_named(reader: StatementReader, word: str, depth: int) -> str:
+    """Return the type whose first word was taken."""
+    # The lexer makes no sign of `>>`, so each level has its own `>`.
+    if reader.take("<"):
+        return _nested(reader, word, depth + 1)
+    if reader.dialect is not SqlDialect.POSTGRES:
+        name = _SPARK_NAMES.get(word, word)
+        numbers = _numbers(reader)
+        # The text that Spark itself reports for this type.
+        if name == "decimal" and not numbers:
+            return "decimal(10,0)"
+        return name + _in_brackets(numbers)
+    return _with_arrays(reader, _postgres_type(reader, word))
+
+
+def _nested(reader: StatementReader, word: str, depth: int) -> str:
+    if depth > DEPTH_MAX:
+        raise reader.error(f"a type has more than {DEPTH_MAX} levels")
+    if word == "struct":
+        parts = [_field(reader, depth)]
+        while reader.take(","):
+            parts.append(_field(reader, depth))
+    else:
+        parts = [_type(reader, depth)]
+        while reader.take(","):
+            parts.append(_type(reader, depth))
+    reader.need(">")
+    return f"{word}<{','.join(parts)}>"
+
+
+def _field(reader: StatementReader, depth: int) -> str:
+    name = reader.name("a field")
+    if _PARTED.search(name):
+        raise reader.error(f"the field {name!r} has a character that no field's name can have")
+    # Spark writes such names with backticks too.
+    if not _PLAIN_FIELD.fullmatch(name):
+        name = quote_name(name)
+    token = reader.peek()
+    # In `a :int` the lexer sees a parameter.
+    if token.kind == "parameter" and token.text.startswith(":"):
+        reader.place += 1
+        return f"{name}:{_type_named(reader, token.text[1:].lower(), depth)}"
+    reader.take(":")
+    return f"{name}:{_type(reader, depth)}"
+
+
+def _numbers(reader: StatementReader) -> tuple[int, ...]:
+    if not reader.follows("("):
+        return ()
+    inner = reader.bracketed()
+    numbers = [inner.whole_number("a number")]
+    if inner.take(","):
+        numbers.append(inner.whole_number("a number"))
+    inner.need_end("')'")
+    return tuple(numbers)
+
+
+def _in_brackets(numbers: tuple[int, ...]) -> str:
+    return f"({','.join(map(str, numbers))})" if numbers else ""
+
+
+def _postgres_type(reader: StatementReader, word: str) -> str:
+    if word == "double" and reader.take("PRECISION"):
+        word = "double precision"
+    if word == "character" and reader.take("VARYING"):
+        word = "character varying"
+    numbers = _numbers(reader)
+    if word == "timestamp":
+        # The precision stands before the zone; Spark's is always microseconds.
+        if numbers and numbers[0] < _TIME_DIGITS:
+            raise reader.error(
+                f"timestamp({numbers[0]}) is not known: times have six digits of a second"
+            )
+        if reader.take("WITH", "TIME", "ZONE"):
+            word = "timestamp with time zone"
+        else:
+            reader.take("WITHOUT", "TIME", "ZONE")
+    name = _POSTGRES_NAMES.get(word, word)
+    match name:
+        case "double" if word == "float" and numbers:
+            return "float" if numbers[0] <= _FLOAT_BITS_MAX else "double"
+        case "timestamp" | "timestamp_ntz":
+            return name
+        case "decimal" if not numbers:
+            return UNBOUNDED_NUMERIC
+        case "char" if not numbers:
+            # Without a length PostgreSQL's char is of one character, its bpchar of any number.
+            return "string" if word == "bpchar" else "char(1)"
+        case "varchar" if not numbers:
+            return "string"
+    return name + _in_brackets(numbers)
+
+
+def _with_arrays(reader: StatementReader, element: str) -> str:
+    levels = int(reader.take("ARRAY"))
+    while reader.follows("["):
+        reader.place = reader.partners[reader.place] + 1
+        levels += 1
+        if levels > DEPTH_MAX:
+            raise reader.error(f"a type has more than {DEPTH_MAX} levels")
+    return "array<" * levels + element + ">" * levels

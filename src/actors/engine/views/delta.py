@@ -1,0 +1,587 @@
+"""Relational plan → strata, by operators that derive their own delta; one rule a file.
+
+`derive` builds the operators of a plan bottom up, asks the root for its delta, and packs the
+result: the view's delta and that of each hidden state leave Spark as one table (see
+`plan.delta.DeltaPlan`).
+
+The mode is the weakest node's: *keyed* where groups are computed afresh, *opaque* where some state
+is read whole because no equality leads to it; the latter still runs as steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from actors.engine.views.common_subplans import CommonSubplans, SharedOperator
+from actors.engine.views.eager_choice import NEVER_EAGER, EagerChoice
+from actors.engine.views.lookups import Wanted
+from actors.engine.views.measures import not_additive
+from actors.engine.views.operators import (
+    DerivationContext,
+    Ids,
+    Origins,
+    UnsupportedConstruct,
+    ViewOperator,
+    select,
+)
+from actors.engine.views.rule_compared import compared_sides, drop_unread_columns
+from actors.engine.views.rule_distinct import aggregate_distinct_values
+from actors.engine.views.rule_eager import joined_rows, sum_below_join
+from actors.engine.views.rule_expansion import ExpansionOperator, GenerationOperator
+from actors.engine.views.rule_extreme import derive_extremes, is_extreme
+from actors.engine.views.rule_group import aggregate, distinct, join_groups
+from actors.engine.views.rule_join import JoinOperator
+from actors.engine.views.rule_kept import KeptOperator, unkeepable_reason
+from actors.engine.views.rule_linear import (
+    FilterOperator,
+    ProjectOperator,
+    ScanOperator,
+    UnionOperator,
+)
+from actors.engine.views.rule_outer import OuterOperator, SemiOperator
+from actors.engine.views.rule_recompute import RecomputeOperator
+from actors.engine.views.rule_temporal import TemporalOperator
+from actors.engine.views.rule_top import TopOperator, first_ranks, limit
+from actors.engine.views.rule_window import (
+    WindowOperator,
+    near_changes,
+    near_sessions,
+    ranks_wanted,
+    window_chain,
+)
+from actors.model.plan.delta import (
+    OUTPUT_PREFIX,
+    TO,
+    AccumulateTotals,
+    EagerSums,
+    FilterRows,
+    GenerateRows,
+    HiddenState,
+    NamedInput,
+    Node,
+    PlanStratum,
+    RecomputeGroups,
+    SelectColumns,
+    SparkCall,
+    TopCandidates,
+    UnionRows,
+    hidden_prefix,
+)
+from actors.model.plan.input_names import InputKind, InputName
+from actors.model.plan.nearby import CoveredChanges, NearbyRows
+from actors.model.plan.relational import (
+    AggregateCall,
+    AggregationNode,
+    DistinctNode,
+    ExpandNode,
+    FilterNode,
+    GenerateNode,
+    JoinNode,
+    LimitNode,
+    NamedExpression,
+    OpaqueNode,
+    OuterJoin,
+    Plan,
+    ProjectNode,
+    ScanNode,
+    SemiJoin,
+    TemporalFilter,
+    UnionAll,
+    ValuesNode,
+    ViewPlan,
+    WindowFunctions,
+)
+from actors.model.plan.relational_text import quote, words_of
+from actors.model.plan.relational_walk import inputs_of
+from actors.model.plan.schema import TableSchema
+
+# -- Several inputs of one row each become one input of one row ------------------------------------
+# A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n
+# inputs each. So the rows are united instead, each padded with NULLs, and kept as a state
+# (`rule_kept`); one grouping without keys takes each column from the row that has it.
+#
+#     {(a)} × {(b)}   =   max(a), max(b) over {(a, NULL), (NULL, b)}   where both rows exist
+
+
+PACKED_MIN: Final = 3
+"""Minimum of single rows that are packed: a join of two has no more terms than the packed plan."""
+
+
+def inner_join(
+    context: DerivationContext,
+    plan: JoinNode,
+    sides: Sequence[ViewOperator],
+    read: Iterable[str] | None = None,
+) -> ViewOperator:
+    """Return the join of `sides`, the inputs of `plan`, with its single rows packed into one input.
+
+    `read`: the columns that a projection above reads; None: all are read.
+    """
+    types = dict(plan.types)
+    rows = [side for side in sides if side.is_one_row() and not side.is_constant()]
+    columns = tuple(id_ for row in rows for id_ in row.columns)
+    if len(rows) < PACKED_MIN or unkeepable_reason(types, columns, ()):
+        if read is None:
+            return JoinOperator(context, tuple(sides), plan.equal, plan.residual)
+        inputs, compared = compared_sides(context, plan, sides, read)
+        return JoinOperator(context, inputs, plan.equal, plan.residual, compared)
+    packed = _packed_rule_one_row(context, plan, rows, types)
+    within = [each for each in plan.equal if {each.left, each.right} <= {*columns}]
+    tests = [f"{each.left} {'<=>' if each.null_safe else '='} {each.right}" for each in within]
+    others = [side for side in sides if side not in rows]
+    if not others:
+        # No join is left that would test the residual.
+        tests += plan.residual
+    if tests:
+        predicate = " AND ".join(f"({test})" for test in tests)
+        packed = FilterOperator(context, FilterNode(plan, predicate), packed)
+    whole = packed
+    if others:
+        equal = tuple(each for each in plan.equal if each not in within)
+        whole = JoinOperator(context, (packed, *others), equal, plan.residual)
+    ordered = tuple(NamedExpression(id_, id_) for side in sides for id_ in side.columns)
+    return ProjectOperator(context, ordered, whole)
+
+
+def _packed_rule_one_row(
+    context: DerivationContext,
+    plan: JoinNode,
+    rows: Sequence[ViewOperator],
+    types: Mapping[str, str],
+) -> ViewOperator:
+    """Return one row with the columns of all `rows`; no row if one of them does not exist."""
+    padded = tuple(
+        ProjectOperator(
+            context,
+            tuple(
+                NamedExpression(id_, id_ if id_ in row.columns else f"CAST(NULL AS {types[id_]})")
+                for other in rows
+                for id_ in other.columns
+            ),
+            row,
+        )
+        for row in rows
+    )
+    kept = KeptOperator(context, UnionOperator(context, padded), types, bounded=True)
+    count = f"{context.prefix()}rows"
+    calls = [AggregateCall(id_, "max", id_, types[id_], types[id_]) for id_ in kept.columns]
+    # The count decides whether all rows exist: a row of NULLs cannot be told from none by its
+    # values.
+    calls.append(AggregateCall(count, "count", None, "bigint"))
+    found = RecomputeOperator(context, AggregationNode(plan, (), tuple(calls)), kept)
+    return FilterOperator(context, FilterNode(plan, f"{count} = {len(rows)}"), found)
+
+
+# -- Constant rows of the query itself: VALUES, range(), a SELECT without FROM ---------------------
+# They exist from the first time of a view on and never change. So a generator makes them of the one
+# row of a grouping without keys, which comes with the first contents
+# (`plan.delta.RecomputeGroups`).
+
+
+class ConstantsOperator(ViewOperator):
+    """Rows that never change."""
+
+    def __init__(self, context: DerivationContext, plan: ValuesNode) -> None:
+        super().__init__(context, tuple(column.name for column in plan.columns))
+        if not context.schemas:
+            raise UnsupportedConstruct("a query without tables")
+        self._plan = plan
+        self._kinds = {column.name: column.type for column in plan.columns}
+
+    def make_delta(self) -> Node:
+        """Return all rows at the first time of all."""
+        return self._rows(begins=False)
+
+    def old(self) -> Node:
+        """Return all rows after the first time, none before."""
+        return self._rows(begins=True)
+
+    def _rows(self, *, begins: bool) -> Node:
+        # An empty input: the group without keys has one row all the same.
+        nothing = FilterRows(NamedInput(InputKind.CHANGES.text(0), ()), "1 = 0")
+        calls = (SparkCall("one", "count(*)", "bigint"),)
+        made: Node = RecomputeGroups(nothing, nothing, (), calls, begins)
+        if self.columns:
+            made = GenerateRows(made, self._plan.generator, False, self.columns)
+        return select(made, [(name, name) for name in self.columns])
+
+    def trace_delta(self, ids: Ids) -> Origins | None:
+        """Return no origins."""
+        # At the first time, the only one with a delta, there is no old state to look up.
+        return ()
+
+    def old_origins(self, ids: Ids) -> Origins | None:
+        """Return None: no input holds the rows. A table joined to others through them is read
+        whole."""
+        return None
+
+    def seek(
+        self, ids: Ids, origins: Origins, after: frozenset[Wanted], *, nulls: bool
+    ) -> frozenset[Wanted]:
+        """Return no lookups: all rows are in the plan."""
+        return frozenset()
+
+    def seekable(self, ids: Ids) -> bool:
+        """Return True: a search reads all rows."""
+        return True
+
+    def kind(self, id_: str) -> str | None:
+        """Return the column's type."""
+        return self._kinds.get(id_)
+
+    def is_constant(self) -> bool:
+        """Return True."""
+        return True
+
+
+HIDDEN_STATES_MAX: Final = 29
+"""Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is
+the view's, the one above theirs marks rows of strata that seldom have any."""
+BESIDE: Final = "is read when the one row beside it changes"
+"""Text in the reason of a view that is incremental except for this read."""
+
+
+class DerivedPlan(msgspec.Struct, frozen=True):
+    """Result of `derive` for a view."""
+
+    strata: tuple[PlanStratum, ...]
+    hidden: tuple[HiddenState, ...]
+    nearby: tuple[NearbyRows, ...]
+    covered: tuple[CoveredChanges, ...]
+    eager: tuple[EagerSums, ...]
+    eager_open: bool
+    mode: str
+    reason: str
+
+
+def derive(
+    view: ViewPlan, schemas: tuple[TableSchema, ...], choice: EagerChoice = NEVER_EAGER
+) -> DerivedPlan:
+    """Return the plan that maintains a view, with the sums below joins that `choice` selects.
+    Raises `UnsupportedConstruct`."""
+    common = CommonSubplans(drop_unread_columns(view.root))
+    context = DerivationContext(schemas, common.shared, choice)
+    node = _operator(context, common.root).delta()
+    if len(context.hidden) > HIDDEN_STATES_MAX:
+        raise UnsupportedConstruct(
+            f"{len(context.hidden)} states of its own, more than {HIDDEN_STATES_MAX}"
+        )
+    if context.hidden:
+        node = _packed(context, node, view.output)
+    strata = context.strata(node)
+    hidden = tuple(state for state, _ in context.hidden)
+    mode, reason = _mode(context, strata, hidden, view.inputs)
+    nearby, covered = tuple(context.nearby), tuple(context.covered)
+    eager = tuple(context.eager), context.eager_open
+    return DerivedPlan(strata, hidden, nearby, covered, *eager, mode, reason)
+
+
+def _mode(
+    context: DerivationContext,
+    strata: tuple[PlanStratum, ...],
+    hidden: tuple[HiddenState, ...],
+    inputs: tuple[str, ...],
+) -> tuple[str, str]:
+    """Return the mode and its reason; for an incremental view the reason names what is read
+    whole."""
+    beside: list[str] = []
+    for lookup in (lookup for stratum in strata for lookup in stratum.lookups):
+        origins = [name for name, _ in lookup.origins if name not in context.seldom]
+        # A whole read of few rows, or one that only a run which seldom has rows asks for, does not
+        # count.
+        if lookup.key or lookup.target in context.bounded or (lookup.origins and not origins):
+            continue
+        kind, number = InputName.parse(lookup.target)
+        of_groups = kind is InputKind.HIDDEN
+        # A state without keys has one row.
+        if of_groups and not hidden[number].keys:
+            continue
+        what = "all of the groups below" if of_groups else f"all of {inputs[number]}"
+        if lookup.number in context.lookups.ranges:
+            what = f"a range of {inputs[number]}"
+        # Still incremental: all of the other side is what the changed row is joined with.
+        if origins and context.one_row.issuperset(origins):
+            beside.append(f"{what} {BESIDE}")
+            continue
+        when = " when what is beside it changes" if lookup.origins else ""
+        if of_groups:
+            return "opaque", f"no equality leads to the groups below: all of them are read{when}"
+        return "opaque", f"no equality leads to {inputs[number]}: all of it is read{when}"
+    if context.keyed:
+        return "keyed", "; ".join(dict.fromkeys([*context.keyed, *beside]))
+    return "incremental", "; ".join(dict.fromkeys(beside))
+
+
+def _operator(context: DerivationContext, plan: Plan) -> ViewOperator:
+    """Return the operator of a plan; a part that occurs in it more than once has one operator."""
+    if id(plan) not in context.shared:
+        return _made(context, plan)
+    known = context.operators.get(id(plan))
+    if known is None:
+        known = context.operators[id(plan)] = SharedOperator(context, _made(context, plan))
+    return known
+
+
+def _made(context: DerivationContext, plan: Plan) -> ViewOperator:
+    match plan:
+        case ScanNode():
+            return ScanOperator(context, plan)
+        case ValuesNode():
+            return ConstantsOperator(context, plan)
+        case FilterNode():
+            below = plan.input
+            if isinstance(below, WindowFunctions):
+                return _ranked(context, plan, below)
+            return FilterOperator(context, plan, _operator(context, below))
+        case TemporalFilter():
+            return TemporalOperator(context, plan, _operator(context, plan.input))
+        case ProjectNode():
+            below = plan.input
+            # Together with its join: columns that are not read above allow range lookups.
+            if isinstance(below, JoinNode) and id(below) not in context.shared:
+                return _projected(context, plan.columns, below, _sides(context, below))
+            return ProjectOperator(context, plan.columns, _operator(context, below))
+        case JoinNode():
+            return inner_join(context, plan, _sides(context, plan))
+        case OuterJoin():
+            return OuterOperator(context, plan, *_sides(context, plan))
+        case SemiJoin():
+            return SemiOperator(context, plan, *_sides(context, plan))
+        case AggregationNode():
+            return _grouped(context, plan)
+        case DistinctNode():
+            return distinct(context, plan, _operator(context, plan.input))
+        case UnionAll():
+            return UnionOperator(context, tuple(_operator(context, p) for p in plan.inputs))
+        case ExpandNode():
+            return ExpansionOperator(context, plan, _operator(context, plan.input))
+        case GenerateNode():
+            return GenerationOperator(context, plan, _operator(context, plan.input))
+        case WindowFunctions():
+            return _window(context, plan)
+        case LimitNode():
+            return limit(context, plan, _operator(context, plan.input))
+        case OpaqueNode():
+            raise UnsupportedConstruct(plan.reason)
+
+
+def _ranked(context: DerivationContext, plan: FilterNode, windows: WindowFunctions) -> ViewOperator:
+    """Return the rows of window functions that a filter leaves, kept with a reserve if they are the
+    first of their partition."""
+    ranks = ranks_wanted(plan.predicate, windows.calls)
+    if not ranks:
+        return FilterOperator(context, plan, _window(context, windows))
+    if kept := first_ranks(plan.predicate, windows):
+        below = _operator(context, windows.input)
+        return TopOperator(context, _keys_once(windows), plan.predicate, below, kept)
+    return FilterOperator(context, plan, _window(context, windows, ranks))
+
+
+def _window(context: DerivationContext, plan: WindowFunctions, ranks: int = 0) -> ViewOperator:
+    """Return the window functions; only the first `ranks` are read above (0: all)."""
+    lowest, *above = window_chain(plan)
+    lowest = _keys_once(lowest)
+    below = _operator(context, lowest.input)
+    near = near_sessions(lowest, above, below) if above else near_changes(lowest, below, ranks)
+    what = "touched partitions" if near is None else "rows near changes"
+    context.keyed.append(f"window functions: {what} are computed afresh")
+    return WindowOperator(context, lowest, below, near, above)
+
+
+def _keys_once(plan: WindowFunctions) -> WindowFunctions:
+    """Return the window with each of its keys once."""
+    # Two names of a query may be one column.
+    return msgspec.structs.replace(plan, keys=tuple(dict.fromkeys(plan.keys)))
+
+
+def _sides(
+    context: DerivationContext, plan: JoinNode | OuterJoin | SemiJoin
+) -> tuple[ViewOperator, ...]:
+    """Return the inputs of a join. An input that cannot be looked up by the join's keys is kept as
+    a state."""
+    inputs = tuple(_operator(context, each) for each in inputs_of(plan))
+    types = dict(plan.types)
+    owner = {id_: place for place, each in enumerate(inputs) for id_ in each.columns}
+    by: dict[int, dict[int, set[str]]] = {}
+    for each in plan.equal:
+        for own, other in ((each.left, each.right), (each.right, each.left)):
+            by.setdefault(owner[own], {}).setdefault(owner[other], set()).add(own)
+    made: list[ViewOperator] = []
+    for place, side in enumerate(inputs):
+        keys = by.get(place, {}).values()
+        lost = any(not any(side.seekable((id_,)) for id_ in key) for key in keys)
+        small = side.is_one_row() or side.is_constant()
+        kept = lost and not small and not unkeepable_reason(types, side.columns, ())
+        made.append(KeptOperator(context, side, types) if kept else side)
+    return tuple(made)
+
+
+def _projected(
+    context: DerivationContext,
+    columns: tuple[NamedExpression, ...],
+    plan: JoinNode,
+    sides: Sequence[ViewOperator],
+) -> ViewOperator:
+    """Return a projection of an inner join, whose inputs are `sides`."""
+    read = {word for each in columns for word in words_of(each.expression)}
+    return ProjectOperator(context, columns, inner_join(context, plan, sides, read))
+
+
+# -- groupings ------------------------------------------------------------------------------------
+
+
+def _grouped(context: DerivationContext, plan: AggregationNode) -> ViewOperator:
+    """Return a grouping; over a join, one side is summed first if that is a gain."""
+    rows = joined_rows(plan, context.shared)
+    if rows is None:
+        return _aggregate(context, plan, _operator(context, plan.input))
+    join, between = rows
+    sides = _sides(context, join)
+    made = sum_below_join(context, plan, rows, sides)
+    if made is not None:
+        return made
+    if between is None:
+        return _aggregate(context, plan, inner_join(context, join, sides))
+    return _aggregate(context, plan, _projected(context, between, join, sides))
+
+
+def _aggregate(
+    context: DerivationContext, plan: AggregationNode, below: ViewOperator
+) -> ViewOperator:
+    """Return a grouping. Its parts are joined by their keys if some aggregates are sums, also over
+    distinct values, others are first values, and others are computed afresh."""
+    sums: list[AggregateCall] = []
+    distinct_calls: dict[str, list[AggregateCall]] = {}
+    afresh: list[AggregateCall] = []
+    firsts: list[AggregateCall] = []
+    for call in plan.calls:
+        why = not_additive(call, ansi=plan.ansi)
+        single = msgspec.structs.replace(call, distinct=False)
+        if not why:
+            sums.append(call)
+        elif call.distinct and call.argument and not not_additive(single, ansi=plan.ansi):
+            distinct_calls.setdefault(call.argument, []).append(single)
+        elif is_extreme(plan, call):
+            firsts.append(call)
+        else:
+            context.keyed.append(f"{why}: touched groups are computed afresh")
+            afresh.append(call)
+    parts: list[ViewOperator] = []
+    if distinct_calls:
+        parts.append(aggregate_distinct_values(context, plan, below, distinct_calls, sums))
+    # Without any call there is still one part, for the keys.
+    elif sums or not (afresh or firsts):
+        part = msgspec.structs.replace(plan, calls=tuple(sums))
+        parts.append(aggregate(context, part, below))
+    if afresh:
+        part = msgspec.structs.replace(plan, calls=tuple(afresh))
+        parts.append(RecomputeOperator(context, part, below))
+    if firsts:
+        parts.append(derive_extremes(context, plan, firsts, below))
+    return join_groups(context, plan.keys, [call.name for call in plan.calls], parts)
+
+
+# -- the result -----------------------------------------------------------------------------------
+
+
+def _packed(context: DerivationContext, node: Node, output: TableSchema) -> Node:
+    """Return the view's delta and those of all hidden states as one table."""
+    merged = _merged(context, node)
+    branches = [merged[1]] if merged is not None else [_view_branch(context, node, output)]
+    branches += _hidden_branches(context, output, None if merged is None else merged[0])
+    branches += _seldom_branches(context, output)
+    return branches[0] if len(branches) == 1 else UnionRows(tuple(branches))
+
+
+def _merged(context: DerivationContext, node: Node) -> tuple[int, Node] | None:
+    """Return (hidden state, branch) if the view is a projection of one grouping's totals."""
+    inner: Node = node
+    selects: list[SelectColumns] = []
+    predicates: list[str] = []
+    while not isinstance(inner, AccumulateTotals):
+        if isinstance(inner, SelectColumns) and not predicates:
+            selects.append(inner)
+        elif isinstance(inner, FilterRows) and len(selects) == 1 and not predicates:
+            predicates.append(inner.predicate)
+        elif isinstance(inner, SelectColumns) and len(selects) == 1:
+            selects.append(inner)
+        else:
+            return None
+        inner = inner.input
+    if inner.flips or len(selects) != 2:
+        return None
+    # The view's rows and the hidden ones come from one node, which is computed once.
+    number = next(k for k, (_, made) in enumerate(context.hidden) if made == inner)
+    hidden, _ = context.hidden[number]
+    view, finished = selects
+    passed = [NamedExpression(name, name) for name in hidden.schema.names]
+    own = {column.name for column in passed}
+    made = [column for column in finished.columns if column.name not in own]
+    below = SelectColumns(inner, (*passed, *made))
+    kept = predicates[0] if predicates else None
+    columns = [
+        NamedExpression(
+            OUTPUT_PREFIX + column.name,
+            # Rows that HAVING drops are not computed: Spark does not either, and it might raise.
+            column.expression if kept is None else f"CASE WHEN {kept} THEN {column.expression} END",
+        )
+        for column in view.columns
+    ]
+    columns += _hidden_columns(context, number)
+    bit = 2 << number
+    both = str(bit + 1) if kept is None else f"CASE WHEN {kept} THEN {bit + 1} ELSE {bit} END"
+    return number, SelectColumns(below, (*columns, NamedExpression(TO, both)))
+
+
+def _hidden_columns(context: DerivationContext, *filled: int) -> list[NamedExpression]:
+    """Return the columns of all hidden states: the `filled` ones by name, the others NULL."""
+    return [
+        NamedExpression(
+            f"{hidden_prefix(k)}{column.name}",
+            column.name if k in filled else f"CAST(NULL AS {column.type})",
+        )
+        for k, (hidden, _) in enumerate(context.hidden)
+        for column in hidden.schema.columns
+    ]
+
+
+def _view_branch(context: DerivationContext, node: Node, output: TableSchema) -> Node:
+    columns = [NamedExpression(OUTPUT_PREFIX + name, quote(name)) for name in output.names]
+    return SelectColumns(node, (*columns, *_hidden_columns(context), NamedExpression(TO, "1")))
+
+
+def _hidden_branches(
+    context: DerivationContext, output: TableSchema, done: int | None
+) -> list[Node]:
+    """Return the rows of all hidden states except the one that is `done`."""
+    branches = []
+    for number, (_, made) in enumerate(context.hidden):
+        if number == done or made is None:
+            continue
+        filled: tuple[int, ...] = (number,)
+        to = str(2 << number)
+        if isinstance(made, TopCandidates):
+            # The candidates' node also makes the edges, which are the next hidden state.
+            filled, to = (number, number + 1), f"IF({made.mark}, {4 << number}, {2 << number})"
+        branches.append(_no_view_branch(context, made, filled, to, output))
+    return branches
+
+
+def _seldom_branches(context: DerivationContext, output: TableSchema) -> list[Node]:
+    """Return the rows of strata that seldom have any."""
+    to = str(2 << len(context.hidden))
+    return [_no_view_branch(context, node, (), to, output) for node in context.seldom.values()]
+
+
+def _no_view_branch(
+    context: DerivationContext, made: Node, filled: tuple[int, ...], to: str, output: TableSchema
+) -> Node:
+    columns = [
+        NamedExpression(OUTPUT_PREFIX + c.name, f"CAST(NULL AS {c.type})") for c in output.columns
+    ]
+    return SelectColumns(
+        made, (*columns, *_hidden_columns(context, *filled), NamedExpression(TO, to))
+    )

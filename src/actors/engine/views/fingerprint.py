@@ -1,0 +1,93 @@
+"""Fingerprint of a plan: durable state is continued only under an equal one."""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from actors.model.plan.delta import AUTO, DeltaPlan
+from actors.runtime.errors import InvalidUsage, QueryRejected
+
+_ROOT = Path(__file__).resolve().parents[2]
+_RULES = (
+    "engine/catalyst/*.py",
+    "model/plan/*.py",
+    "engine/views/*.py",
+    "engine/spark/*.java",
+    "engine/spark/spark_releases.py",
+)
+"""Patterns of the files that turn a text into a plan."""
+_LATER = ("covered", "eager", "eager_open")
+"""Fields that were added later. An empty one is left out of the digest, so that the fingerprints of
+older views stay valid."""
+
+
+@lru_cache(maxsize=1)
+def spark_version() -> str:
+    """Return the version of the Spark package in this environment; empty without one."""
+    try:
+        return version("pyspark")
+    except PackageNotFoundError:
+        return ""
+
+
+@lru_cache(maxsize=1)
+def rules_digest() -> str:
+    """Return a sha256 over the rules' files and the version of Spark."""
+    digest = hashlib.sha256(spark_version().encode())
+    for pattern in _RULES:
+        for path in sorted(_ROOT.glob(pattern)):
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def fingerprint(plan: DeltaPlan, engine: str | None = None) -> str:
+    """Return a sha256 over the plan with its schemas and settings, and the engine's version."""
+    # Choices (policy, eager sums) are left out: they show in the strata, which are digested.
+    neutral = {"fingerprint": "", "policy": "", "tree": "", "eager": (), "eager_open": False}
+    plain = msgspec.structs.replace(plan, **neutral)
+    fields = msgspec.to_builtins(plain)
+    for name in _LATER:
+        if not fields[name]:
+            del fields[name]
+    digest = hashlib.sha256(msgspec.msgpack.encode(fields))
+    # Another version of Spark may compute other bits from the same plan.
+    digest.update((spark_version() if engine is None else engine).encode())
+    return digest.hexdigest()
+
+
+# -- REFRESH POLICY: the ways in which a view may be brought up to date ----------------------------
+# ``auto``: by steps, or recomputed if that is measured to be cheaper; ``incremental``: by steps if
+# rules know how; ``incremental strict``: the same, but a view that would be opaque is refused;
+# ``full``: always recomputed. Under each policy only the difference is emitted.
+
+
+FULL: Final = "full"
+STRICT: Final = "incremental strict"
+POLICIES: Final = (AUTO, "incremental", STRICT, FULL)
+
+
+def with_policy(plan: DeltaPlan, policy: str) -> DeltaPlan:
+    """Return the plan under a policy. Raises `InvalidUsage` (no such policy) and
+    `QueryRejected`."""
+    if policy not in POLICIES:
+        raise InvalidUsage(f"no refresh policy {policy!r}; there are {', '.join(POLICIES)}")
+    if policy == STRICT and plan.mode == "opaque":
+        raise QueryRejected(
+            f"the view would not be incremental, as its refresh policy demands: {plan.reason}"
+        )
+    if policy == FULL and plan.temporal:
+        raise QueryRejected(
+            "a view that compares rows with the clock is kept by steps: its contents change at "
+            "every moment, and recomputed it would be right at some only; leave its policy out"
+        )
+    made = msgspec.structs.replace(plan, policy=policy)
+    if policy == FULL:
+        reason = "its refresh policy is full"
+        made = msgspec.structs.replace(made, mode="opaque", reason=reason, strata=(), hidden=())
+    return msgspec.structs.replace(made, fingerprint=fingerprint(made))

@@ -1,0 +1,100 @@
+"""Analysis of a query by Spark: its schema, and the tables that it names.
+
+The query is not parsed here. Tables whose names occur in the text are given to the engine, which
+answers which of them its plan reads, or which name it misses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Mapping
+from typing import Final, Protocol, TypeAlias
+
+from actors.model.plan.jobs import QueryAnalyzed
+from actors.model.plan.schema import TableSchema
+from actors.model.protocol.relations import is_relation, refuse_relation, relation_of
+from actors.runtime.errors import UnknownObject
+
+Conf: TypeAlias = tuple[tuple[str, str], ...]
+Tables: TypeAlias = tuple[tuple[str, TableSchema], ...]
+
+
+class AnalyzeQuery(Protocol):
+    """Asks the engine to analyse a text over (empty) tables under settings."""
+
+    def __call__(
+        self, tables: Tables, sql: str, conf: Conf, *, translate: bool = False
+    ) -> Awaitable[QueryAnalyzed]:
+        """Return the engine's analysis, with `translate` its relational plan too."""
+
+
+KNOWN_SHOWN_MAX: Final = 20
+_PART: Final = re.compile(r"`((?:[^`]|``)*)`|([^`.]+)")
+
+
+async def analyzed_query(
+    sql: str,
+    tables: Mapping[str, TableSchema],
+    analyze: AnalyzeQuery,
+    conf: Conf = (),
+    *,
+    translate: bool = False,
+) -> QueryAnalyzed:
+    """Return the engine's analysis of a query over `tables`; its `inputs` are the tables that it
+    reads.
+
+    Raises `UnknownObject` for a name that is none of them, `InvalidUsage` for a relation of the
+    service about itself, and what `analyze` raises.
+    """
+    folded = {name.lower(): name for name in tables}
+    names = dict.fromkeys(find_mentioned_tables(sql, tables))
+    while True:
+        given = tuple((name, tables[name]) for name in names)
+        analyzed = await analyze(given, sql, conf, translate=translate)
+        if not analyzed.missing:
+            return analyzed
+        # The text may compute a name (``IDENTIFIER('a' || 'b')``): then the missing table is given,
+        # too.
+        name = folded.get(_only_part(analyzed.missing).lower())
+        if name is None or name in names:
+            shown = ", ".join(sorted(tables)[:KNOWN_SHOWN_MAX]) or "none"
+            raise UnknownObject(
+                f"no table or view named {_only_part(analyzed.missing)!r}; known: {shown}"
+            )
+        names[name] = None
+
+
+def find_mentioned_tables(sql: str, tables: Mapping[str, TableSchema]) -> list[str]:
+    """Return the tables whose names occur in a text.
+
+    A name that is no plain word may contain anything: it is searched as backticks would quote it.
+
+    >>> tables = dict.fromkeys(["a b", "b", "t2", "T", "x"])
+    >>> find_mentioned_tables("SELECT 1 FROM `a b`, T2 -- t", tables)
+    ['a b', 'b', 't2', 'T']
+    """
+    text = sql.lower()
+    words = set(re.findall(r"\w+", text))
+    found = []
+    for name in tables:
+        low = name.lower()
+        plain = re.fullmatch(r"\w+", low) is not None
+        if low in words if plain else low.replace("`", "``") in text:
+            found.append(name)
+    return found
+
+
+def _only_part(name: str) -> str:
+    """Return a name as Spark writes it without its quotes. Raises `UnknownObject` and
+    `InvalidUsage` for a qualified one."""
+    parts: list[str] = [quoted.replace("``", "`") or plain for quoted, plain in _PART.findall(name)]
+    if len(parts) == 1:
+        return parts[0]
+    name = ".".join(parts)
+    if is_relation(name):
+        # Of one that there is not, that is the error.
+        relation_of(name)
+    refuse_relation(name, "a query over")
+    raise UnknownObject(
+        f"{'.'.join(parts)}: names are not qualified here; write {parts[-1] if parts else name}"
+    )

@@ -1,0 +1,424 @@
+"""Converts a column of values, as a COPY brings them, to Arrow.
+
+Arrow's casts read a whole column at once. They are stricter than PostgreSQL (``+5``, ``yes``, a
+date with a blank before it), never looser where it matters, so that a column that they refuse is
+read value by value; that also finds the value to blame.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.model.pgwire.decimal_digits import NEGATIVE, cast_decimals, decimal_array
+from actors.model.pgwire.encoded_values import (
+    ByteValues,
+    Lengths,
+    RowMask,
+    byte_array,
+    offsets_of,
+    valid_mask,
+    value_data,
+    value_lengths,
+    value_offsets,
+)
+from actors.model.pgwire.sqlstate import (
+    INEXACT,
+    INVALID_BINARY,
+    NUMBER_OUT_OF_RANGE,
+    TIME_OUT_OF_RANGE,
+    InvalidClientData,
+)
+from actors.model.pgwire.time_text import DAY_US, SECOND_US, local_to_utc
+from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, PgType, pg_type
+from actors.model.pgwire.value_parsing import (
+    decode_text,
+    invalid,
+    parse_binary_value,
+    parse_bytea,
+    parse_text_value,
+)
+from actors.model.plan.schema import UNBOUNDED_NUMERIC, arrow_type
+
+_EXACT: Final = Context(prec=2_100, rounding=ROUND_HALF_UP)
+_DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
+"""Days since 1970 of 0001-01-01 and 9999-12-31."""
+_WORD_DIGITS_MAX: Final = 18
+_WORD_LIMIT: Final = 1e18
+_GROUPS_MAX: Final = 64
+PAD_BYTES: Final = 16
+"""Bytes after the data, so that wide reads at its end stay within the buffer."""
+
+
+class ColumnError(Exception):
+    """A value cannot be converted: its row in the column, and the error without its place."""
+
+    def __init__(self, row: int, error: InvalidClientData) -> None:
+        super().__init__(str(error))
+        self.row = row
+        self.error = error
+
+
+# -- from text -------------------------------------------------------------------------------------
+
+
+def parse_text_column(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
+    """Convert texts (large_binary, with NULLs) to a type that a table's column can have. Raises
+    `ColumnError`."""
+    if pa.types.is_string(kind):
+        return _strings(texts)
+    if pa.types.is_boolean(kind):
+        return _booleans(texts)
+    if pa.types.is_binary(kind):
+        return _byteas(texts)
+    try:
+        if pa.types.is_timestamp(kind):
+            return _timestamps(_strings(texts), kind, time_zone)
+        if pa.types.is_decimal(kind):
+            return cast_decimals(_strings(texts), kind)
+        if not pa.types.is_nested(kind):
+            found = _strings(texts).cast(kind)
+            if _is_exact(texts, found):
+                return found
+    except pa.ArrowInvalid:
+        pass  # what is wrong, if anything is, comes to light value by value
+    return _one_by_one(texts.to_pylist(), kind, lambda data: _from_text(data, kind, time_zone))
+
+
+def _strings(texts: pa.Array) -> pa.Array:
+    try:
+        return texts.cast(pa.string())
+    except pa.ArrowInvalid:
+        for row, data in enumerate(texts.to_pylist()):
+            try:
+                decode_text(data or b"")
+            except InvalidClientData as error:
+                raise ColumnError(row, error) from None
+        raise
+
+
+def _booleans(texts: pa.Array) -> pa.Array:
+    # There are few ways to write a boolean: each is read once.
+    coded = texts.dictionary_encode()
+    words = coded.dictionary.to_pylist()
+    try:
+        values = [parse_text_value(decode_text(word), pg_type(pa.bool_()).oid) for word in words]
+    except InvalidClientData:
+        return _one_by_one(
+            texts.to_pylist(), pa.bool_(), lambda data: _from_text(data, pa.bool_(), "UTC")
+        )
+    return pa.array(values, pa.bool_()).take(coded.indices)
+
+
+def _byteas(texts: pa.Array) -> pa.Array:
+    """Decode ``\\x6869`` to its two bytes: the whole column's digits at once."""
+    valid = valid_mask(texts)
+    hexed = pc.starts_with(texts, "\\x")
+    lengths = value_lengths(texts) - 2
+    if not pc.all(hexed, min_count=0).as_py() or (lengths % 2).any():
+        return _one_by_one(texts.to_pylist(), pa.binary(), _bytea)
+    found = texts.drop_null()
+    data, begins = value_data(found), value_offsets(found)[:-1]
+    keep = np.ones(len(data), np.bool_)
+    for place in (0, 1):
+        keep[begins - begins[:1] + place] = False
+    try:
+        raw = bytes.fromhex(data[keep].tobytes().decode())
+    except ValueError:
+        raw = b""
+    sizes = np.maximum(lengths, 0) // 2
+    # `fromhex` skips blanks: then the lengths are not known.
+    if len(raw) != int(sizes.sum()):
+        return _one_by_one(texts.to_pylist(), pa.binary(), _bytea)
+    return byte_array(np.frombuffer(raw, np.uint8), offsets_of(sizes), valid).cast(pa.binary())
+
+
+def _bytea(data: bytes) -> bytes:
+    return parse_bytea(decode_text(data))
+
+
+def _timestamps(texts: pa.Array, kind: pa.DataType, time_zone: str) -> pa.Array:
+    if kind.tz is None:
+        return texts.cast(kind)
+    try:
+        return texts.cast(kind)
+    except pa.ArrowInvalid:
+        # Arrow wants a zone in each text, or in none.
+        local = texts.cast(pa.timestamp("us")).cast(pa.int64())
+    times = local.fill_null(0).to_numpy(zero_copy_only=False)
+    seconds, micros = np.divmod(times, SECOND_US)
+    utc = local_to_utc(seconds, time_zone) * SECOND_US + micros
+    return pa.array(utc, pa.int64(), mask=_null_mask(texts)).cast(kind)
+
+
+def _null_mask(array: pa.Array) -> RowMask | None:
+    valid = valid_mask(array)
+    return None if valid is None else ~valid
+
+
+def _is_exact(texts: pa.Array, found: pa.Array) -> bool:
+    """Return whether Arrow read texts as PostgreSQL would."""
+    if pa.types.is_integer(found.type):
+        # Arrow takes 0xFF for -1.
+        return not bool(np.isin(value_data(texts), (ord("x"), ord("X"))).any())
+    if not pa.types.is_floating(found.type):
+        return True
+    # Infinities must be written as such: 1e999 is out of range.
+    infinite = pc.is_inf(found)
+    if not pc.any(infinite).as_py():
+        return True
+    words = texts.filter(infinite.fill_null(False))
+    return bool(pc.all(pc.match_substring_regex(words, "(?i)inf")).as_py())
+
+
+def _one_by_one(values: list[Any], kind: pa.DataType, convert: Callable[[Any], Any]) -> pa.Array:
+    """Convert values one by one, to find or to accept what Arrow refuses."""
+    # All values before the wrong one are good, which is why its row is the first.
+    made: list[Any] = []
+    for row, value in enumerate(values):
+        try:
+            made.append(None if value is None else convert(value))
+        except InvalidClientData as error:
+            raise ColumnError(row, error) from None
+    return pa.array(made, kind)
+
+
+def _from_text(data: bytes, kind: pa.DataType, time_zone: str) -> Any:
+    wire = pg_type(kind)
+    text = decode_text(data)
+    if wire.oid == JSON:
+        return parse_json(text, kind)
+    return fitted(parse_text_value(text, wire.oid, time_zone), kind)
+
+
+def fitted(value: Any, kind: pa.DataType, *, exact: bool = True) -> Any:
+    """Return a parsed value as a type of Arrow takes it: decimals are rounded to its scale, as
+    PostgreSQL does. Raises `InvalidClientData` for what is out of range, and, if `exact`, for what
+    `UNBOUNDED_NUMERIC` would round, as PostgreSQL's type does not."""
+    if isinstance(value, list):
+        return [
+            None if each is None else fitted(each, kind.value_type, exact=exact) for each in value
+        ]
+    if pa.types.is_int8(kind) and not -128 <= value <= 127:
+        raise InvalidClientData(f"value {value} is out of range for tinyint", NUMBER_OUT_OF_RANGE)
+    if pa.types.is_decimal(kind):
+        rounded = _rounded(value, kind)
+        if rounded == value or not exact or kind != arrow_type(UNBOUNDED_NUMERIC):
+            return rounded
+        raise InvalidClientData(f"numeric value {value!s:.64}{INEXACT}", NUMBER_OUT_OF_RANGE)
+    return value
+
+
+def _rounded(value: Decimal, kind: pa.DataType) -> Decimal:
+    precision, scale = kind.precision, kind.scale
+    whole = value.adjusted() + 1 if value else 0
+    # Checked before it is written out: 1e999999 is short only as it stands here.
+    if whole <= precision - scale:
+        try:
+            rounded = value.quantize(Decimal(1).scaleb(-scale), context=_EXACT)
+        except InvalidOperation:
+            rounded = Decimal(0)
+        if not rounded or rounded.adjusted() + 1 <= precision - scale:
+            return rounded
+    raise InvalidClientData(
+        f"numeric value {value!s:.64} does not fit decimal({precision},{scale})",
+        NUMBER_OUT_OF_RANGE,
+    )
+
+
+# -- nested values as JSON -------------------------------------------------------------------------
+
+
+def parse_json(text: str, kind: pa.DataType) -> Any:
+    """Parse a nested value that was sent as JSON. Raises `InvalidClientData`."""
+    try:
+        return _from_json(json.loads(text, parse_float=Decimal), kind)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise invalid("json", text) from None
+
+
+def _from_json(value: Any, kind: pa.DataType) -> Any:
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _from_json(value.get(field.name), field.type) for field in kind}
+    if pa.types.is_map(kind):
+        return [
+            (_from_json(key, kind.key_type), _from_json(item, kind.item_type))
+            for key, item in value.items()
+        ]
+    if pa.types.is_list(kind):
+        if not isinstance(value, list):
+            raise TypeError
+        return [_from_json(each, kind.value_type) for each in value]
+    if pa.types.is_binary(kind):
+        return parse_json_bytes(value)
+    if isinstance(value, bool):
+        value = "true" if value else "false"
+    if pa.types.is_string(kind) and not isinstance(value, str):
+        raise TypeError
+    return fitted(parse_text_value(str(value), pg_type(kind).oid), kind)
+
+
+def parse_json_bytes(value: str) -> bytes:
+    """Return the bytes that JSON holds in base 64, as Spark's ``to_json`` writes them."""
+    return base64.b64decode(value, validate=True)
+
+
+# -- from binary -----------------------------------------------------------------------------------
+
+
+def _window(data: ByteValues, layout: str) -> Any:
+    """Return a view of the numbers that begin at each byte."""
+    width = np.dtype(layout).itemsize
+    return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
+
+
+def be32(data: ByteValues, places: Lengths) -> Lengths:
+    """Return the signed numbers of four bytes that begin at these places."""
+    numbers: Lengths = _window(data, ">i4")[places].astype(np.int64)
+    return numbers
+
+
+def be16(data: ByteValues, places: Lengths) -> Lengths:
+    """Return the signed numbers of two bytes that begin at these places."""
+    numbers: Lengths = _window(data, ">i2")[places].astype(np.int64)
+    return numbers
+
+
+_LAYOUTS: Final[dict[pa.DataType, str]] = {
+    pa.bool_(): "u1",
+    pa.int8(): ">i2",
+    pa.int16(): ">i2",
+    pa.int32(): ">i4",
+    pa.int64(): ">i8",
+    pa.float32(): ">f4",
+    pa.float64(): ">f8",
+    pa.date32(): ">i4",
+    pa.timestamp("us"): ">i8",
+    pa.timestamp("us", "UTC"): ">i8",
+}
+
+
+def parse_binary_column(
+    data: ByteValues, starts: Lengths, lengths: Lengths, kind: pa.DataType
+) -> pa.Array:
+    """Convert values in binary format, which begin at these places (ascending; length -1: NULL), to
+    a type that a table's column can have. `data` has `PAD_BYTES` behind it. Raises `ColumnError`.
+    """
+    null = lengths < 0
+    mask = null if null.any() else None
+    if (layout := _LAYOUTS.get(kind)) is not None:
+        width = np.dtype(layout).itemsize
+        wrong = np.flatnonzero((lengths != width) & ~null)
+        if len(wrong):
+            raise _wrong_size(int(wrong[0]), int(lengths[wrong[0]]), width)
+        numbers = _window(data, layout)[starts]
+        native = numbers.astype(numbers.dtype.newbyteorder("="))
+        return _numbers_array(np.where(null, native.dtype.type(0), native), kind, mask)
+    texts = take_values(data, starts, np.maximum(lengths, 0), mask)
+    if pa.types.is_string(kind):
+        return _strings(texts)
+    if pa.types.is_binary(kind):
+        return texts.cast(pa.binary())
+    if pa.types.is_decimal(kind):
+        found = _decimals(data, starts, lengths, null, kind)
+        if found is not None:
+            return found
+    wire = pg_type(kind)
+    return _one_by_one(texts.to_pylist(), kind, lambda value: _from_binary(value, wire, kind))
+
+
+def _from_binary(data: bytes, wire: PgType, kind: pa.DataType) -> Any:
+    if wire.oid == JSON:
+        return parse_json(decode_text(data), kind)
+    return fitted(parse_binary_value(data, wire.oid), kind)
+
+
+def _wrong_size(row: int, size: int, width: int) -> ColumnError:
+    return ColumnError(
+        row,
+        InvalidClientData(
+            f"incorrect binary data format: {size} bytes instead of {width}", INVALID_BINARY
+        ),
+    )
+
+
+def _numbers_array(numbers: Any, kind: pa.DataType, mask: RowMask | None) -> pa.Array:
+    if pa.types.is_boolean(kind):
+        return pa.array(numbers != 0, kind, mask=mask)
+    if pa.types.is_int8(kind):
+        _check_range(numbers, (numbers < -128) | (numbers > 127), NUMBER_OUT_OF_RANGE, "tinyint")
+        return pa.array(numbers.astype(np.int8), kind, mask=mask)
+    if pa.types.is_date32(kind):
+        days = numbers.astype(np.int64) + DAYS_TO_2000
+        _check_range(days, (days < _DAYS_MIN) | (days > _DAYS_MAX), TIME_OUT_OF_RANGE, "date")
+        return pa.array(days.astype(np.int32), pa.int32(), mask=mask).cast(kind)
+    if pa.types.is_timestamp(kind):
+        # Infinity is the largest number: clipped, so that the sum stays within 64 bits.
+        times = np.minimum(numbers, 2**62) + US_TO_2000
+        days = times // DAY_US
+        _check_range(times, (days < _DAYS_MIN) | (days > _DAYS_MAX), TIME_OUT_OF_RANGE, "timestamp")
+        return pa.array(times, pa.int64(), mask=mask).cast(kind)
+    return pa.array(numbers, kind, mask=mask)
+
+
+def _check_range(numbers: Any, outside: Any, sqlstate: str, name: str) -> None:
+    rows = np.flatnonzero(outside)
+    if len(rows):
+        row = int(rows[0])
+        error = InvalidClientData(f"value {numbers[row]} is out of range for {name}", sqlstate)
+        raise ColumnError(row, error)
+
+
+def take_values(
+    data: ByteValues, starts: Lengths, lengths: Lengths, mask: RowMask | None
+) -> pa.Array:
+    """Return the values at these places (ascending) as large_binary; NULL where `mask` is true."""
+    count = len(starts)
+    if not count:
+        return pa.array([], pa.large_binary())
+    # One array over the buffer: its even elements are the values, its odd ones the gaps.
+    offsets = np.empty(2 * count, np.int64)
+    offsets[0::2] = starts
+    offsets[1::2] = starts + lengths
+    whole = pa.Array.from_buffers(
+        pa.large_binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
+    )
+    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=mask))
+
+
+def _decimals(
+    data: ByteValues, starts: Lengths, lengths: Lengths, null: RowMask, kind: pa.DataType
+) -> pa.Array | None:
+    """Return decimals in binary format, all at once; None if any of them needs a closer look: it is
+    long, must be rounded, or is no finite number of the type."""
+    if kind.precision > _WORD_DIGITS_MAX or (lengths[~null] < 8).any():
+        return None
+    at = np.where(null, 0, starts)
+    count, weight, sign = (np.where(null, 0, be16(data, at + place)) for place in (0, 2, 4))
+    most = int(count.max(initial=0))
+    fits = (lengths == 8 + 2 * count) | null
+    if not fits.all() or most > _GROUPS_MAX or ((sign & ~NEGATIVE) != 0).any():
+        return None
+    total = np.zeros(len(starts), np.int64)
+    for place in range(most):
+        some = place < count
+        group = np.where(some, be16(data, np.where(some, at + 8 + 2 * place, 0)), 0)
+        power = 4 * (weight - place) + kind.scale
+        # A digit below the scale must be rounded away. The sum of terms below 10^18 fits.
+        beyond = (power < 0) | (group * 10.0 ** np.minimum(power, 99) >= _WORD_LIMIT)
+        if ((group < 0) | (group > 9999) | ((group != 0) & beyond)).any():
+            return None
+        total += group * 10 ** np.clip(power, 0, _WORD_DIGITS_MAX)
+    if (total >= 10**kind.precision).any():
+        return None
+    signed = np.where(sign == NEGATIVE, -total, total)
+    return decimal_array(signed, kind.precision, kind.scale, ~null if null.any() else None)

@@ -1,0 +1,214 @@
+"""Decimals as text and in PostgreSQL's binary format, for whole columns, and back.
+
+A decimal of Arrow is one number of 128 bits. Long division takes it apart to a matrix of decimal
+digits, one row a value, from which both formats are cut. Binary format: count of digits, weight of
+the first, sign, scale for display (int16 each), then digits of base 10,000 that are aligned to the
+decimal point, without zeros at either end.
+
+Source: PostgreSQL's numeric.c (`numeric_send`, `numeric_recv`).
+"""
+
+from __future__ import annotations
+
+import struct
+from decimal import Decimal
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.model.pgwire.encoded_values import (
+    ByteValues,
+    Lengths,
+    RowMask,
+    VariableValues,
+    byte_array,
+    compress,
+    valid_mask,
+    validity_buffer,
+)
+from actors.model.pgwire.type_map import DECIMAL_DIGITS_MAX
+
+POSITIVE, NEGATIVE, NAN, INFINITY, MINUS_INFINITY = 0x0000, 0x4000, 0xC000, 0xD000, 0xF000
+_LIMB: Final = 1_000_000_000
+_LIMB_DIGITS: Final = 9
+_WORD_DIGITS_MAX: Final = 18
+"""Digits that always fit in 64 bits."""
+_LOW_32: Final = np.uint64(0xFFFF_FFFF)
+_TRIPLES: Final = np.array(
+    [[number // 100, number // 10 % 10, number % 10] for number in range(1000)], np.uint8
+)
+_GROUP: Final = 4
+"""Decimal digits in one digit of base 10,000."""
+_GROUPS_MAX: Final = 256
+_HEADER: Final = struct.Struct("!hhHh")
+
+
+def _words(array: pa.Array) -> tuple[RowMask, Any, Any]:
+    """Return (negative, high half, low half) of the values' magnitudes; 0 where NULL."""
+    data = array.buffers()[1]
+    count = len(array)
+    if data is None or not count:
+        zeros = np.zeros(count, np.uint64)
+        return np.zeros(count, np.bool_), zeros, zeros
+    words = np.frombuffer(data, np.uint64, 2 * count, array.offset * 16).reshape(count, 2)
+    low, high = words[:, 0], words[:, 1]
+    valid = valid_mask(array)
+    if valid is not None:
+        low, high = np.where(valid, low, np.uint64(0)), np.where(valid, high, np.uint64(0))
+    negative: RowMask = (high >> np.uint64(63)) != 0
+    if negative.any():
+        # The complement of 128 bits: the carry comes only out of a low half of 0.
+        flipped = ~low + np.uint64(1)
+        carry = (flipped == 0).astype(np.uint64)
+        low = np.where(negative, flipped, low)
+        high = np.where(negative, ~high + carry, high)
+    return negative, high, low
+
+
+def _limbs(high: Any, low: Any, digits: int) -> list[Any]:
+    """Return the values' digits of base 10^9, the least first."""
+    found = []
+    if digits <= _WORD_DIGITS_MAX:
+        for _ in range(0, digits, _LIMB_DIGITS):
+            low, limb = np.divmod(low, np.uint64(_LIMB))
+            found.append(limb)
+        return found
+    shift = np.uint64(32)
+    parts = [high >> shift, high & _LOW_32, low >> shift, low & _LOW_32]
+    for _ in range(0, digits, _LIMB_DIGITS):
+        rest = np.zeros(len(low), np.uint64)
+        # Schoolbook division: the rest is below 2^30, so that no step exceeds 62 bits.
+        for at, part in enumerate(parts):
+            parts[at], rest = np.divmod((rest << shift) | part, np.uint64(_LIMB))
+        found.append(rest)
+    return found
+
+
+def digit_matrix(array: pa.Array) -> tuple[RowMask, ByteValues]:
+    """Return (negative, digits) of a column of decimals: for each value at least one digit before
+    the point, and as many after it as the type's scale."""
+    kind = array.type
+    if kind.bit_width != 128:
+        array = array.cast(pa.decimal128(kind.precision, kind.scale))
+    wanted = max(kind.precision, kind.scale + 1)
+    negative, high, low = _words(array)
+    limbs = _limbs(high, low, wanted)
+    block = np.empty((len(array), _LIMB_DIGITS * len(limbs)), np.uint8)
+    for at, limb in enumerate(reversed(limbs)):
+        start = at * _LIMB_DIGITS
+        thousands, ones = np.divmod(limb.astype(np.int64), 1000)
+        block[:, start : start + 3] = _TRIPLES[thousands // 1000]
+        block[:, start + 3 : start + 6] = _TRIPLES[thousands % 1000]
+        block[:, start + 6 : start + 9] = _TRIPLES[ones]
+    return negative, block[:, block.shape[1] - wanted :]
+
+
+def decimal_text(array: pa.Array) -> VariableValues:
+    """Return the texts of a column of decimals, with all digits of its scale: ``-0.50``."""
+    scale = array.type.scale
+    negative, digits = digit_matrix(array)
+    count, wanted = digits.shape
+    whole = wanted - scale
+    point = 1 if scale else 0
+    block = np.empty((count, 1 + wanted + point), np.uint8)
+    block[:, 0] = ord("-")
+    block[:, 1 : 1 + whole] = digits[:, :whole] + 48
+    if scale:
+        block[:, 1 + whole] = ord(".")
+        block[:, 2 + whole :] = digits[:, whole:] + 48
+    keep = np.ones(block.shape, np.bool_)
+    keep[:, 0] = negative
+    # Zeros before the first other digit are left out, but for the one before the point.
+    keep[:, 1:whole] = np.logical_or.accumulate(digits[:, : whole - 1] != 0, axis=1)
+    return VariableValues(compress(block, keep, valid_mask(array)))
+
+
+def decimal_binary(array: pa.Array) -> VariableValues:
+    """Return a column of decimals in binary format."""
+    scale = array.type.scale
+    negative, digits = digit_matrix(array)
+    count, wanted = digits.shape
+    front, back = -(wanted - scale) % _GROUP, -scale % _GROUP
+    padded = np.pad(digits, ((0, 0), (front, back)))
+    groups = padded.reshape(count, padded.shape[1] // _GROUP, _GROUP) @ np.array(
+        [1000, 100, 10, 1], np.int16
+    )
+    size = groups.shape[1]
+    some = groups != 0
+    any_digit = some.any(axis=1)
+    first = np.where(any_digit, some.argmax(axis=1), 0)
+    last = np.where(any_digit, size - 1 - some[:, ::-1].argmax(axis=1), -1)
+    before_point = (wanted - scale + front) // _GROUP
+
+    block = np.empty((count, 4 + size), ">i2")
+    block[:, 0] = last - first + 1
+    block[:, 1] = np.where(any_digit, before_point - 1 - first, 0)
+    block[:, 2] = np.where(negative, NEGATIVE, POSITIVE)
+    block[:, 3] = scale
+    block[:, 4:] = groups
+    places = np.arange(size)
+    keep = np.ones(block.shape, np.bool_)
+    keep[:, 4:] = (places >= first[:, None]) & (places <= last[:, None])
+    lengths = 2 * np.count_nonzero(keep, axis=1)
+    offsets = np.zeros(count + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    data = block[keep].view(np.uint8)
+    return VariableValues(byte_array(data, offsets, valid_mask(array)))
+
+
+# -- back ------------------------------------------------------------------------------------------
+
+
+def cast_decimals(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Cast texts of numbers to decimals, exactly. Raises `pa.ArrowInvalid` for one that must be
+    rounded, does not fit or is no number, and for one with an exponent or of more than 38
+    characters.
+
+    >>> cast_decimals(pa.array(["1.50", None]), pa.decimal128(9, 3)).to_pylist()
+    [Decimal('1.500'), None]
+    """
+    # Arrow cuts a number of more than 128 bits, and one of a large exponent, without an error.
+    long = pc.greater(pc.utf8_length(texts), DECIMAL_DIGITS_MAX)
+    sizes = pc.abs(texts.cast(pa.float64()))
+    beyond = pc.invert(pc.less(sizes, 10.0 ** (kind.precision - kind.scale)))
+    exponents = pc.match_substring_regex(texts, "[eE]")
+    if pc.any(pc.or_(pc.or_(long, beyond), exponents)).as_py():
+        raise pa.ArrowInvalid(f"decimal({kind.precision},{kind.scale}) is not surely exact")
+    return texts.cast(kind)
+
+
+def parse_binary_decimal(data: bytes) -> Decimal:
+    """Return the number in binary format, exactly: NaN and infinities too. Raises `ValueError`, for
+    more than about a thousand digits as well."""
+    if len(data) < _HEADER.size:
+        raise ValueError(f"{len(data)} bytes")
+    count, weight, sign, scale = _HEADER.unpack_from(data)
+    if sign in (NAN, INFINITY, MINUS_INFINITY):
+        return Decimal({NAN: "NaN", INFINITY: "Infinity"}.get(sign, "-Infinity"))
+    if count < 0 or len(data) != _HEADER.size + 2 * count or sign not in (POSITIVE, NEGATIVE):
+        raise ValueError(f"{count} digits in {len(data)} bytes, sign {sign:#06x}")
+    groups = struct.unpack_from(f"!{count}h", data, _HEADER.size)
+    if any(not 0 <= group < 10_000 for group in groups):
+        raise ValueError("a digit is out of range")
+    # A few bytes can announce a number of 100,000 digits, which nothing here could hold.
+    if max(count, abs(weight)) > _GROUPS_MAX or not 0 <= scale <= _GROUP * _GROUPS_MAX:
+        raise ValueError(f"{count} digits of weight {weight} and scale {scale} are too many")
+    number = int("".join(f"{group:04d}" for group in groups) or "0")
+    shift = _GROUP * (weight + 1 - count) + scale
+    # Digits beyond the scale are cut, as PostgreSQL does.
+    number = number * 10**shift if shift >= 0 else number // 10**-shift
+    return Decimal(f"{'-' if sign == NEGATIVE else ''}{number}E-{scale}")
+
+
+def decimal_array(numbers: Lengths, precision: int, scale: int, valid: RowMask | None) -> pa.Array:
+    """Return decimals, given as numbers of 64 bits of their last digit."""
+    words = np.empty((len(numbers), 2), np.int64)
+    words[:, 0] = numbers
+    words[:, 1] = numbers >> 63
+    return pa.Array.from_buffers(
+        pa.decimal128(precision, scale),
+        len(numbers),
+        [validity_buffer(valid), pa.py_buffer(words)],
+    )

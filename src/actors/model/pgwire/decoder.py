@@ -1,0 +1,390 @@
+"""Decodes what a client sends, from its first packet on. Pure.
+
+A connection begins with packets without a type: requests for encryption, then one startup packet
+or one request to cancel. From then on each message is a type byte, a length of 4 bytes that counts
+itself, and a body. The length is checked before any byte of the body is kept.
+
+Bytes that are no message raise `MalformedFrame`, too long ones `FrameTooLarge`: both are
+`RemoteProtocolError`s, after which the connection must end. How the bytes are cut into pieces
+changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Final
+
+from actors.model.pgwire.messages import (
+    AuthenticationReply,
+    BindPortal,
+    CancelRequest,
+    ClosePortal,
+    CloseStatement,
+    CopyInData,
+    CopyInDone,
+    CopyInFailure,
+    DescribePortal,
+    DescribePrepared,
+    EncryptionRequest,
+    ExecutePortal,
+    FastpathCall,
+    FlushOutput,
+    FrontendMessage,
+    ParseStatement,
+    SimpleQuery,
+    StartupPacket,
+    SyncPipeline,
+    TerminateSession,
+)
+from actors.runtime.errors import FrameTooLarge, MalformedFrame, RemoteProtocolError
+
+STARTUP_BYTES_MAX: Final = 10_000
+CANCEL_KEY_BYTES_MAX: Final = 256
+PASSWORD_BYTES_MAX: Final = 16_384
+"""Most bytes of a message before a client is let in: room for a long token."""
+
+_SSL_REQUEST: Final = 80877103
+_GSS_REQUEST: Final = 80877104
+_CANCEL_REQUEST: Final = 80877102
+_HEADER_BYTES: Final = 5
+_U16: Final = struct.Struct("!H")
+_I32: Final = struct.Struct("!i")
+_U32: Final = struct.Struct("!I")
+
+# -- packets without a type ------------------------------------------------------------------------
+
+
+def packet_bytes(header: bytes) -> int:
+    """Return how many bytes follow a startup packet's length of 4 bytes. Raises `MalformedFrame`
+    and `FrameTooLarge`."""
+    (length,) = _U32.unpack(header)
+    if length > STARTUP_BYTES_MAX:
+        raise FrameTooLarge(
+            f"a startup packet announces {length} bytes (limit {STARTUP_BYTES_MAX}): this port "
+            "speaks PostgreSQL's protocol"
+        )
+    if length < 8:
+        raise MalformedFrame(f"a startup packet of {length} bytes: it has at least 8")
+    return int(length) - 4
+
+
+def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPacket:
+    """Parse a packet without its length. Raises `MalformedFrame`."""
+    if len(body) < 4:
+        raise MalformedFrame(f"a startup packet of {len(body)} bytes after its length: at least 4")
+    (code,) = _U32.unpack_from(body)
+    if code in (_SSL_REQUEST, _GSS_REQUEST):
+        if len(body) != 4:
+            raise MalformedFrame(f"a request for encryption of {len(body)} bytes: it has 4")
+        return EncryptionRequest(code == _GSS_REQUEST)
+    if code == _CANCEL_REQUEST:
+        if not 0 < len(body) - 8 <= CANCEL_KEY_BYTES_MAX:
+            raise MalformedFrame(f"a request to cancel with a key of {len(body) - 8} bytes")
+        return CancelRequest(_U32.unpack_from(body, 4)[0], body[8:])
+    if code >> 16 != 3:
+        raise MalformedFrame(f"version {code >> 16}.{code & 0xFFFF} of the protocol: only 3 is")
+    if not body.endswith(b"\0", 4):
+        raise MalformedFrame("the parameters of a startup packet do not end with a NUL")
+    texts = [_decoded(part) for part in body[4:-1].split(b"\0")]
+    if texts and texts[-1] == "":
+        texts.pop()  # the terminator after the last value
+    if len(texts) % 2:
+        raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
+    return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)), code & 0xFFFF)
+
+
+# -- bodies of messages ----------------------------------------------------------------------------
+
+
+def _decoded(text: bytes) -> str:
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise MalformedFrame(f"a text of a peer is no UTF-8: {error}") from None
+
+
+def _take_text(body: bytes, at: int) -> tuple[str, int]:
+    """Return (the text that begins at that place, the place after its NUL)."""
+    end = body.find(b"\0", at)
+    if end < 0:
+        raise MalformedFrame("a text of a peer does not end with a NUL")
+    return _decoded(body[at:end]), end + 1
+
+
+def parse_text(body: bytes) -> str:
+    """Parse a body that is one text: a query, a password, a CopyFail. Raises `MalformedFrame`."""
+    text, end = _take_text(body, 0)
+    if end != len(body):
+        raise MalformedFrame("a text of a peer does not end with one NUL")
+    return text
+
+
+def _take_formats(body: bytes, at: int) -> tuple[tuple[int, ...], int]:
+    (count,) = _U16.unpack_from(body, at)
+    # The remaining bytes bound a count from the wire: `unpack_from` checks that before it reads.
+    codes = struct.unpack_from(f"!{count}h", body, at + 2)
+    if any(code not in (0, 1) for code in codes):
+        raise MalformedFrame(f"formats {sorted(set(codes))}: only 0 (text) and 1 (binary) are")
+    return codes, at + 2 + 2 * count
+
+
+def _check_end(body: bytes, at: int, message: str) -> None:
+    if at != len(body):
+        raise MalformedFrame(f"{len(body) - at} bytes follow the end of a {message} message")
+
+
+def _parse_parse(body: bytes) -> ParseStatement:
+    name, at = _take_text(body, 0)
+    query, at = _take_text(body, at)
+    (count,) = _U16.unpack_from(body, at)
+    oids = struct.unpack_from(f"!{count}I", body, at + 2)
+    _check_end(body, at + 2 + 4 * count, "Parse")
+    return ParseStatement(name, query, oids)
+
+
+def _parse_bind(body: bytes) -> BindPortal:
+    portal, at = _take_text(body, 0)
+    statement, at = _take_text(body, at)
+    formats, at = _take_formats(body, at)
+    (count,) = _U16.unpack_from(body, at)
+    at += 2
+    if len(formats) > 1 and len(formats) != count:
+        raise MalformedFrame(f"a Bind with {len(formats)} formats and {count} parameters")
+    values: list[bytes | None] = []
+    for _ in range(count):
+        (length,) = _I32.unpack_from(body, at)
+        at += 4
+        if length == -1:
+            values.append(None)
+            continue
+        if not 0 <= length <= len(body) - at:
+            raise MalformedFrame(
+                f"a parameter of {length} bytes in a Bind of which {len(body) - at} are left"
+            )
+        values.append(body[at : at + length])
+        at += length
+    results, at = _take_formats(body, at)
+    _check_end(body, at, "Bind")
+    return BindPortal(portal, statement, formats, tuple(values), results)
+
+
+def _parse_describe(body: bytes) -> DescribePrepared | DescribePortal:
+    name = parse_text(body[1:])
+    match body[:1]:
+        case b"S":
+            return DescribePrepared(name)
+        case b"P":
+            return DescribePortal(name)
+        case other:
+            raise MalformedFrame(f"Describe of {other!r}: only S (statement) and P (portal) are")
+
+
+def _parse_close(body: bytes) -> CloseStatement | ClosePortal:
+    name = parse_text(body[1:])
+    match body[:1]:
+        case b"S":
+            return CloseStatement(name)
+        case b"P":
+            return ClosePortal(name)
+        case other:
+            raise MalformedFrame(f"Close of {other!r}: only S (statement) and P (portal) are")
+
+
+def _parse_execute(body: bytes) -> ExecutePortal:
+    portal, at = _take_text(body, 0)
+    (rows_max,) = _I32.unpack_from(body, at)
+    _check_end(body, at + 4, "Execute")
+    # PostgreSQL takes a negative limit as none.
+    return ExecutePortal(portal, max(rows_max, 0))
+
+
+_PARSERS: Final[dict[int, Callable[[bytes], FrontendMessage]]] = {
+    ord("Q"): lambda body: SimpleQuery(parse_text(body)),
+    ord("P"): _parse_parse,
+    ord("B"): _parse_bind,
+    ord("D"): _parse_describe,
+    ord("E"): _parse_execute,
+    ord("C"): _parse_close,
+    ord("F"): FastpathCall,
+    ord("d"): CopyInData,
+    ord("f"): lambda body: CopyInFailure(parse_text(body)),
+    ord("p"): AuthenticationReply,
+}
+_EMPTY: Final[dict[int, FrontendMessage]] = {
+    ord("H"): FlushOutput(),
+    ord("S"): SyncPipeline(),
+    ord("c"): CopyInDone(),
+    ord("X"): TerminateSession(),
+}
+_PASSWORD: Final = ord("p")
+_TERMINATE: Final = ord("X")
+
+
+class _Phase(Enum):
+    STARTUP = "a packet without a type comes next"
+    ENCRYPTION = "the answer to a request for encryption is awaited"
+    AUTHENTICATION = "replies to an authentication request come next"
+    QUERIES = "messages of the session come next"
+    CANCEL = "nothing comes: the connection was for a cancel request"
+
+
+class FrontendDecoder:
+    """Decodes the bytes of one connection, which `feed` takes in pieces of any size.
+
+    The decoder keeps one incomplete message, of at most `message_bytes_max` bytes
+    (`password_bytes_max` before `admit`), and what was fed last. After an `EncryptionRequest` it
+    decodes nothing until `decline_encryption` or `begin_encryption`; after a `StartupPacket` only
+    replies to authentication, until `admit`.
+    """
+
+    def __init__(
+        self, message_bytes_max: int, password_bytes_max: int = PASSWORD_BYTES_MAX
+    ) -> None:
+        self._message_bytes_max = message_bytes_max
+        self._password_bytes_max = password_bytes_max
+        self._buffer = bytearray()
+        self._at = 0
+        """Place in the buffer of the next message."""
+        self._phase = _Phase.STARTUP
+        self._asked: set[bool] = set()
+        """Kinds of encryption that were asked for (`EncryptionRequest.gss`)."""
+        self._encrypted = False
+        self._failure: RemoteProtocolError | None = None
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Return the number of bytes that were fed and not decoded."""
+        return len(self._buffer) - self._at
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Iterator[FrontendMessage]:
+        """Take the next bytes, and yield each message that is complete. Raises `MalformedFrame` and
+        `FrameTooLarge`, after the messages before. Messages that are not taken from the iterator
+        come from the next call's."""
+        # Dropped once per piece, not per message: dropping moves what is left.
+        if self._at:
+            del self._buffer[: self._at]
+            self._at = 0
+        # Nothing reads what follows a request to cancel, so nothing of it is kept.
+        if self._phase is not _Phase.CANCEL:
+            self._buffer += data
+        return self._messages()
+
+    def decline_encryption(self) -> None:
+        """Go on after an `EncryptionRequest` that was answered by `ENCRYPTION_DECLINED`."""
+        assert self._phase is _Phase.ENCRYPTION, self._phase
+        self._phase = _Phase.STARTUP
+
+    def begin_encryption(self) -> None:
+        """Go on with decrypted bytes, after an `EncryptionRequest` that was accepted. Raises
+        `MalformedFrame`."""
+        assert self._phase is _Phase.ENCRYPTION, self._phase
+        # Bytes that came in the clear would be taken for decrypted ones (CVE-2021-23214).
+        if self.buffered_bytes:
+            raise MalformedFrame(
+                f"{self.buffered_bytes} bytes came in the clear after a request for encryption"
+            )
+        # What comes now was decrypted by the caller.
+        self._encrypted = True
+        self._phase = _Phase.STARTUP
+
+    def admit(self) -> None:
+        """Go on with the session's messages: the client is authenticated."""
+        assert self._phase is _Phase.AUTHENTICATION, self._phase
+        self._phase = _Phase.QUERIES
+
+    def _messages(self) -> Iterator[FrontendMessage]:
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            try:
+                message = self._next()
+            except struct.error:
+                self._failure = MalformedFrame("a message of a peer ends within a field")
+                raise self._failure from None
+            except RemoteProtocolError as error:
+                self._failure = error
+                raise
+            if message is None:
+                return
+            yield message
+
+    def _next(self) -> FrontendMessage | None:
+        """Return the next message; None if more bytes are needed."""
+        match self._phase:
+            case _Phase.STARTUP:
+                return self._next_packet()
+            case _Phase.ENCRYPTION:
+                # A caller that does not stop reading must not fill the memory.
+                if self.buffered_bytes > STARTUP_BYTES_MAX:
+                    raise FrameTooLarge(
+                        f"{self.buffered_bytes} bytes followed a request for encryption"
+                    )
+                return None
+            case _Phase.CANCEL:
+                return None
+            case _:
+                return self._next_message()
+
+    def _next_packet(self) -> FrontendMessage | None:
+        if self.buffered_bytes < 4:
+            return None
+        size = packet_bytes(bytes(self._buffer[self._at : self._at + 4]))
+        if self.buffered_bytes < 4 + size:
+            return None
+        packet = parse_packet(self._take(4, size))
+        match packet:
+            case EncryptionRequest(gss):
+                # Each kind at most once, so that a handshake has an end.
+                if self._encrypted or gss in self._asked:
+                    raise MalformedFrame("encryption was asked for twice")
+                self._asked.add(gss)
+                self._phase = _Phase.ENCRYPTION
+            case CancelRequest():
+                self._phase = _Phase.CANCEL
+                self._buffer.clear()
+                self._at = 0
+            case StartupPacket():
+                self._phase = _Phase.AUTHENTICATION
+        return packet
+
+    def _next_message(self) -> FrontendMessage | None:
+        if self.buffered_bytes < _HEADER_BYTES:
+            return None
+        kind = self._buffer[self._at]
+        (length,) = _U32.unpack_from(self._buffer, self._at + 1)
+        self._check_length(kind, length - 4)
+        if self.buffered_bytes < 1 + length:
+            return None
+        body = self._take(_HEADER_BYTES, length - 4)
+        if (empty := _EMPTY.get(kind)) is not None:
+            return empty
+        return _PARSERS[kind](body)
+
+    def _check_length(self, kind: int, size: int) -> None:
+        shown = bytes([kind])
+        if kind not in _PARSERS and kind not in _EMPTY:
+            raise MalformedFrame(f"a message of type {shown!r}: the protocol has none")
+        limit = self._message_bytes_max
+        if self._phase is _Phase.AUTHENTICATION:
+            if kind not in (_PASSWORD, _TERMINATE):
+                raise MalformedFrame(f"a message of type {shown!r} before the client was let in")
+            # A client that nobody knows must not make the server keep much.
+            limit = min(limit, self._password_bytes_max)
+        if size < 0:
+            raise MalformedFrame(f"a message of type {shown!r} announces {size + 4} bytes")
+        if size > limit:
+            raise FrameTooLarge(
+                f"a message of type {shown!r} announces {size} bytes (limit {limit})"
+            )
+        if size and kind in _EMPTY:
+            raise MalformedFrame(f"a message of type {shown!r} announces {size} bytes: it has none")
+
+    def _take(self, head: int, size: int) -> bytes:
+        """Return the body of `size` bytes after a header, and go behind it."""
+        start = self._at + head
+        self._at = start + size
+        # Through a view: a slice of the buffer would be one copy more.
+        with memoryview(self._buffer) as view, view[start : self._at] as body:
+            return bytes(body)

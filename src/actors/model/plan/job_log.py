@@ -1,0 +1,111 @@
+"""The jobs that an engine has and the last ones that it had, for people to read. Pure.
+
+An engine notes what happens to each job; times are given by its owner. Jobs are kept until they
+end, so as many as the engine's own limits allow; of ended ones the last `ended_max`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from actors.model.plan.jobs import Answer, Job, JobProgress, RowsDone, kind_of
+from actors.runtime.errors import OperationCanceled, PenstockError
+
+
+class JobNote(msgspec.Struct, frozen=True, gc=False):
+    """One job. `asked_ms` is of the wall clock; `waited_ms` and `ms` are durations."""
+
+    id: str
+    kind: str
+    state: str
+    asked_ms: int
+    waited_ms: float
+    ms: float | None = None
+    """Duration since it went to the engine; None if it has not."""
+    spark_ms: float | None = None
+    rows: int | None = None
+    tasks_done: int | None = None
+    tasks: int | None = None
+    error: str | None = None
+
+    @property
+    def dataflow(self) -> str:
+        """Return the dataflow that wants it: the first part of its id."""
+        return self.id.partition("/")[0]
+
+
+class _Running(msgspec.Struct):
+    kind: str
+    asked_ms: int
+    asked: float
+    started: float | None = None
+    tasks: tuple[int, int] | None = None
+
+
+class JobLog:
+    """The jobs of one engine."""
+
+    def __init__(self, ended_max: int) -> None:
+        self._running: dict[str, _Running] = {}
+        self._ended: deque[JobNote] = deque(maxlen=ended_max)
+
+    def asked(self, job: Job, now_ms: int, monotonic_ms: float) -> None:
+        """Note a new job."""
+        self._running[job.job_id] = _Running(kind_of(job), now_ms, monotonic_ms)
+
+    def started(self, job_id: str, monotonic_ms: float) -> None:
+        """Note that a job went to the engine, for the first time or again."""
+        found = self._running.get(job_id)
+        if found is not None:
+            found.started = monotonic_ms
+
+    def progressed(self, progress: JobProgress) -> None:
+        """Note the progress of a job."""
+        found = self._running.get(progress.job_id)
+        if found is not None:
+            found.tasks = (progress.tasks_done, progress.tasks)
+
+    def ended(self, job_id: str, monotonic_ms: float, result: Answer | PenstockError | str) -> None:
+        """Note a job's answer, or its error (or the class of one)."""
+        found = self._running.pop(job_id, None)
+        if found is None:
+            return
+        state, error = "done", None
+        if not isinstance(result, Answer):
+            error = result if isinstance(result, str) else type(result).__name__
+            state = "canceled" if error == OperationCanceled.__name__ else "failed"
+        made = result if isinstance(result, RowsDone) else None
+        note = _note(job_id, found, monotonic_ms, state)
+        self._ended.append(
+            msgspec.structs.replace(
+                note,
+                spark_ms=None if made is None else made.spark_ms,
+                rows=None if made is None else made.rows,
+                error=error,
+            )
+        )
+
+    def notes(self, monotonic_ms: float) -> tuple[JobNote, ...]:
+        """Return the current jobs, the oldest first, then the ended ones, the last one first."""
+        there = [
+            _note(id_, found, monotonic_ms, "waiting" if found.started is None else "running")
+            for id_, found in self._running.items()
+        ]
+        return (*there, *reversed(self._ended))
+
+
+def _note(id_: str, found: _Running, monotonic_ms: float, state: str) -> JobNote:
+    started = found.started
+    done, total = found.tasks or (None, None)
+    return JobNote(
+        id_,
+        found.kind,
+        state,
+        found.asked_ms,
+        (monotonic_ms if started is None else started) - found.asked,
+        None if started is None else monotonic_ms - started,
+        tasks_done=done,
+        tasks=total,
+    )

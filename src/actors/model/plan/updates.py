@@ -1,0 +1,469 @@
+"""Updates as Arrow tables: consolidation, time, and the IPC form in which they travel.
+
+An updates table has the user columns, then `TIME` and `DIFF` (int64), and `ERROR` only where it
+holds error updates. Rows compare bit by bit and null-safe: what was inserted is retracted by
+the same bits.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+import pyarrow as pa
+
+from actors.model.plan import arrow_compute as pc
+from actors.model.plan.ipc_bounds import (
+    check_bounds,
+    check_stream,
+    check_values,
+    message_bounds,
+    repeats,
+)
+from actors.model.plan.schema import DIFF, ERROR, TIME, TableSchema, inner_types, text_limit
+from actors.runtime.errors import MalformedFrame
+from actors.runtime.threshold_probes import FEW_ROWS, SAMPLED_ROWS, SHORT_STREAM, SLICED_ROWS
+
+# Takes nested Arrow arrays apart and puts them together; fits texts of limited length in them
+# Pure.
+#
+# Spark's CHAR(n) and VARCHAR(n) are texts whose length is part of the type. `fit_texts` does what
+# Spark does when a row is written: blanks beyond n are cut off, anything else beyond n is refused,
+# and a CHAR is filled up with blanks. So 'ab' and 'ab  ' are one CHAR(4).
+
+
+class TextTooLong(pa.ArrowInvalid):  # type: ignore[misc]
+    """A text is longer than its CHAR(n) or VARCHAR(n)."""
+
+
+def children_of(values: pa.Array) -> list[pa.Array]:
+    """Return the arrays inside a list (its elements), a map (keys, items) or a struct (fields)."""
+    if pa.types.is_struct(values.type):
+        return list(values.flatten())
+    offsets = values.offsets
+    first, last = (offsets[0].as_py(), offsets[-1].as_py()) if len(values) else (0, 0)
+    inside = [values.keys, values.items] if pa.types.is_map(values.type) else [values.values]
+    # Arrays inside a slice still hold the values of the whole: the offsets say which are its own.
+    return [each.slice(first, last - first) for each in inside]
+
+
+def with_children(values: pa.Array, children: Sequence[pa.Array], type_: pa.DataType) -> pa.Array:
+    """Return a nested array with the NULLs and lengths of `values` and other arrays inside."""
+    mask = values.is_null() if values.null_count else None
+    if pa.types.is_struct(type_):
+        return pa.StructArray.from_arrays(children, fields=list(type_), mask=mask)
+    offsets = pa.array([0], pa.int32())
+    if len(values):
+        # The offsets of a slice do not begin at 0.
+        offsets = pc.subtract(values.offsets, values.offsets[0]).cast(pa.int32())
+    if pa.types.is_map(type_):
+        return pa.MapArray.from_arrays(offsets, *children, type=type_, mask=mask)
+    return pa.ListArray.from_arrays(offsets, *children, type=type_, mask=mask)
+
+
+def fit_texts(values: pa.ChunkedArray, kind: str) -> pa.ChunkedArray:
+    """Return values of the Spark type `kind` as Spark would store them: every CHAR(n) filled up
+    with blanks, blanks beyond n cut off. Raises `TextTooLong`."""
+    if "char(" not in kind.lower():
+        return values
+    chunks = [_fit_array(chunk, kind) for chunk in values.chunks]
+    return pa.chunked_array(chunks, values.type)
+
+
+def fit_texts_of(rows: pa.Table, schema: TableSchema) -> pa.Table:
+    """Return rows, which have the schema's columns by name, as `fit_texts` does. Raises
+    `TextTooLong`, which names the column."""
+    for column in schema.columns:
+        try:
+            fitted = fit_texts(rows[column.name], column.type)
+        except TextTooLong as error:
+            raise TextTooLong(f"column {column.name}: {error}") from None
+        if fitted is not rows[column.name]:
+            place = rows.column_names.index(column.name)
+            rows = rows.set_column(place, rows.schema.field(place), fitted)
+    return rows
+
+
+def _fit_array(values: pa.Array, kind: str) -> pa.Array:
+    limit = text_limit(kind)
+    if limit is not None:
+        return _fit_text(values, kind, *limit)
+    inner = inner_types(kind)
+    if not inner:
+        return values
+    pairs = zip(children_of(values), inner, strict=True)
+    return with_children(values, [_fit_array(*pair) for pair in pairs], values.type)
+
+
+def _fit_text(values: pa.Array, kind: str, limit: int, padded: bool) -> pa.Array:
+    long = pc.greater(pc.utf8_length(values), limit)
+    if pc.any(long).as_py():
+        rest = pc.utf8_rtrim(pc.utf8_slice_codeunits(values, limit), " ")
+        if pc.any(pc.not_equal(rest, "")).as_py():
+            raise TextTooLong(f"longer than {kind}")
+        values = pc.if_else(long, pc.utf8_slice_codeunits(values, 0, limit), values)
+    return pc.utf8_rpad(values, limit, " ") if padded else values
+
+
+def to_ipc(table: pa.Table) -> bytes:
+    """Return a table as one Arrow IPC stream."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
+
+
+_END: Final = b"\xff\xff\xff\xff\x00\x00\x00\x00"
+"""End of an Arrow IPC stream."""
+
+
+def opening_of(schema: pa.Schema) -> bytes:
+    """Return the bytes with which an Arrow IPC stream of that schema begins."""
+    return bytes(schema.serialize().to_pybytes())
+
+
+def stream_of(opening: bytes, batches: Iterable[pa.RecordBatch]) -> bytes:
+    """Return one Arrow IPC stream of batches, all of the schema of that opening. Costs less than
+    `to_ipc`, for a few rows as for many."""
+    return b"".join((opening, *(batch.serialize() for batch in batches), _END))
+
+
+_CONTINUES: Final = b"\xff\xff\xff\xff"
+"""Beginning of every message of a stream."""
+
+
+def from_ipc(data: bytes) -> pa.Table:
+    """Return the table in an IPC stream. Raises `MalformedFrame`, also for one that decodes to much
+    more than its bytes."""
+    known = isinstance(data, bytes) and not SHORT_STREAM.exceeded_by(len(data))
+    # At a fraction of the cost of opening a stream.
+    if known and (short := _short(data)) is not None:
+        return short
+    try:
+        check_stream(data)
+        table = pa.ipc.open_stream(data).read_all()
+        return check_values(table) if any(map(repeats, table.schema.types)) else table
+    except (pa.ArrowException, EOFError, OSError, ValueError) as error:
+        raise MalformedFrame(f"not an Arrow IPC stream: {error}") from None
+
+
+def _short(data: bytes) -> pa.Table | None:
+    """Return the table in a short stream of one batch; None for any other bytes."""
+    opening = 8 + int.from_bytes(data[4:8], "little")
+    if data[:4] != _CONTINUES or data[-8:] != _END or opening > len(data):
+        return None
+    schema = _schema_of(data[:opening])
+    if schema is None:
+        return None
+    rest = pa.py_buffer(data).slice(opening)
+    try:
+        message = pa.ipc.read_message(rest)
+        if message.type != "record batch" or message.body is None:
+            return None
+        end = 8 + int.from_bytes(data[opening + 4 : opening + 8], "little") + message.body.size
+        if end + len(_END) != rest.size:
+            return None
+        check_bounds(*message_bounds(message), len(data))
+        return pa.Table.from_batches([pa.ipc.read_record_batch(message, schema)], schema)
+    except (pa.ArrowException, EOFError, OSError, ValueError):
+        return None
+
+
+@functools.lru_cache(maxsize=256)
+def _schema_of(opening: bytes) -> pa.Schema | None:
+    """Return the schema that a stream begins with; None if it needs more than one message, or is
+    none."""
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(opening))
+    except (pa.ArrowException, EOFError, OSError, ValueError):
+        return None
+    # Dictionaries are messages of their own.
+    return None if any(map(repeats, schema.types)) else schema
+
+
+def empty_updates(schema: TableSchema) -> pa.Table:
+    """Return no updates, with the right columns."""
+    return schema.arrow_updates().empty_table()
+
+
+def with_time(rows: pa.Table, time: int, diff: int) -> pa.Table:
+    """Return rows as updates at one time with one diff."""
+    count = rows.num_rows
+    return rows.append_column(
+        pa.field(TIME, pa.int64()), pa.repeat(pa.scalar(time, pa.int64()), count)
+    ).append_column(pa.field(DIFF, pa.int64()), pa.repeat(pa.scalar(diff, pa.int64()), count))
+
+
+def at_time(updates: pa.Table, time: int) -> pa.Table:
+    """Return updates that had no time, all at one."""
+    times = pa.repeat(pa.scalar(time, pa.int64()), updates.num_rows)
+    return updates.append_column(pa.field(TIME, pa.int64()), times)
+
+
+def error_update(schema: TableSchema, text: str, time: int, diff: int) -> pa.Table:
+    """Return an error update: NULL columns, the text, a time and a diff."""
+    shape = schema.arrow_updates().append(pa.field(ERROR, pa.string()))
+    row = dict.fromkeys(schema.names) | {TIME: time, DIFF: diff, ERROR: text}
+    return pa.Table.from_pylist([row], schema=shape)
+
+
+def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the table with one column replaced in place."""
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+def advance(updates: pa.Table, to: int) -> pa.Table:
+    """Return the updates with times below `to` raised to it."""
+    return set_column(updates, TIME, pc.max_element_wise(updates[TIME], pa.scalar(to, pa.int64())))
+
+
+def between(updates: pa.Table, lower: int, upper: int) -> pa.Table:
+    """Return the updates with ``lower <= time < upper``."""
+    times = updates[TIME]
+    return updates.filter(
+        pc.and_(
+            pc.greater_equal(times, pa.scalar(lower, pa.int64())),
+            pc.less(times, pa.scalar(upper, pa.int64())),
+        )
+    )
+
+
+def negate(updates: pa.Table) -> pa.Table:
+    """Return the updates with the other sign of each diff."""
+    return set_column(updates, DIFF, pc.negate(updates[DIFF]))
+
+
+def split_errors(updates: pa.Table) -> tuple[pa.Table, pa.Table | None]:
+    """Return plain updates (without the error column), and the error updates if there are any."""
+    if ERROR not in updates.column_names:
+        return updates, None
+    held = pc.is_valid(updates[ERROR])
+    errors = updates.filter(held)
+    plain = updates.filter(pc.invert(held)).drop_columns([ERROR])
+    return plain, errors if errors.num_rows else None
+
+
+def concat(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.Table:
+    """Return all rows of all tables (same columns, any order), in `schema`."""
+    parts = [
+        table if table.schema.equals(schema) else table.select(schema.names).cast(schema)
+        for table in tables
+    ]
+    return pa.concat_tables(parts) if parts else schema.empty_table()
+
+
+def sliced(updates: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rows in slices that are worked on at a time, none when there are no rows."""
+    SLICED_ROWS.exceeded_by(updates.num_rows)
+    for start in range(0, updates.num_rows, SLICED_ROWS.limit):
+        yield updates.slice(start, SLICED_ROWS.limit)
+
+
+def _groupable(kind: pa.DataType) -> bool:
+    return not (pa.types.is_nested(kind) or pa.types.is_null(kind))
+
+
+def consolidate(updates: pa.Table) -> pa.Table:
+    """Sum the diffs of equal rows (at equal times when there is `TIME`) and drop zeros.
+
+    Works for every column type; nested columns go row by row and are slower.
+    """
+    if updates.num_rows == 0:
+        return updates
+    names = [name for name in updates.column_names if name != DIFF]
+    # Up to here Python sums equal rows faster than Arrow does.
+    few = bool(names) and not FEW_ROWS.exceeded_by(updates.num_rows)
+    if few and all(_plain(updates.schema.field(name).type) for name in names):
+        return _sum_few(updates, names)
+    if all(_groupable(updates.schema.field(name).type) for name in names):
+        summed = _sum_groups(updates, names)
+    else:
+        summed = _sum_nested(updates, names)
+    kept = summed.filter(pc.not_equal(summed[DIFF], pa.scalar(0, pa.int64())))
+    return kept.select(updates.column_names).cast(updates.schema)
+
+
+def consolidate_keyed(updates: pa.Table, key: Sequence[str]) -> pa.Table:
+    """Consolidate updates of one time, in which each value of a primary key has one row at most.
+
+    Rows whose key has no retraction are passed on as they are.
+    """
+    columns = set(updates.column_names)
+    if len(key) != 1 or key[0] not in columns or not FEW_ROWS.exceeded_by(updates.num_rows):
+        return consolidate(updates)
+    if not _found_by_value(updates.schema.field(key[0]).type):
+        return consolidate(updates)
+    # Most rows of a table were never changed, and to tell so by one column takes a fraction of
+    # summing whole rows.
+    back = pc.less_equal(updates[DIFF], pa.scalar(0, pa.int64()))
+    gone = updates[key[0]].filter(back).combine_chunks()
+    moved = pc.is_in(updates[key[0]], value_set=gone)
+    return pa.concat_tables([updates.filter(pc.invert(moved)), consolidate(updates.filter(moved))])
+
+
+def _found_by_value(kind: pa.DataType) -> bool:
+    """Return whether equal values of this type are those with equal bits, and Arrow finds them."""
+    tests = (pa.types.is_integer, pa.types.is_string, pa.types.is_date, pa.types.is_timestamp)
+    return any(test(kind) for test in tests)
+
+
+def consolidate_if_smaller(updates: pa.Table) -> pa.Table:
+    """Return the same updates, consolidated; many only if that makes them far fewer."""
+    names = [name for name in updates.column_names if name != DIFF]
+    rows = updates.num_rows
+    plain = all(_groupable(updates.schema.field(n).type) for n in names)
+    if not SAMPLED_ROWS.exceeded_by(rows):
+        return consolidate(updates) if plain or not FEW_ROWS.exceeded_by(rows) else updates
+    if not plain:
+        return updates
+    updates, size = updates.combine_chunks(), SAMPLED_ROWS.limit
+    # Fewer columns than were written leave equal rows, and such as cancel one another. Rows of one
+    # time stand together, so that a stretch of many tells.
+    sample = consolidate(updates.slice((rows - size) // 2, size))
+    return consolidate(updates) if sample.num_rows * 2 <= size else updates
+
+
+def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the column as values that are equal just when its bits are, cheap to make in Python:
+    floats as their bits, so that -0.0, 0.0 and every NaN keep apart and equal themselves; dates
+    and timestamps as numbers; decimals as their bytes."""
+    kind = _bits_type(column.type)
+    if kind is None:
+        return column
+    return pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+
+
+def _bits_type(kind: pa.DataType) -> pa.DataType | None:
+    """Return the type whose values are the bits of that one, also of what it nests; None if it is
+    the same. Python has no time after 9999, and Spark has."""
+    if pa.types.is_struct(kind):
+        fields = [kind.field(at) for at in range(kind.num_fields)]
+        found = pa.struct([each.with_type(_bits_type(each.type) or each.type) for each in fields])
+        return None if found == kind else found
+    if pa.types.is_map(kind):
+        key, item = _bits_type(kind.key_type), _bits_type(kind.item_type)
+        return pa.map_(key or kind.key_type, item or kind.item_type) if key or item else None
+    if pa.types.is_list(kind):
+        inner = _bits_type(kind.value_type)
+        return None if inner is None else pa.list_(kind.value_field.with_type(inner))
+    if pa.types.is_float64(kind) or pa.types.is_timestamp(kind):
+        return pa.int64()
+    if pa.types.is_float32(kind) or pa.types.is_date32(kind):
+        return pa.int32()
+    return pa.binary(16) if pa.types.is_decimal128(kind) else None
+
+
+def _plain(kind: pa.DataType) -> bool:
+    """Return whether Python values of this type, floats as bits, are equal just when the bits
+    are."""
+    return any(test(kind) for test in _PLAIN)
+
+
+_PLAIN: Final = (
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_boolean,
+    pa.types.is_string,
+    pa.types.is_date32,
+    pa.types.is_timestamp,
+    pa.types.is_decimal128,
+)
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    column = comparable(column)
+    if column.null_count or not pa.types.is_integer(column.type):
+        return list(column.to_pylist())
+    return list(column.to_numpy().tolist())
+
+
+def _sum_few(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Sum the diffs of equal rows as `_sum_groups` does, in a fraction of the time that Arrow's own
+    grouping takes to get going."""
+    diffs: list[int] = _values(updates[DIFF])
+    sums: dict[tuple[Any, ...], int] = {}
+    first: list[int] = []
+    for index, key in enumerate(zip(*(_values(updates[name]) for name in names), strict=True)):
+        if key in sums:
+            sums[key] += diffs[index]
+        else:
+            sums[key] = diffs[index]
+            first.append(index)
+    if len(first) == updates.num_rows and all(diffs):
+        return updates
+    kept = [(index, diff) for index, diff in zip(first, sums.values(), strict=True) if diff]
+    rows = updates.take(pa.array([index for index, _ in kept], pa.int64()))
+    return set_column(rows, DIFF, pa.array([diff for _, diff in kept], pa.int64()))
+
+
+def _sum_groups(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    columns = {name: comparable(updates[name]) for name in names}
+    keyed = pa.table([*columns.values(), updates[DIFF]], names=[*names, DIFF])
+    grouped = keyed.group_by(list(names), use_threads=False).aggregate([(DIFF, "sum")])
+    arrays = []
+    for name in names:
+        column = grouped[name]
+        kind = updates.schema.field(name).type
+        if _bits_type(kind) is not None:
+            column = pa.chunked_array([chunk.view(kind) for chunk in column.chunks], kind)
+        arrays.append(column)
+    return pa.table([*arrays, grouped[f"{DIFF}_sum"]], names=[*names, DIFF])
+
+
+def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
+    first: dict[str, int] = {}
+    sums: dict[str, int] = {}
+    rows = zip(*(comparable(updates[name]).to_pylist() for name in names), strict=True)
+    for index, (row, diff) in enumerate(zip(rows, updates[DIFF].to_pylist(), strict=True)):
+        key = repr(row)
+        first.setdefault(key, index)
+        sums[key] = sums.get(key, 0) + diff
+    kept = updates.select(list(names)).take(pa.array(list(first.values()), pa.int64()))
+    return kept.append_column(pa.field(DIFF, pa.int64()), pa.array(list(sums.values()), pa.int64()))
+
+
+# -- Rows cut into pieces that fit a message, each an Arrow IPC stream. Pure -----------------------
+
+
+class ResultPiece(msgspec.Struct, frozen=True, gc=False):
+    """Rows of a result as an Arrow IPC stream; `last`: nothing follows."""
+
+    arrow: bytes
+    rows: int
+    last: bool
+
+
+def pieces(
+    batches: Iterator[pa.RecordBatch], opening: bytes, bytes_max: int
+) -> Iterator[ResultPiece]:
+    """Yield a result in pieces, at least one, which may be without rows. A piece has at most
+    `bytes_max` bytes unless a single row has more."""
+    gathered: list[pa.RecordBatch] = []
+    size = rows = 0
+    room = max(1, bytes_max - len(opening) - _OVERHEAD)
+    for batch in batches:
+        for part in _cut(batch, room):
+            bytes_ = part.nbytes + _OVERHEAD
+            if gathered and size + bytes_ > room:
+                yield ResultPiece(stream_of(opening, gathered), rows, last=False)
+                gathered, size, rows = [], 0, 0
+            gathered.append(part)
+            size += bytes_
+            rows += part.num_rows
+    yield ResultPiece(stream_of(opening, gathered), rows, last=True)
+
+
+_OVERHEAD = 1_024
+"""Bytes of one batch in a stream, beside its data."""
+
+
+def _cut(batch: pa.RecordBatch, room: int) -> Iterator[pa.RecordBatch]:
+    size = batch.nbytes + _OVERHEAD
+    if size <= room or batch.num_rows == 1:
+        yield batch
+        return
+    half = batch.num_rows // 2
+    yield from _cut(batch.slice(0, half), room)
+    yield from _cut(batch.slice(half), room)

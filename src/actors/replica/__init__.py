@@ -1,0 +1,1 @@
+"""A whole replica: its connections, both halves of its workers, its dataflows."""

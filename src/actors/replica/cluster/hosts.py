@@ -1,0 +1,166 @@
+"""Several replicas in one process: whole clusters, each below an actor of its own.
+
+A *host* is the actor at the top of one replica: workers, adapters and acceptor are its
+children. A crash that their policies do not repair crashes the host, which stops the whole replica
+and restarts it after a delay; other replicas and the controller see only a lost connection.
+Replicas share the stores and the engine of the process; each has its own actors, scratch folder,
+arrangements, and names of jobs and plans.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.durable.persist import PersistClient
+from actors.model.plan.jobs import ExecutorMessage
+from actors.replica.cluster.client import LocalClient
+from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
+from actors.runtime.errors import ConnectionBroken, ResourceClosed
+from actors.runtime.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
+from actors.runtime.kernel.actor import restart
+from actors.runtime.settings import Settings
+
+RESTART: Final = restart(restarts_max=10, within_ms=60_000, delay_ms=100)
+"""The delays of ten crashes add up to more than the minute, so the limit is not reached."""
+
+Reach: TypeAlias = Callable[[ActorAddress[Any]], ActorAddress[Any]]
+
+
+class InspectReplica(msgspec.Struct, frozen=True, gc=False):
+    """Asks for the replica's statistics."""
+
+    reply: ReplySlot[ClusterStatistics]
+
+
+class ReplicaHost(Actor[InspectReplica]):
+    """Top actor of one replica; `start` builds its cluster below the actor."""
+
+    def __init__(
+        self, start: Callable[[ActorContext[InspectReplica]], Awaitable[WorkerCluster]]
+    ) -> None:
+        self._start = start
+        self._cluster: WorkerCluster | None = None
+
+    async def on_start(self) -> None:
+        self._cluster = await self._start(self.ctx)
+
+    def receive(self, message: InspectReplica) -> None:
+        cluster, reply = self._cluster, message.reply
+        assert cluster is not None, "it was built at the start"
+
+        def failed(error: Exception) -> None:
+            reply.fail(ConnectionBroken(f"a part of the replica has failed: {error}"))
+
+        # In an effect: the host must not wait for a part whose crash it has to handle.
+        self.ctx.effect(cluster.statistics, done=reply.set, failed=failed)
+
+
+class LocalReplicas:
+    """The replicas of this process, by name; a `ReplicaSupply` of the controller."""
+
+    def __init__(
+        self,
+        system: ActorSystem,
+        settings: Settings,
+        persist: PersistClient,
+        executor: ActorAddress[ExecutorMessage],
+        scratch: Path,
+        reach: Reach = lambda adapter: adapter,
+        connectors: StorageConnectors | None = None,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._system = system
+        self._settings = settings
+        self._persist = persist
+        self._executor = executor
+        self._scratch = scratch
+        self._reach = reach
+        self._connectors = connectors
+        self._hosts: dict[str, ActorAddress[InspectReplica]] = {}
+        self._clusters: dict[str, WorkerCluster] = {}
+        """Cluster of each replica's present incarnation, once it is built."""
+        self._lives = 0
+        for name in names or [f"r{number}" for number in range(1, settings.replicas + 1)]:
+            self._spawn(name)
+
+    def _spawn(self, name: str) -> None:
+        place, clock = self._scratch / name, self._system.clock
+
+        async def start(ctx: ActorContext[InspectReplica]) -> WorkerCluster:
+            self._lives = life = self._lives + 1
+            # Each incarnation has a fresh folder and name: a thread of an earlier one may still
+            # write, and its parts in the stash may still be read.
+            await clock.run_blocking(lambda: shutil.rmtree(place, ignore_errors=True))
+            folder = place / str(life)
+            below = cast_of(self._persist, self._executor, self._settings, folder, name)
+            self._clusters[name] = cluster = await WorkerCluster.start(
+                ctx,
+                self._settings,
+                self._persist,
+                self._executor,
+                folder,
+                cast=below,
+                reach=self._reach,
+                replica=name,
+                life=life,
+                connectors=self._connectors,
+            )
+            return cluster
+
+        self._hosts[name] = self._system.spawn(lambda: ReplicaHost(start), name, policy=RESTART)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Return the names of all running replicas."""
+        return list(self._hosts)
+
+    async def connect(self, name: str) -> LocalClient:
+        """Return a client of one replica. Raises `ConnectionBroken` while there is none; a replica
+        that is being rebuilt refuses the client's first commands with it."""
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            raise ConnectionBroken(f"replica {name} is not there")
+        return await cluster.connect()
+
+    @property
+    def stores(self) -> bool:
+        """Return whether the replicas have storage halves."""
+        return self._connectors is not None
+
+    async def connect_storage(self, name: str) -> LocalClient:
+        """Return a client of one replica's storage half. Raises as `connect`."""
+        cluster = self._clusters.get(name)
+        if cluster is None:
+            raise ConnectionBroken(f"replica {name} is not there")
+        return await cluster.connect_storage()
+
+    async def start(self, name: str) -> None:
+        """Start one more replica. Raises nothing: failures are retried."""
+        self._spawn(name)
+
+    async def stop(self, name: str) -> None:
+        """Stop a replica and remove its scratch folder."""
+        host = self._hosts.pop(name)
+        await self._system.stop_root(host)
+        self._clusters.pop(name, None)
+        folder = self._scratch / name
+        await self._system.clock.run_blocking(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+    async def statistics(self) -> ClusterStatistics:
+        """Return the statistics of all replicas together; one that is being rebuilt is left out."""
+        workers: list[Any] = []
+        adapters: list[Any] = []
+        for name, host in list(self._hosts.items()):
+            try:
+                found = await host.ask(InspectReplica)
+            except (ConnectionBroken, ResourceClosed):
+                continue
+            workers += (msgspec.structs.replace(each, replica=name) for each in found.workers)
+            adapters += found.adapters
+        return ClusterStatistics(tuple(workers), tuple(adapters))

@@ -1,0 +1,400 @@
+"""One replica out of N workers: commands are split, responses merged. Pure.
+
+Rules of `absorb`:
+
+- frontiers: per object and kind each part's frontier is joined (it cannot go back); the meet is
+  emitted when it advances; an object is forgotten when every part is empty in every kind;
+- peeks: emitted when every part has answered: Canceled before any error; an error of the data
+  before one of a limit, of bytes before one of rows, the smallest limit first; stashed parts and
+  rows make one stashed result; rows alone are concatenated;
+- subscribes: a batch is emitted when the meet of the parts' uppers advances, with the updates
+  below it; the first error ends the subscribe; `SubscribeDropped` is emitted once;
+- copies, when all have answered: Dropped before Failed before the sum, with the manifest of the
+  part that has one;
+- statuses pass through.
+
+Invariants: emitted frontiers strictly advance; batches of a subscribe are contiguous; a peek is
+emitted at most once; with nothing in flight nothing is kept (`idle`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pyarrow as pa
+
+from actors.model.plan.schema import TIME
+from actors.model.plan.updates import between, consolidate, from_ipc, to_ipc
+from actors.model.protocol.compute import (
+    Command,
+    ConnectionRefused,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyResult,
+    CopyToResponse,
+    Frontiers,
+    Hello,
+    InitializationComplete,
+    PeekCanceled,
+    PeekError,
+    PeekResponse,
+    PeekResult,
+    PeekRows,
+    PeekStashed,
+    Response,
+    StashPart,
+    StatusResponse,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+    UpdateConfiguration,
+)
+from actors.replica.compute.history import merge_configuration
+from actors.runtime.errors import InvalidUsage, RemoteProtocolError
+from actors.runtime.progress import EMPTY, Frontier, ObjectId, is_empty
+
+KINDS = ("write", "input", "output")
+
+
+class _Meets:
+    """Frontiers of one object: for each kind the emitted one, then one for each part. Each object
+    has one of these, so it is kept small."""
+
+    __slots__ = ("_frontiers",)
+
+    def __init__(self, parts: int) -> None:
+        self._frontiers: list[Frontier] = [0] * (len(KINDS) * (parts + 1))
+
+    def absorb(self, part: int, response: Frontiers) -> Frontiers | None:
+        frontiers = self._frontiers
+        width = len(frontiers) // len(KINDS)
+        news: dict[str, Frontier] = {}
+        for emitted, kind in zip(range(0, len(frontiers), width), KINDS, strict=True):
+            frontier = getattr(response, kind)
+            if frontier is None:
+                continue
+            place = emitted + 1 + part
+            # Joined: a frontier never goes back.
+            if frontier > frontiers[place]:
+                frontiers[place] = frontier
+            meet = min(frontiers[emitted + 1 : emitted + width])
+            if meet > frontiers[emitted]:
+                frontiers[emitted] = news[kind] = meet
+        return Frontiers(response.id, **news) if news else None
+
+    def ended(self) -> bool:
+        frontiers = self._frontiers
+        width = len(frontiers) // len(KINDS)
+        return all(is_empty(meet) for meet in frontiers[::width])
+
+
+class _Kept(msgspec.Struct, frozen=True):
+    """Updates of ``lower <= time < upper`` that were not emitted yet: rows, or blobs, which stay
+    whole."""
+
+    lower: Frontier
+    upper: Frontier
+    arrow: bytes | None = None
+    parts: tuple[StashPart, ...] = ()
+
+
+class _Subscribe:
+    """One subscribe: each part's upper, and the updates not yet below the meet."""
+
+    def __init__(self, parts: int) -> None:
+        self.uppers: list[Frontier | None] = [None] * parts
+        self.lowers: list[Frontier] = [0] * parts
+        self.emitted: Frontier | None = None
+        self.stash: list[_Kept] = []
+        self.muted = False
+        self.traceparent: str | None = None
+        """Trace context of updates that were not emitted yet."""
+
+    def absorb(self, part: int, batch: SubscribeBatch) -> SubscribeBatch | None:
+        if self.uppers[part] is None:
+            self.lowers[part] = batch.lower
+        self.uppers[part] = batch.upper
+        if self.muted:
+            return None
+        if batch.error is not None:
+            self.muted = True
+            self.stash.clear()
+            # The error replaces all updates that were not emitted: it covers their time.
+            lower = self.lowers[part] if self.emitted is None else self.emitted
+            return SubscribeBatch(lower, max(batch.upper, lower + 1), None, batch.error)
+        if batch.arrow is not None:
+            self.stash.append(_Kept(batch.lower, batch.upper, batch.arrow))
+        if batch.parts:
+            self.stash.append(_Kept(batch.lower, batch.upper, None, batch.parts))
+        if batch.arrow is not None or batch.parts:
+            self.traceparent = self.traceparent or batch.traceparent
+        return self._emit()
+
+    def _emit(self) -> SubscribeBatch | None:
+        uppers = [upper for upper in self.uppers if upper is not None]
+        if len(uppers) < len(self.uppers):
+            return None
+        # A part without data starts at the minimum; the part with data has the true lower.
+        lower = max(self.lowers) if self.emitted is None else self.emitted
+        meet = self._whole(min(uppers))
+        if meet <= lower:
+            return None
+        self.emitted = meet
+        arrow, parts = self._take(meet)
+        if arrow is None and not parts:
+            return SubscribeBatch(lower, meet)
+        traceparent, self.traceparent = self.traceparent, None
+        return SubscribeBatch(lower, meet, arrow, None, traceparent, parts)
+
+    def _whole(self, meet: Frontier) -> Frontier:
+        """Return the meet, lowered to the begin of blobs that reach beyond it: blobs are not
+        cut."""
+        while True:
+            cut = [
+                kept.lower for kept in self.stash if kept.parts and kept.lower < meet < kept.upper
+            ]
+            if not cut:
+                return meet
+            meet = min(cut)
+
+    def _take(self, meet: Frontier) -> tuple[bytes | None, tuple[StashPart, ...]]:
+        """Return the updates below the meet; the others stay."""
+        blobs = [kept for kept in self.stash if kept.parts]
+        rows = [kept for kept in self.stash if kept.arrow is not None]
+        parts = tuple(part for kept in blobs if kept.upper <= meet for part in kept.parts)
+        self.stash = [kept for kept in blobs if kept.upper > meet]
+        if not rows:
+            return None, parts
+        if len(rows) == 1 and rows[0].upper <= meet:
+            return rows[0].arrow, parts
+        table: pa.Table = pa.concat_tables([from_ipc(kept.arrow or b"") for kept in rows])
+        later = between(table, meet, EMPTY)
+        if later.num_rows:
+            self.stash.append(_Kept(meet, EMPTY, to_ipc(later)))
+        due = consolidate(between(table, 0, meet)).sort_by(TIME)
+        return to_ipc(due) if due.num_rows else None, parts
+
+    def end(self, part: int, dropped: SubscribeDropped) -> SubscribeDropped | None:
+        """Note that a part was dropped. Return the end, once, unless the subscribe has ended or
+        failed."""
+        self.uppers[part] = EMPTY
+        over = self.muted or (self.emitted is not None and is_empty(self.emitted))
+        self.muted = True
+        self.stash.clear()
+        if over:
+            return None
+        return SubscribeDropped(dropped.frontier if self.emitted is None else self.emitted)
+
+    def ended(self) -> bool:
+        return all(upper is not None and is_empty(upper) for upper in self.uppers)
+
+
+class ConnectionLimits:
+    """The instance's configuration at this moment, as far as connections need it. It outlives
+    them."""
+
+    def __init__(self, result_bytes_max: int, inline_bytes_max: int | None = None) -> None:
+        self.result_bytes_max = result_bytes_max
+        self._inline_bytes_max = inline_bytes_max
+
+    def configure(self, command: UpdateConfiguration) -> None:
+        """Take over the limits of a configuration."""
+        if command.result_bytes_max is not None:
+            self.result_bytes_max = command.result_bytes_max
+        if command.inline_bytes_max is not None:
+            self._inline_bytes_max = command.inline_bytes_max
+
+    def inline_bytes(self, workers: int) -> int:
+        """Return the bytes of a result that one of so many workers puts into its response."""
+        share = self.result_bytes_max // workers
+        return share if self._inline_bytes_max is None else min(self._inline_bytes_max, share)
+
+
+class PartitionedState:
+    """Splits one client's commands over the parts, merges the parts' responses.
+
+    `ended` collects the ids whose end every part has reported; its reader clears it.
+    """
+
+    def __init__(self, parts: int, limits: ConnectionLimits) -> None:
+        self._parts = parts
+        self._limits = limits
+        self._waiting: UpdateConfiguration | None = None
+        self._complete = False
+        self.ended: list[ObjectId] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._meets: dict[ObjectId, _Meets] = {}
+        self._peeks: dict[str, dict[int, PeekResult]] = {}
+        self._subscribes: dict[ObjectId, _Subscribe] = {}
+        self._copies: dict[ObjectId, dict[int, CopyResult]] = {}
+
+    def idle(self) -> bool:
+        """Return whether nothing is being merged."""
+        return not (self._peeks or self._meets or self._subscribes or self._copies)
+
+    def split(self, command: Command) -> list[tuple[int, Command]]:
+        """Return (part, command) for every part that gets the command."""
+        match command:
+            case Hello():
+                self._clear()
+                self._waiting, self._complete = None, False
+            case UpdateConfiguration():
+                # As for the workers, a configuration counts from InitializationComplete on.
+                if self._complete:
+                    self._limits.configure(command)
+                else:
+                    self._waiting = merge_configuration(self._waiting, command)
+            case InitializationComplete():
+                self._complete = True
+                if self._waiting is not None:
+                    self._limits.configure(self._waiting)
+        if isinstance(command, Hello | UpdateConfiguration):
+            return [(part, command) for part in range(self._parts)]
+        # Part 0's worker passes the command to the sequencer, which orders it for all.
+        return [(0, command)]
+
+    def absorb(self, part: int, response: Response) -> Response | None:
+        """Return the merged response that this one completes, or None.
+
+        Raises `RemoteProtocolError` when a part answers a peek or a copy twice.
+        """
+        match response:
+            case Frontiers():
+                return self._frontiers(part, response)
+            case PeekResponse():
+                return self._peek(part, response)
+            case SubscribeResponse():
+                return self._subscribe(part, response)
+            case CopyToResponse():
+                return self._copy(part, response)
+            case StatusResponse() | ConnectionRefused():
+                return response
+
+    def _frontiers(self, part: int, response: Frontiers) -> Frontiers | None:
+        meets = self._meets.get(response.id)
+        if meets is None:
+            meets = self._meets[response.id] = _Meets(self._parts)
+        news = meets.absorb(part, response)
+        if meets.ended():
+            del self._meets[response.id]
+            self.ended.append(response.id)
+        return news
+
+    def _peek(self, part: int, response: PeekResponse) -> PeekResponse | None:
+        answers = self._peeks.setdefault(response.uuid, {})
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered peek {response.uuid} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._peeks[response.uuid]
+        results = [answers[number] for number in sorted(answers)]
+        merged = merge_results(results, self._limits.result_bytes_max)
+        return PeekResponse(response.uuid, merged)
+
+    def _copy(self, part: int, response: CopyToResponse) -> CopyToResponse | None:
+        answers = self._copies.setdefault(response.id, {})
+        if part in answers:
+            raise RemoteProtocolError(f"worker {part} answered copy {response.id} twice")
+        answers[part] = response.result
+        if len(answers) < self._parts:
+            return None
+        del self._copies[response.id]
+        self.ended.append(response.id)
+        results = [answers[number] for number in sorted(answers)]
+        return CopyToResponse(response.id, merge_copies(results))
+
+    def _subscribe(self, part: int, response: SubscribeResponse) -> SubscribeResponse | None:
+        merging = self._subscribes.get(response.id)
+        if merging is None:
+            merging = self._subscribes[response.id] = _Subscribe(self._parts)
+        news: SubscribeBatch | SubscribeDropped | None
+        if isinstance(response.batch, SubscribeBatch):
+            news = merging.absorb(part, response.batch)
+        else:
+            news = merging.end(part, response.batch)
+        if merging.ended():
+            del self._subscribes[response.id]
+            self.ended.append(response.id)
+        return None if news is None else SubscribeResponse(response.id, news)
+
+
+def merge_results(results: list[PeekResult], bytes_max: int) -> PeekResult:
+    """Return one result out of all parts', by the precedence in the module's docstring."""
+    if len(results) == 1:
+        return results[0]
+    for result in results:
+        if isinstance(result, PeekCanceled):
+            return result
+    errors = [result for result in results if isinstance(result, PeekError)]
+    if errors:
+        return min(errors, key=_precedence)
+    pieces = [piece for result in results if (piece := _inline(result)) is not None]
+    stashed = [result for result in results if isinstance(result, PeekStashed)]
+    arrow, rows = _concatenated(pieces)
+    # Checked again: each part has seen its own rows only.
+    if len(arrow) > bytes_max:
+        return PeekError(
+            InvalidUsage.__name__,
+            f"the result takes {len(arrow)} bytes, more than result_bytes_max ({bytes_max}); "
+            "read by key, or subscribe",
+            "bytes",
+        )
+    if not stashed:
+        return PeekRows(arrow, rows)
+    if rows < 0:
+        rows = from_ipc(arrow).num_rows
+    parts = tuple(part for result in stashed for part in result.parts)
+    return PeekStashed(
+        parts,
+        rows + sum(part.rows for part in parts),
+        (len(arrow) if rows else 0) + sum(part.size_bytes for part in parts),
+        arrow if rows else None,
+    )
+
+
+def merge_copies(results: list[CopyResult]) -> CopyResult:
+    """Return one result out of all parts', by the precedence in the module's docstring."""
+    for kind in (CopyDropped, CopyFailed):
+        for result in results:
+            if isinstance(result, kind):
+                return result
+    done = [result for result in results if isinstance(result, CopyDone)]
+    manifest = next((result.manifest for result in done if result.manifest), "")
+    return CopyDone(sum(r.rows for r in done), sum(r.files for r in done), manifest)
+
+
+def _precedence(error: PeekError) -> tuple[int, float]:
+    """Return the rank of an error: those of the data first, then of bytes, then of rows by their
+    limit."""
+    limit = float("inf") if error.limit_rows is None else error.limit_rows
+    return ("", "bytes", "rows").index(error.limit), limit
+
+
+def _inline(result: PeekResult) -> tuple[bytes, int] | None:
+    """Return the rows within a result, and their number (-1: not counted)."""
+    match result:
+        case PeekRows(arrow=arrow, rows=rows):
+            return arrow, rows
+        case PeekStashed(inline=bytes() as arrow):
+            return arrow, -1
+    return None
+
+
+def _concatenated(pieces: list[tuple[bytes, int]]) -> tuple[bytes, int]:
+    """Return all rows as one stream, and their number. Pieces known to be empty are not decoded."""
+    filled = [piece for piece in pieces if piece[1] != 0]
+    if not filled:
+        return next((arrow for arrow, _ in pieces if arrow), b""), 0
+    if len(filled) == 1:
+        return filled[0]
+    decoded = [(from_ipc(arrow), arrow) for arrow, _ in filled]
+    # If all are empty, one of them gives the schema.
+    tables = [(table, arrow) for table, arrow in decoded if table.num_rows] or decoded[:1]
+    if len(tables) == 1:
+        return tables[0][1], tables[0][0].num_rows
+    # Parts hold disjoint rows: nothing to consolidate.
+    whole: pa.Table = pa.concat_tables([table for table, _ in tables])
+    return to_ipc(whole), whole.num_rows

@@ -1,0 +1,357 @@
+"""The relations that a worker keeps about itself, as rows. Pure.
+
+A worker answers a peek of a relation (`LogTarget`) with its own rows of that moment; the client
+gets the rows of all workers of all replicas together. State that only worker 0 has (dataflow actors
+and their statuses) is in worker 0's rows only. Keys, filter, columns, order and limit apply as in
+any other read (`compute.peeks`).
+
+Rows are bounded: one for each dataflow, arrangement or pending peek, which have limits of their
+own, and the last `log_rows_max` steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from actors.durable.arrangement.hashing import Hashes
+from actors.durable.arrangement.shared import SharedStatistics
+from actors.model.plan.schema import DIFF, ERROR
+from actors.model.plan.updates import ResultPiece
+from actors.model.protocol.compute import (
+    ERROR_STATES,
+    CopyToExport,
+    DataflowDescription,
+    IndexExport,
+    IndexTarget,
+    Peek,
+    ShardTarget,
+    StatusResponse,
+    SubscribeExport,
+    ViewExport,
+)
+from actors.model.protocol.internal import InputStatistics
+from actors.model.protocol.relations import PREFIX, SystemRelation, worker_relation
+from actors.replica.compute.events import LogReconciliation
+from actors.replica.compute.live import LiveRendering
+from actors.replica.compute.peeks import PeekSpec
+from actors.replica.compute.rendered import RenderedDataflow
+from actors.replica.compute.state import ComputeState
+from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.progress import Frontier, frontier_or_null, ms_behind
+
+Row: TypeAlias = tuple[Any, ...]
+
+_HYDRATING: Final = ("suspended", "hydrating")
+PARTS_IN_FLIGHT: Final = f"{PREFIX}parts_in_flight"
+"""Name of the relation that dataflows are asked for."""
+
+
+# -- rows as contents ------------------------------------------------------------------------------
+
+
+def table_of(relation: SystemRelation, rows: Iterable[Row]) -> pa.Table:
+    """Return rows as a table with `DIFF`."""
+    gathered = list(rows)
+    fields = [*relation.schema.arrow(), pa.field(DIFF, pa.int64())]
+    columns = list(zip(*gathered, strict=True)) or [()] * len(relation.columns)
+    arrays = [
+        pa.array(values, field.type) for values, field in zip(columns, fields[:-1], strict=True)
+    ]
+    arrays.append(pa.array([1] * len(gathered), pa.int64()))
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+class LogTableContents:
+    """Contents of a table, for a peek."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def errors(self) -> pa.Table:
+        """Return no errors."""
+        return pa.table({ERROR: pa.array([], pa.string()), DIFF: pa.array([], pa.int64())})
+
+    def rows(self, wanted: Hashes | None = None) -> Iterator[pa.RecordBatch]:
+        """Yield all rows; the table is too small for lookups by hash."""
+        yield from self._table.to_batches()
+
+
+def answer(
+    relation: SystemRelation, rows: Iterable[Row], peek: Peek, piece_bytes: int
+) -> Iterator[ResultPiece]:
+    """Yield the rows that the peek selects. Raise `InvalidUsage`."""
+    spec = PeekSpec(relation.schema, peek)
+    return spec.answer(LogTableContents(table_of(relation, rows)), None, piece_bytes)
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+class StepLog:
+    """Log of the last steps of a worker's dataflows."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows: deque[tuple[int, DataflowDescription, StatusResponse]] = deque(maxlen=rows_max)
+
+    def note(self, rendered: RenderedDataflow, seen: StatusResponse, now_ms: int) -> None:
+        """Add a step if the status reports one more than the last status did.
+
+        Call this before `rendered` takes over the status.
+        """
+        known = 0 if rendered.status is None else rendered.status.steps
+        if seen.steps and seen.steps != known:
+            self._rows.append((now_ms, rendered.description, seen))
+
+    def rows(self, worker: int) -> Iterator[Row]:
+        """Yield the steps, oldest first."""
+        for at_ms, description, seen in self._rows:
+            yield (
+                worker,
+                at_ms,
+                description.id,
+                description.name,
+                seen.steps,
+                frontier_or_null(seen.hi),
+                seen.rows_in,
+                seen.rows_read,
+                seen.rows_out,
+                seen.step_ms,
+                seen.wait_ms,
+                seen.spark_ms,
+                seen.step_ms - seen.wait_ms - seen.spark_ms,
+                seen.prepared,
+                seen.recomputed,
+            )
+
+
+class ReconciliationLog:
+    """Counts of the decisions of reconciliations."""
+
+    def __init__(self) -> None:
+        self.total: Counter[str] = Counter()
+        self._last: Counter[str] = Counter()
+
+    def note(self, done: LogReconciliation) -> None:
+        """Add a reconciliation."""
+        self._last = Counter(
+            reused=done.reused,
+            created=done.created,
+            dropped=done.dropped,
+            replaced=len(done.replaced),
+        )
+        self._last.update(flag.value for each in done.replaced for flag in each.flags)
+        self.total.update(self._last)
+
+    def flags(self) -> tuple[tuple[str, int], ...]:
+        """Return the reasons for which dataflows were replaced, with counts."""
+        return tuple(sorted((f, n) for f, n in self.total.items() if f not in _OUTCOMES))
+
+    def rows(self, worker: int) -> Iterator[Row]:
+        """Yield the outcomes, then the flags."""
+        for outcome in _OUTCOMES:
+            yield worker, outcome, self._last[outcome], self.total[outcome]
+        for flag, total in self.flags():
+            yield worker, flag, self._last[flag], total
+
+
+_OUTCOMES: Final = ("reused", "created", "dropped", "replaced")
+
+
+# -- relations -------------------------------------------------------------------------------------
+
+
+class WorkerLogs:
+    """The relations of one worker.
+
+    `shared` returns the arrangements that views share; `replica` is the name in the rows.
+    """
+
+    def __init__(
+        self,
+        state: ComputeState,
+        live: dict[int, LiveRendering],
+        rows_max: int,
+        shared: Callable[[], list[SharedStatistics]],
+        replica: str = "",
+    ) -> None:
+        self._replica = replica
+        self._state = state
+        self._live = live
+        self._shared = shared
+        self.beside: Callable[[str], Iterable[Row]] = lambda name: ()
+        """Returns rows of the storage half, for `dataflows`, `frontiers` and `arrangements`."""
+        self.steps = StepLog(rows_max)
+        self.reconciliation = ReconciliationLog()
+
+    def rows(self, name: str, inputs: Sequence[InputStatistics] = ()) -> Iterator[Row]:
+        """Return the rows of a relation; `inputs` are the dataflows' answers for
+        `parts_in_flight`.
+
+        Raise `UnknownObject` if the workers do not keep the relation.
+        """
+        return ((self._replica, *row) for row in self._rows(worker_relation(name), inputs))
+
+    def _rows(self, relation: SystemRelation, inputs: Sequence[InputStatistics]) -> Iterator[Row]:
+        """Return the rows without the replica's name."""
+        worker = self._state.index
+        match relation.name.removeprefix(PREFIX):
+            case "dataflows":
+                return chain(self._dataflows(worker), self.beside("dataflows"))
+            case "frontiers":
+                return chain(self._frontiers(worker), self.beside("frontiers"))
+            case "arrangements":
+                return chain(self._arrangements(worker), self.beside("arrangements"))
+            case "worker_peeks":
+                return self._peeks(worker)
+            case "steps":
+                return self.steps.rows(worker)
+            case "parts_in_flight":
+                return (_input_row(worker, each) for each in inputs)
+            case "hydration":
+                return self._hydration(worker)
+            case _:
+                return self.reconciliation.rows(worker)
+
+    def _dataflows(self, worker: int) -> Iterator[Row]:
+        if worker != 0:
+            return
+        for rendered in self._state.rendered.values():
+            status = rendered.status
+            unscheduled = "running" if rendered.scheduled else "suspended"
+            # The text of an error may quote rows: `penstock.errors` shows it to those who may read
+            # them.
+            quiet = status is None or status.state in ERROR_STATES
+            yield _dataflow_row(
+                rendered.description,
+                rendered.allowed,
+                rendered.scheduled,
+                unscheduled if status is None else status.state,
+                "" if status is None or quiet else status.text,
+                0 if status is None else status.steps,
+            )
+        for number in self._state.dropping:
+            live = self._live.get(number)
+            if live is not None:
+                yield _dataflow_row(live.description, None, False, "dropping", "", 0)
+
+    def _frontiers(self, worker: int) -> Iterator[Row]:
+        for rendered in self._state.rendered.values():
+            described = rendered.description
+            if rendered.is_copy or (rendered.is_subscribe and worker != 0):
+                continue
+            upper = rendered.emitted if rendered.is_subscribe else rendered.output
+            write = None if rendered.is_subscribe else frontier_or_null(rendered.write)
+            yield (
+                worker,
+                described.id,
+                described.name,
+                frontier_or_null(rendered.allowed),
+                frontier_or_null(rendered.input),
+                write,
+                frontier_or_null(upper),
+                ms_behind(rendered.input, upper),
+            )
+
+    def _arrangements(self, worker: int) -> Iterator[Row]:
+        for live in self._live.values():
+            held = None if live.index is None else live.index.statistics(live.id)
+            if held is None or not isinstance(live.description.export, IndexExport):
+                continue
+            key = ", ".join(live.description.export.key)
+            users = len(self._state.reads.pending.of(live.number))
+            sizes = held.rows, held.runs, held.bytes_memory, held.bytes_mapped
+            columns = ", ".join(live.description.export.schema.names)
+            yield (worker, "index", held.id, key, columns, "", *sizes, users)
+        # Dataflows, which share arrangements, run on worker 0.
+        if worker != 0:
+            return
+        for shared in self._shared():
+            inner = shared.arrangement
+            sizes = inner.rows, inner.runs, inner.bytes_memory, inner.bytes_mapped
+            kind = "hidden" if shared.private else "shared"
+            what = ", ".join(shared.key), ", ".join(shared.columns), shared.filter
+            yield (worker, kind, shared.shard, *what, *sizes, shared.users)
+
+    def memory(self) -> Iterator[MemoryUse]:
+        """Yield the memory of the index partitions, for a `MemoryLedger`."""
+        for live in self._live.values():
+            held = None if live.index is None else live.index.statistics(live.id)
+            if held is not None:
+                yield MemoryUse("index", held.id, held.rows, held.bytes_memory, held.bytes_mapped)
+
+    def _peeks(self, worker: int) -> Iterator[Row]:
+        for pending in self._state.reads.pending.all():
+            peek = pending.peek
+            kind = "relation"
+            if isinstance(peek.target, IndexTarget):
+                kind = "index"
+            elif isinstance(peek.target, ShardTarget):
+                kind = "shard"
+            yield worker, peek.uuid, kind, peek.target.id, peek.time, pending.started
+
+    def _hydration(self, worker: int) -> Iterator[Row]:
+        if worker != 0:
+            return
+        for rendered in self._state.rendered.values():
+            status = rendered.status
+            state = "suspended" if status is None else status.state
+            if rendered.is_subscribe or rendered.is_copy or state not in _HYDRATING:
+                continue
+            read = (None,) * 4
+            if status is not None and status.parts_total:
+                read = (
+                    status.parts_read,
+                    status.parts_total,
+                    status.bytes_read,
+                    status.bytes_total,
+                )  # type: ignore[assignment]
+            yield (worker, rendered.id, rendered.description.name, state, *read)
+
+
+def kind_of(description: DataflowDescription) -> str:
+    """Return the kind of a dataflow's export."""
+    match description.export:
+        case ViewExport():
+            return "view"
+        case IndexExport():
+            return "index"
+        case SubscribeExport():
+            return "subscribe"
+        case CopyToExport():
+            return "copy"
+
+
+def _dataflow_row(
+    description: DataflowDescription,
+    since: Frontier | None,
+    scheduled: bool,
+    state: str,
+    text: str,
+    steps: int,
+) -> Row:
+    return (
+        0,
+        description.id,
+        description.name,
+        kind_of(description),
+        description.as_of,
+        frontier_or_null(description.until),
+        frontier_or_null(since),
+        scheduled,
+        state,
+        text,
+        steps,
+        ", ".join(imported.shard for imported in description.imports),
+    )
+
+
+def _input_row(worker: int, each: InputStatistics) -> Row:
+    values = msgspec.structs.astuple(each)
+    dataflow, index, shard, described, *sizes = values
+    return (worker, dataflow, index, shard, frontier_or_null(described), *sizes)

@@ -1,0 +1,472 @@
+"""The state machine of a worker's compute half: events in, effects out. Pure.
+
+Theory of operation. Commands arrive twice: on worker 0 as `TaggedCommand` commands of its client,
+which it offers to the sequencer (`OfferCommand`); then, on every worker, as `SequencedCommand`
+commands, and only these change state. `Hello` begins an iteration: commands are collected until
+`InitializationComplete`, then reconciled with what runs (`compute.history`); after that each is
+applied as it comes. Every rendering has a *render number*, given out in command order and therefore
+equal on all workers, which identifies a dataflow's messages.
+
+Rules:
+- while an iteration is initializing, or its client is gone, no response is sent; the dataflows
+  continue, and their frontiers are reported after the next reconciliation;
+- frontiers never go back, start at the `as_of`, and none follows the empty one; subscribes report
+  none (`compute.rendered`);
+- a peek is answered exactly once, or not at all if its connection is lost (`compute.reads`);
+- a drop is reported (all frontiers empty) only when the dataflow and its tasks have stopped;
+- only worker 0 sends the batches of a subscribe; the other workers send an empty one at once;
+- a copy is answered once: by worker 0 when it is done, failed or dropped, by the others at once.
+
+`validate` checks the invariants. The state machine reads no clock, and decisions that all workers
+must make alike do not depend on progress.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Final, assert_never
+
+import msgspec
+
+from actors.model.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    CancelPeek,
+    Command,
+    CommandBatch,
+    CopyDone,
+    CopyDropped,
+    CopyFailed,
+    CopyResult,
+    CopyToResponse,
+    CreateDataflow,
+    DataflowDescription,
+    Frontiers,
+    Hello,
+    InitializationComplete,
+    Peek,
+    ScheduleDataflow,
+    StatusResponse,
+    SubscribeBatch,
+    SubscribeDropped,
+    SubscribeResponse,
+    TaggedCommand,
+    UpdateConfiguration,
+)
+from actors.model.protocol.internal import (
+    BatchEmitted,
+    CompactionAllowed,
+    DataflowScheduled,
+    ProposeCommand,
+    SequencedCommand,
+    WritesAllowed,
+)
+from actors.model.protocol.storage_internal import ForStorage
+from actors.replica.compute.events import (
+    AcknowledgeBatch,
+    ComputeClientLost,
+    CopyEnded,
+    DataflowCrashed,
+    DataflowProgressed,
+    DropCompleted,
+    Effect,
+    Event,
+    IndexSealed,
+    LogReconciliation,
+    OfferCommand,
+    PeekDone,
+    RenderDataflow,
+    RespawnDataflow,
+    SendComputeResponse,
+    StatusSeen,
+    StopDataflow,
+    SubscribeBatchReady,
+    SwitchComputeClient,
+    TellDataflow,
+)
+from actors.replica.compute.history import ComputeHistory, RunningDataflow, reconcile
+from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.rendered import RenderedDataflow
+from actors.runtime.errors import LocalProtocolError
+from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
+
+LOST_MAX: Final = 1024
+"""Number of clients remembered that disconnected before their Hello: as many as nonces."""
+
+
+class DroppingDataflow(msgspec.Struct, frozen=True):
+    """A dropped dataflow that has not stopped yet; `nonce` is the client to be told of the end."""
+
+    id: ObjectId
+    nonce: Nonce | None
+    report: Frontiers | None
+    """Frontiers to report then: empty in every kind that was not reported as empty before."""
+
+
+class ComputeState:
+    """State of one worker; see the module's docstring."""
+
+    def __init__(self, index: int, count: int, *, result_bytes_max: int, peeks_max: int) -> None:
+        self.index = index
+        self.count = count
+        self.generation = 0
+        self.next_index = 0
+        self.last_number = 0
+        self.ignored = 0
+        self.nonce: Nonce | None = None
+        self.connected = False
+        self.incoming: ComputeHistory | None = None
+        self.writes_allowed = False
+        self.maintenance_ms: int | None = None
+        """Value that a client configured; None if none has."""
+        self.rendered: dict[ObjectId, RenderedDataflow] = {}
+        self._numbers: dict[int, RenderedDataflow] = {}
+        self.dropping: dict[int, DroppingDataflow] = {}
+        self.reads = PeekHolds(
+            self.rendered, index, count, result_bytes_max=result_bytes_max, peeks_max=peeks_max
+        )
+        self._offering: Nonce | None = None
+        self._lost: OrderedDict[Nonce, None] = OrderedDict()
+        """Clients that disconnected before the sequencer ordered their Hello."""
+
+    def handle(self, event: Event) -> list[Effect]:
+        """Apply an event, and return its effects in the order to perform them.
+
+        Raise `LocalProtocolError` if the order of commands has a gap.
+        """
+        match event:
+            case TaggedCommand():
+                return self._tagged(event)
+            case SequencedCommand():
+                return [effect for effects in self.steps(event) for effect in effects]
+            case ComputeClientLost():
+                return self._client_lost(event)
+            case PeekDone():
+                return self.reads.done(event)
+            case DropCompleted():
+                return self._stopped(event)
+        rendered = self.by_number(event.number)
+        if rendered is None:
+            return []
+        match event:
+            case DataflowProgressed():
+                rendered.progressed(event.progress)
+                return self._report(rendered)
+            case StatusSeen():
+                return self._show(rendered, event.status)
+            case IndexSealed():
+                return self._sealed(rendered, event)
+            case SubscribeBatchReady():
+                return self._emitting(rendered, event)
+            case CopyEnded():
+                return self._answer_copy(rendered, event.result)
+            case DataflowCrashed():
+                return self._crashed(rendered, event.text)
+            case _:
+                assert_never(event)
+
+    @property
+    def muted(self) -> bool:
+        """Return whether responses are withheld: no client is connected, or it is initializing."""
+        return not self.connected or self.incoming is not None
+
+    def commands_for(
+        self, number: int
+    ) -> list[DataflowScheduled | CompactionAllowed | WritesAllowed]:
+        """Return the past commands for a dataflow's actor that starts late or again."""
+        rendered = self.by_number(number)
+        if rendered is None:
+            return []
+        messages: list[DataflowScheduled | CompactionAllowed | WritesAllowed] = []
+        if self.writes_allowed:
+            messages.append(WritesAllowed())
+        if rendered.allowed > rendered.description.as_of:
+            messages.append(CompactionAllowed(rendered.allowed))
+        if rendered.scheduled:
+            messages.append(DataflowScheduled())
+        return messages
+
+    def by_number(self, number: int) -> RenderedDataflow | None:
+        """Return the dataflow that runs under a render number."""
+        return self._numbers.get(number)
+
+    # -- connections and the order -----------------------------------------------------------------
+
+    def _tagged(self, event: TaggedCommand) -> list[Effect]:
+        """Propose the client's commands on worker 0; the other workers get them from the
+        sequencer."""
+        if self.index != 0:
+            return []
+        if isinstance(event.command, Hello):
+            self._offering = event.nonce
+            # The sequencer drops late proposals of earlier generations.
+            self.generation += 1
+        elif event.nonce != self._offering:
+            self.ignored += 1
+            return []
+        return [OfferCommand(ProposeCommand(self.generation, event.command))]
+
+    def steps(self, event: SequencedCommand) -> Iterator[list[Effect]]:
+        """Yield the effects of each command of a lot, to be performed before the next is applied.
+
+        Commands of the storage half are counted in the order, and have no effect here. Raise
+        `LocalProtocolError` if the order of commands has a gap.
+        """
+        if event.index != self.next_index:
+            raise LocalProtocolError(
+                f"worker {self.index} got command {event.index}, {self.next_index} is next"
+            )
+        self.next_index += 1
+        command = event.command
+        if isinstance(command, ForStorage):
+            return
+        for one in command.commands if isinstance(command, CommandBatch) else (command,):
+            yield self._ordered(one)
+
+    def _ordered(self, command: Command) -> list[Effect]:
+        if isinstance(command, Hello):
+            return self._hello(command)
+        if self.nonce is None:
+            self.ignored += 1
+            return []
+        if self.incoming is None:
+            return self._apply(command)
+        if isinstance(command, InitializationComplete):
+            return self._reconcile(self.incoming)
+        self.incoming.push(command)
+        return []
+
+    def _hello(self, command: Hello) -> list[Effect]:
+        effects = self.reads.forget()
+        self.nonce = command.nonce
+        # The client may have disconnected before its Hello was sequenced.
+        self.connected = command.nonce not in self._lost
+        self._lost.pop(command.nonce, None)
+        self.incoming = ComputeHistory()
+        return [*effects, SwitchComputeClient(command.nonce if self.connected else None)]
+
+    def _client_lost(self, event: ComputeClientLost) -> list[Effect]:
+        if event.nonce != self.nonce:
+            self._lost[event.nonce] = None
+            if len(self._lost) > LOST_MAX:
+                self._lost.popitem(last=False)
+            return []
+        if not self.connected:
+            return []
+        self.connected = False
+        return [*self.reads.forget(), SwitchComputeClient(None)]
+
+    def _reconcile(self, incoming: ComputeHistory) -> list[Effect]:
+        """Keep and compact compatible dataflows, drop the others silently, then create the new
+        ones."""
+        self.incoming = None
+        incoming.reduce()
+        commands = incoming.commands()
+        running = {id: RunningDataflow(r.description, r.allowed) for id, r in self.rendered.items()}
+        plan = reconcile(running, commands)
+        effects: list[Effect] = []
+        for id, description in plan.keep.items():
+            kept = self.rendered[id]
+            old = kept.description
+            # Keep the old description's parts, which the dataflow shares; the new one's are freed.
+            kept.description = msgspec.structs.replace(
+                old, name=description.name, as_of=description.as_of, until=description.until
+            )
+            # The new client knows no frontiers.
+            kept.reported = None
+            effects += self._allow(kept, description.as_of)
+        # Dropped first, since the new dataflows may reuse the ids.
+        for id in plan.drop:
+            effects += self._drop(self.rendered[id], silently=True)
+        for command in commands:
+            if not (isinstance(command, CreateDataflow) and command.dataflow.id in plan.keep):
+                effects += self._apply(command)
+        for id in plan.keep:
+            kept = self.rendered[id]
+            effects += self._report(kept)
+            if kept.status is not None and not self.muted:
+                effects.append(SendComputeResponse(kept.status))
+        effects.append(
+            LogReconciliation(
+                self.nonce or "", len(plan.keep), len(plan.create), len(plan.drop), plan.replaced
+            )
+        )
+        return effects
+
+    # -- commands ----------------------------------------------------------------------------------
+
+    def _apply(self, command: Command) -> list[Effect]:
+        match command:
+            case CreateDataflow():
+                return self._create(command.dataflow)
+            case ScheduleDataflow():
+                return self._schedule(command.id)
+            case AllowCompaction():
+                return self._allow_compaction(command)
+            case AllowWrites():
+                return self._allow_writes()
+            case Peek():
+                if self.muted or command.uuid in self.reads.pending:
+                    self.ignored += 1
+                    return []
+                return self.reads.accept(command)
+            case CancelPeek():
+                return self.reads.cancel(command.uuid)
+            case UpdateConfiguration():
+                self._configure(command)
+        return []
+
+    def _configure(self, command: UpdateConfiguration) -> None:
+        if command.result_bytes_max is not None:
+            self.reads.result_bytes_max = command.result_bytes_max
+        if command.inline_bytes_max is not None:
+            self.reads.inline_bytes_max = command.inline_bytes_max
+        if command.maintenance_ms is not None:
+            self.maintenance_ms = command.maintenance_ms
+
+    def _create(self, description: DataflowDescription) -> list[Effect]:
+        if description.id in self.rendered:
+            self.ignored += 1
+            return []
+        self.last_number += 1
+        as_of = description.as_of
+        rendered = RenderedDataflow(self.last_number, description, allowed=as_of, compacted=as_of)
+        self.rendered[description.id] = self._numbers[rendered.number] = rendered
+        effects: list[Effect] = [RenderDataflow(rendered.number, description)]
+        if self.writes_allowed:
+            effects.append(TellDataflow(rendered.number, WritesAllowed()))
+        if rendered.is_subscribe and self.index != 0 and not self.muted:
+            # Only worker 0 sends batches: this worker's part ends at once.
+            nothing = SubscribeBatch(0, EMPTY)
+            effects.append(SendComputeResponse(SubscribeResponse(description.id, nothing)))
+        if rendered.is_copy and self.index != 0:
+            effects += self._answer_copy(rendered, CopyDone(0, 0, ""))
+        return effects
+
+    def _schedule(self, id: ObjectId) -> list[Effect]:
+        rendered = self.rendered.get(id)
+        if rendered is None:
+            self.ignored += 1
+            return []
+        if rendered.scheduled:
+            return []
+        rendered.scheduled = True
+        return [TellDataflow(rendered.number, DataflowScheduled())]
+
+    def _allow_writes(self) -> list[Effect]:
+        if self.writes_allowed:
+            return []
+        self.writes_allowed = True
+        return [
+            TellDataflow(rendered.number, WritesAllowed()) for rendered in self.rendered.values()
+        ]
+
+    def _allow_compaction(self, command: AllowCompaction) -> list[Effect]:
+        rendered = self.rendered.get(command.id)
+        if rendered is None:
+            self.ignored += 1
+            return []
+        if is_empty(command.frontier):
+            return self._drop(rendered, silently=False)
+        return self._allow(rendered, command.frontier)
+
+    def _allow(self, rendered: RenderedDataflow, frontier: Frontier) -> list[Effect]:
+        if frontier <= rendered.allowed:
+            return []
+        rendered.allowed = frontier
+        effects: list[Effect] = [TellDataflow(rendered.number, CompactionAllowed(frontier))]
+        return effects + self.reads.compact(rendered)
+
+    def _drop(self, rendered: RenderedDataflow, *, silently: bool) -> list[Effect]:
+        id, number = rendered.id, rendered.number
+        effects = self.reads.refuse(rendered)
+        del self.rendered[id], self._numbers[number]
+        report = None if silently else rendered.end()
+        self.dropping[number] = DroppingDataflow(id, self.nonce, report)
+        ends_here = rendered.is_subscribe and self.index == 0 and not is_empty(rendered.emitted)
+        if ends_here and not silently and not self.muted:
+            dropped = SubscribeDropped(rendered.emitted)
+            effects.append(SendComputeResponse(SubscribeResponse(id, dropped)))
+        if rendered.is_copy and not silently:
+            effects += self._answer_copy(rendered, CopyDropped())
+        return [*effects, StopDataflow(number)]
+
+    def _stopped(self, event: DropCompleted) -> list[Effect]:
+        dropped = self.dropping.pop(event.number)
+        # A later client does not know the dropped dataflow.
+        if dropped.report is None or dropped.nonce != self.nonce or self.muted:
+            return []
+        return [SendComputeResponse(dropped.report)]
+
+    # -- messages of dataflows ---------------------------------------------------------------------
+
+    def _report(self, rendered: RenderedDataflow) -> list[Effect]:
+        news = None if self.muted else rendered.news()
+        return [] if news is None else [SendComputeResponse(news)]
+
+    def _show(self, rendered: RenderedDataflow, seen: StatusResponse) -> list[Effect]:
+        rendered.status = seen
+        return [] if self.muted else [SendComputeResponse(seen)]
+
+    def _sealed(self, rendered: RenderedDataflow, event: IndexSealed) -> list[Effect]:
+        rendered.seal(event.upper, event.since)
+        return self.reads.sealed(rendered) + self._report(rendered)
+
+    def _emitting(self, rendered: RenderedDataflow, event: SubscribeBatchReady) -> list[Effect]:
+        emit = event.emit
+        receipt = BatchEmitted(emit.dataflow, emit.incarnation, emit.batch.upper)
+        if self.muted:
+            # No client reads the batch: acknowledge it, so that the dataflow continues.
+            return [AcknowledgeBatch(event.number, receipt)]
+        rendered.emitted = max(rendered.emitted, emit.batch.upper)
+        batch = self._bounded(emit.batch)
+        return [SendComputeResponse(SubscribeResponse(emit.dataflow, batch), event.number, receipt)]
+
+    def _bounded(self, batch: SubscribeBatch) -> SubscribeBatch:
+        size = len(batch.arrow or b"")
+        limit = self.reads.result_bytes_max
+        if size <= limit:
+            return batch
+        text = (
+            f"the changes at [{batch.lower}, {batch.upper}) take {size} bytes, more than "
+            f"result_bytes_max ({limit})"
+        )
+        return SubscribeBatch(batch.lower, batch.upper, None, ("InvalidUsage", text))
+
+    def _answer_copy(self, rendered: RenderedDataflow, result: CopyResult) -> list[Effect]:
+        """Send the response of a copy, at most once."""
+        if rendered.answered:
+            return []
+        rendered.answered = True
+        # A reconnecting client issues the copy again, which then finds its manifest.
+        return [] if self.muted else [SendComputeResponse(CopyToResponse(rendered.id, result))]
+
+    def _crashed(self, rendered: RenderedDataflow, text: str) -> list[Effect]:
+        # A copy does not run again: its failure is the response.
+        if rendered.is_copy:
+            return self._answer_copy(rendered, CopyFailed("ActorDead", text))
+        if not rendered.is_subscribe:
+            stalled = self._show(rendered, StatusResponse(rendered.id, "stalled", text))
+            return [*stalled, RespawnDataflow(rendered.number)]
+        # A subscribe cannot run again either: the batches sent cannot be sent again.
+        if self.muted or is_empty(rendered.emitted):
+            return []
+        lower, rendered.emitted = rendered.emitted, EMPTY
+        batch = SubscribeBatch(lower, EMPTY, None, ("ActorDead", text))
+        return [SendComputeResponse(SubscribeResponse(rendered.id, batch))]
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        numbers = [rendered.number for rendered in self.rendered.values()]
+        assert len(set(numbers)) == len(numbers)
+        assert set(numbers) == self._numbers.keys()
+        assert not set(numbers) & self.dropping.keys()
+        assert all(0 < number <= self.last_number for number in [*numbers, *self.dropping])
+        assert not (len(self.reads.pending) and self.muted), "a peek of nobody waits"
+        self.reads.validate()
+        for rendered in self.rendered.values():
+            assert rendered.allowed >= rendered.description.as_of
+            assert rendered.compacted <= rendered.allowed

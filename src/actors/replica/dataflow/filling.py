@@ -1,0 +1,170 @@
+"""Fills a view's arrangements from the shards, up to the view's `lo`.
+
+Theory of operation. The first view that needs an unfilled arrangement of an import fills it, part
+by part. An arrangement that ends before the view's `lo` gets the missing updates (the gap). Hidden
+states are read by their one view. All read through a leased reader of their own, one part in memory
+at a time (a gap: at most one dataflow's byte budget).
+
+Compaction raises times to one below the shard's since at most. So a gap may be read from `lower`
+on if ``since <= lower``, and no update is inserted twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import anyio
+import pyarrow as pa
+
+from actors.durable.arrangement import ArrangementFill, ArrangementHandle
+from actors.durable.persist import PersistClient
+from actors.durable.persist.filtering import PartVerdict
+from actors.model.plan.input_names import InputName
+from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import between, concat
+from actors.model.protocol.compute import ShardImport
+from actors.replica.dataflow.contents import split_errors
+from actors.replica.dataflow.engine import EngineClient
+from actors.replica.dataflow.touched import ImportArrangements, StateLookups
+from actors.runtime.errors import ReadBelowSince
+from actors.runtime.progress import Frontier, Time
+from actors.runtime.threshold_probes import FILLING_GAP
+
+
+async def make_ready(
+    engine: EngineClient,
+    persist: PersistClient,
+    arrangements: ImportArrangements,
+    imports: Sequence[ShardImport],
+    reader_id: str,
+) -> None:
+    """Return once all updates before the view's `lo` can be read. Callers may run concurrently.
+
+    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
+    """
+    for (target, _), handle in arrangements.handles.items():
+        schema = imports[InputName.parse(target).number].schema
+        while not handle.ready:
+            if handle.upper:
+                await _close_gap(engine, persist, handle, schema, reader_id)
+                continue
+            filling = handle.claim()
+            if filling is None:
+                await _settled(handle)
+                continue
+            try:
+                await _fill(engine, persist, handle, filling, schema, reader_id)
+            finally:
+                filling.abandon()
+
+
+async def fill_hidden(
+    engine: EngineClient, persist: PersistClient, touched: StateLookups, reader_id: str
+) -> None:
+    """Read the hidden states' rows below the view's `lo` from their shards, a part at a time.
+    Meanwhile no step may change a hidden state.
+
+    Raise `ReadBelowSince` if only a new incarnation can continue, and the stores' errors.
+    """
+    await engine.clock.run_blocking(touched.empty_hidden)
+    # An attempt that is given up may go on in its thread, with arrangements that are closed.
+    hidden = touched.hidden
+    for target in hidden.by_target:
+        shard = touched.hidden_shards[InputName.parse(target).number]
+        reader = await persist.open_reader(shard, reader_id)
+        try:
+            # Read after the reader is open, as empty steps move it on: holds follow behind it.
+            lo = touched.imports.lo
+            parts, _ = await reader.snapshot(lo - 1)
+            # One at a time: a state may be as large as the inputs.
+            for part in parts:
+                rows = await persist.fetch(part, touched.schema(target))
+                add = partial(hidden.insert, target)
+                await engine.clock.run_blocking(partial(_insert, add, rows, lo))
+                reader.release([part.key])
+        finally:
+            await reader.close()
+    touched.hidden_filled = True
+
+
+async def _settled(handle: ArrangementHandle) -> None:
+    """Wait while another caller fills the arrangement."""
+    event = anyio.Event()
+    # The filling dataflow runs on this event loop, so it may set the event directly.
+    if handle.when_settled(event.set):
+        await event.wait()
+
+
+async def _fill(
+    engine: EngineClient,
+    persist: PersistClient,
+    handle: ArrangementHandle,
+    filling: ArrangementFill,
+    schema: TableSchema,
+    reader_id: str,
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        # Read after the reader is open: its lease keeps the since from passing the updates to read.
+        since = (await persist.state(handle.shard)).since
+        await engine.clock.run_blocking(partial(filling.start, since))
+        # Filled to the shard's upper, so that every other view of the input finds its `lo` in it.
+        upper = max(handle.lo, await persist.upper(handle.shard))
+        parts, _ = await reader.snapshot(upper - 1)
+        for part in parts:
+            # By its statistics the part has no row that the arrangement keeps.
+            if handle.rows is not None and handle.rows.verdict(part) is PartVerdict.DISCARD:
+                reader.release([part.key])
+                continue
+            rows = await persist.fetch(part, schema)
+            await engine.clock.run_blocking(partial(_insert, filling.insert, rows, upper))
+            reader.release([part.key])
+    finally:
+        await reader.close()
+    filling.publish(upper)
+
+
+def _insert(add: Callable[[pa.Table], None], rows: pa.Table, upper: Frontier) -> None:
+    add(_plain(rows, 0, upper))
+
+
+def _plain(rows: pa.Table, lower: Time, upper: Frontier) -> pa.Table:
+    """Return the plain updates of an interval."""
+    return split_errors(between(rows, lower, upper))[0]
+
+
+async def _close_gap(
+    engine: EngineClient,
+    persist: PersistClient,
+    handle: ArrangementHandle,
+    schema: TableSchema,
+    reader_id: str,
+) -> None:
+    reader = await persist.open_reader(handle.shard, reader_id)
+    try:
+        lower, lo = handle.upper, handle.lo
+        if lower >= lo:
+            return
+        try:
+            batches, _ = await reader.next(lower)
+        # Once this arrangement is retired, a new incarnation opens another one.
+        except ReadBelowSince:
+            handle.retire()
+            raise
+        parts = [part for batch in batches for part in batch.parts if part.time_min < lo]
+        size, most = sum(p.bytes for p in parts), engine.settings.inflight_bytes_per_dataflow_max
+        if FILLING_GAP.crossed(size > most):
+            handle.retire()
+            raise ReadBelowSince(
+                f"the arrangement of {handle.shard} ends at {lower}, too far before {lo}"
+            )
+        fetched = [await persist.fetch(part, schema) for part in parts]
+
+        def offer() -> None:
+            rows = concat((_plain(rows, lower, lo) for rows in fetched), schema.arrow_updates())
+            handle.offer(rows, lower, lo)
+
+        await engine.clock.run_blocking(offer)
+    finally:
+        await reader.close()

@@ -1,0 +1,60 @@
+"""Changes that wait while a view is in error.
+
+A view in error keeps its states where they were before the error. As long as the changes since then
+are few, they are kept here, and a step over all of them ends the error: a row that came and went
+again cancels out, and nothing is computed whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from actors.model.plan.schema import TableSchema
+from actors.model.plan.updates import advance, concat, consolidate
+from actors.runtime.memory_ledger import MemoryUse
+from actors.runtime.progress import Frontier, Time
+from actors.runtime.threshold_probes import HELD_BYTES
+
+
+class HeldChanges:
+    """Plain updates of a view's imports from `lo` on, bounded by `HELD_BYTES`."""
+
+    def __init__(self, dataflow: str, schemas: Sequence[TableSchema]) -> None:
+        self._dataflow = dataflow
+        self._shapes = [schema.arrow_updates() for schema in schemas]
+        self.lo: Frontier | None = None
+        """Upper of the view's states; None if nothing is held."""
+        self._tables: list[list[pa.Table]] = [[] for _ in self._shapes]
+        self._bytes = 0
+
+    def memory(self) -> list[MemoryUse]:
+        """Return the memory that is held, for a `MemoryLedger`."""
+        rows = sum(table.num_rows for tables in self._tables for table in tables)
+        return [MemoryUse("held", self._dataflow, rows, self._bytes)] if rows else []
+
+    def hold(self, lo: Frontier, plain: Sequence[pa.Table]) -> bool:
+        """Add the updates of a step from `lo`, one table for each import or none at all; return
+        False, adding nothing, if they are too many."""
+        size = self._bytes + sum(table.nbytes for table in plain)
+        if HELD_BYTES.exceeded_by(size):
+            return False
+        self._bytes = size
+        self.lo = lo if self.lo is None else self.lo
+        for tables, table in zip(self._tables, plain, strict=bool(plain)):
+            tables.append(table)
+        return True
+
+    def at(self, time: Time, plain: Sequence[pa.Table]) -> tuple[tuple[pa.Table, ...], ...]:
+        """Return the held updates and these as a step's deltas, summed up at one time."""
+        return tuple(
+            (consolidate(advance(concat([*tables, table], shape), time)),)
+            for tables, table, shape in zip(self._tables, plain, self._shapes, strict=True)
+        )
+
+    def release(self) -> list[pa.Table]:
+        """Return the held updates as they came, for each import, and hold none."""
+        tables, self._tables = self._tables, [[] for _ in self._shapes]
+        self.lo, self._bytes = None, 0
+        return [concat(each, shape) for each, shape in zip(tables, self._shapes, strict=True)]

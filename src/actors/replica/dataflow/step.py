@@ -1,0 +1,521 @@
+"""Computes a step of an incremental view: which strata run together, and with which inputs.
+
+A stratum whose lookups need another stratum's output must wait for it, with a Spark run for each,
+unless it needs only groups of a hidden state that is small enough to be passed whole: then both
+share a run. From scratch (`whole_step`) every state is empty and all strata share one run.
+
+The last stratum's output is cut into deltas. Without hidden state it is the view's. With it, the
+bits of ``__to`` say which deltas a row belongs to: the view's (columns ``o_…``) and those of the
+hidden states (``h{k}_…``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from actors.durable.persist import BatchPart
+from actors.model.plan.delta import (
+    INTERVAL,
+    INTERVAL_SCHEMA,
+    TO,
+    DeltaColumns,
+    DeltaPlan,
+    PlanStratum,
+    missed_later,
+    narrowed,
+)
+from actors.model.plan.input_names import InputKind, InputName
+from actors.model.plan.jobs import BucketFolder, JobRows, LikelyRun
+from actors.model.plan.jobs import RunStep as StepJob
+from actors.model.plan.nearby import nearby_rows
+from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema, spark_type
+from actors.model.plan.updates import concat, consolidate, consolidate_if_smaller, to_ipc
+from actors.replica.dataflow.answer_folders import AnswerFolders
+from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
+from actors.replica.dataflow.policy import StepDeclined
+from actors.replica.dataflow.touched import StateLookups, StepLookups
+from actors.runtime.errors import DefiniteError
+from actors.runtime.progress import Frontier, Time
+from actors.runtime.threshold_probes import DUE_BYTES, LIMIT_RESERVE, STEP_PAIRS, TOUCHED_ROWS
+
+WholeState: TypeAlias = Callable[[int], AbstractAsyncContextManager[JobRows]]
+Weigh: TypeAlias = Callable[[int], bool]
+"""Returns, given a step's work (`StepDeltas.work`), whether to compute the view whole instead."""
+CHANGED_TOGETHER_MAX: Final = 4
+"""Most imports whose changes are planned together: a join of n changing imports has n terms."""
+
+
+class StepDeltas(msgspec.Struct, frozen=True):
+    """Result of a step: the view's delta, the hidden states' deltas, and the cost."""
+
+    output: pa.Table
+    hidden: tuple[pa.Table, ...] = ()
+    spark_ms: float = 0.0
+    prepared: bool = False
+    """True if all of its runs executed a plan that was built before."""
+    wait_ms: float = 0.0
+    """Time waiting for the engine and, in it, for other jobs; `spark_ms` excludes it."""
+    work: int = 0
+    """Changes, plus about how many pairs they made with rows that they looked up."""
+    written: tuple[tuple[BatchPart, ...], ...] = ()
+    """Parts of the output and of each hidden state, where the executors have written them: then
+    `output` is empty, and `hidden` has the same rows as theirs."""
+
+    @property
+    def rows_out(self) -> int:
+        """Return the number of the output's updates."""
+        rows: int = self.output.num_rows
+        return rows + sum(part.rows for each in self.written[:1] for part in each)
+
+    @property
+    def changed(self) -> bool:
+        """Return whether there is any update."""
+        return self.rows_out > 0 or any(rows.num_rows for rows in self.hidden)
+
+
+def split_deltas(plan: DeltaPlan, wide: pa.Table) -> tuple[pa.Table, tuple[pa.Table, ...]]:
+    """Return the last stratum's output as (output delta, hidden deltas), consolidated."""
+    output, *hidden = (_delta(wide, each) for each in plan.deltas)
+    return output, tuple(hidden)
+
+
+def _delta(wide: pa.Table, delta: DeltaColumns) -> pa.Table:
+    """Return one of the deltas, consolidated."""
+    shape = delta.schema.arrow_updates()
+    rows = wide.select([*delta.names, TIME, DIFF]).rename_columns(shape.names)
+    if delta.bit:
+        bits = pc.bit_wise_and(wide[TO], pa.scalar(delta.bit, wide[TO].type))
+        rows = rows.filter(pc.not_equal(bits, 0))
+    return consolidate(concat([rows], shape))
+
+
+async def written_deltas(plan: DeltaPlan, folders: AnswerFolders, made: MadeFiles) -> StepDeltas:
+    """Return the deltas that executors wrote, their parts adopted. Raise `StorageError`; then no
+    part is left."""
+    parts = await folders.adopt(made.objects)
+    hidden = await folders.hidden_rows(parts)
+    output = plan.output.arrow_updates().empty_table()
+    cost = made.spark_ms, False, made.wait_ms, 0
+    return StepDeltas(output, hidden, *cost, written=tuple(map(tuple, parts)))
+
+
+def empty_deltas(plan: DeltaPlan) -> StepDeltas:
+    """Return deltas without changes."""
+    hidden = tuple(state.schema.arrow_updates().empty_table() for state in plan.hidden)
+    return StepDeltas(plan.output.arrow_updates().empty_table(), hidden)
+
+
+def can_share_run(stratum: PlanStratum, made_here: Sequence[str], *, hidden_whole: bool) -> bool:
+    """Return whether a stratum may share the run of the strata before it, which make
+    `made_here`."""
+    for lookup in stratum.lookups:
+        if hidden_whole and InputName.parse(lookup.target).kind is InputKind.HIDDEN:
+            continue
+        if any(name in made_here for name, _ in lookup.origins):
+            return False
+    return True
+
+
+def last_stratum_of_run(
+    plan: DeltaPlan, first: int, *, hidden_whole: bool, optimistic: bool
+) -> int:
+    """Return the last stratum of the run that begins with stratum `first`.
+
+    If `optimistic`, a stratum that seldom makes a row counts as making none.
+    """
+    last = first
+    made_here: list[str] = []
+    while last + 1 < len(plan.strata):
+        if not (optimistic and plan.strata[last].seldom):
+            made_here.append(InputKind.RESULT.text(last))
+        if not can_share_run(plan.strata[last + 1], made_here, hidden_whole=hidden_whole):
+            break
+        last += 1
+    # A run's inner outputs are lost, so it must end before one that later strata need too.
+    while missed_later(plan.strata, first, last, optimistic=optimistic):
+        last -= 1
+    return last
+
+
+def input_names(plan: DeltaPlan, first: int, last: int, *, optimistic: bool = False) -> list[str]:
+    """Return the inputs that strata `first` to `last` read and do not make themselves.
+
+    If `optimistic`, strata that seldom make a row count as making none.
+    """
+    made_here = {InputKind.RESULT.text(index) for index in range(first, last + 1)}
+    strata = plan.strata[first : last + 1]
+    if optimistic:
+        read = (name for s in strata if s is strata[-1] or not s.seldom for name in s.usual)
+    else:
+        read = (name for s in strata for name in s.inputs)
+    return [name for name in dict.fromkeys(read) if name not in made_here]
+
+
+def likely_runs(plan: DeltaPlan, *, hidden_whole: bool) -> list[LikelyRun]:
+    """Return the runs of steps in which all imports and the clock changed at several times.
+
+    Their plans also serve steps with fewer changes. With more than `CHANGED_TOGETHER_MAX` imports,
+    return the runs with changes of one import each.
+    """
+    found: dict[tuple[int, int, tuple[str, ...]], None] = {}
+    optimistic = plan.optimistic
+    covered = {
+        InputKind.COVERED.text(n): InputKind.CHANGES.text(each.input_index)
+        for n, each in enumerate(plan.covered)
+    }
+    origins = [InputKind.CHANGES.text(index) for index in range(len(plan.inputs))]
+    clocks = [InputKind.DUE.text(k) for k, state in enumerate(plan.hidden) if state.due]
+    together = [[*origins, *clocks]] if len(origins) <= CHANGED_TOGETHER_MAX else []
+    for changes in together or [[each] for each in (*origins, *clocks)]:
+        made, first = {*changes, *(k for k, d in covered.items() if d in changes)}, 0
+        while first < len(plan.strata):
+            last = last_stratum_of_run(
+                plan, first, hidden_whole=hidden_whole, optimistic=optimistic
+            )
+            names = input_names(plan, first, last, optimistic=optimistic)
+            changed = tuple(name for name in names if name in made)
+            if changed:
+                found[first, last, changed] = None
+                made.add(InputKind.RESULT.text(last))
+            first = last + 1
+    return [LikelyRun(*run, False, optimistic) for run in found]
+
+
+def interval_rows(lo: Time, hi: Frontier) -> JobRows:
+    """Return the input that holds a step's interval."""
+    shape = INTERVAL_SCHEMA.arrow_updates()
+    row = pa.Table.from_pylist([{"lo": lo, "hi": hi, TIME: 0, DIFF: 1}], shape)
+    return JobRows(schema=INTERVAL_SCHEMA, arrow=to_ipc(row))
+
+
+def schema_of(plan: DeltaPlan, name: str, rows: pa.Table) -> TableSchema:
+    """Return the schema of a named input, for the columns that the rows have."""
+    known = plan.input_schema(name)
+    fields = [field for field in rows.schema if field.name not in (TIME, DIFF)]
+    if known is not None:
+        given = {field.name for field in fields}
+        return TableSchema(tuple(column for column in known.columns if column.name in given))
+    # A stratum's output is not in the plan: its types are read off the Arrow columns.
+    return TableSchema(tuple(TableColumn(field.name, spark_type(field.type)) for field in fields))
+
+
+def _reads_alone(plan: DeltaPlan, lookups: StepLookups, last: int) -> bool:
+    """Return whether the strata after the first, up to `last`, read changes only from the first."""
+    first = InputKind.RESULT.text(0)
+    names = (name for name in input_names(plan, 1, last) if name != first)
+    changes = [lookups.rows(name) for name in names if InputName.parse(name).holds_changes]
+    return not any(rows is not None and rows.num_rows for rows in changes)
+
+
+async def _found(
+    engine: EngineClient, plan: DeltaPlan, lookups: StepLookups, name: str
+) -> tuple[int | None, pa.Table | None]:
+    """Return the import that an input is the state of, if any, and the input's known rows."""
+    kind, number = InputName.parse(name)
+    if kind is not InputKind.NEARBY:
+        return number if kind is InputKind.STATE else None, lookups.rows(name)
+    near = plan.nearby[number]
+    rows = lookups.rows(InputKind.STATE.text(near.input_index))
+    changes = lookups.rows(InputKind.CHANGES.text(near.input_index))
+    if rows is None or changes is None:
+        return near.input_index, None
+    found = await engine.work(rows.num_rows, partial(nearby_rows, rows, changes, near))
+    return near.input_index, found
+
+
+async def _made(
+    engine: EngineClient,
+    plan: DeltaPlan,
+    lookups: StepLookups,
+    run: tuple[int, int],
+    interval: tuple[Time, Frontier],
+    name: tuple[int, int],
+    whole_state: WholeState,
+    into_bucket: tuple[BucketFolder, ...],
+    *,
+    optimistic: bool,
+) -> JobResult | MadeFiles | None:
+    """Run the strata ``run[0]`` to ``run[1]``, whose lookups are done, and return their output.
+
+    Return None if none of their inputs has changed, so that their output has not either.
+    """
+    (first, last), (lo, hi) = run, interval
+    strata = plan.strata[first : last + 1]
+    async with AsyncExitStack() as stack:
+        inputs: dict[str, JobRows] = {}
+        for input_name in input_names(plan, first, last, optimistic=optimistic):
+            if input_name == INTERVAL:
+                inputs[INTERVAL] = interval_rows(lo, hi)
+                continue
+            input_index, rows = await _found(engine, plan, lookups, input_name)
+            if rows is None or not rows.num_rows:
+                continue
+            if input_index is not None and TOUCHED_ROWS.crossed(
+                rows.num_rows > engine.settings.lookup_rows_max
+            ):
+                given = whole_state(input_index)
+                inputs[input_name] = await stack.enter_async_context(given)
+                continue
+            schema = narrowed(schema_of(plan, input_name, rows), input_name, strata)
+            narrower = len(schema.names) + 2 < rows.num_columns
+            rows = rows.select([*schema.names, TIME, DIFF])
+            if narrower and InputName.parse(input_name).holds_changes:
+                rows = await engine.work(rows.num_rows, partial(consolidate_if_smaller, rows))
+            packed = await engine.pack(schema, rows)
+            # The run reads the file, so it is removed afterwards.
+            stack.push_async_callback(engine.discard, packed)
+            inputs[input_name] = packed
+        if not any(InputName.parse(given_name).holds_changes for given_name in inputs):
+            return None
+        job_id = engine.job_id(*name, f"{first}-{last}")
+        step = StepJob(
+            job_id,
+            engine.dataflow,
+            first,
+            last,
+            inputs,
+            lo,
+            hi,
+            optimistic=optimistic,
+            into_bucket=into_bucket if last == len(plan.strata) - 1 else (),
+        )
+        return await engine.run_into_files(step)
+
+
+async def delta_step(
+    engine: EngineClient,
+    plan: DeltaPlan,
+    touched: StateLookups,
+    deltas: Sequence[pa.Table],
+    interval: tuple[Time, Frontier],
+    name: tuple[int, int],
+    whole_state: WholeState,
+    folders: AnswerFolders,
+    *,
+    quiet: bool = False,
+    divisible: bool = False,
+    weigh: Weigh | None = None,
+) -> StepDeltas:
+    """Run the strata over the deltas ``lo <= time < hi`` and the state that they touch.
+
+    Args:
+        deltas: The used columns and rows of the imports' changes (`views.input_uses`).
+        name: (incarnation, number).
+        whole_state: Returns an import's whole state as files for Spark to scan; used if more
+            than `lookup_rows_max` rows are touched.
+        folders: Where executors may write a large answer.
+        quiet: True if recent changes like these made no output. Then the first stratum runs
+            alone first, and if it makes no row, strata without other changes are skipped.
+        divisible: True if the step may be cut to fewer times.
+        weigh: Called once the work of the first run is known; True declines the step.
+
+    Raise the errors of the engine, the arrangements and the stores, `DefiniteError` for more times
+    than fit, and `StepDeclined`.
+    """
+    lo, hi = interval
+    due = await engine.clock.run_blocking(partial(touched.due, lo, hi)) if plan.temporal else {}
+    due_bytes = sum(rows.nbytes for rows in due.values())
+    bytes_max = engine.settings.inflight_bytes_per_dataflow_max
+    if hi - lo > 1 and DUE_BYTES.crossed(due_bytes > bytes_max):
+        # The machine halves the interval of a step that fails definitely.
+        raise DefiniteError(f"{due_bytes} bytes come due in [{lo}, {hi}), more than {bytes_max}")
+    changes = StepChanges(
+        deltas, due, interval, name, quiet, divisible, weigh, whole_state, folders.places
+    )
+    optimistic = plan.optimistic
+    try:
+        made = await _step_once(engine, plan, touched, changes, optimistic=optimistic)
+        void = optimistic and LIMIT_RESERVE.crossed(_is_void(plan, made))
+    except DefiniteError:
+        # The error may come from rows that the optimistic run left out.
+        if not optimistic:
+            raise
+        void = True
+    if void:
+        # The step was accepted before: the second run must not ask again.
+        changes = changes._replace(weigh=None)
+        made = await _step_once(engine, plan, touched, changes, optimistic=False)
+    if made.files is not None:
+        found = await written_deltas(plan, folders, made.files)
+        return made.of(found.output, found.hidden, found.written)
+    wide = made.rows
+    if wide is None:
+        empty = empty_deltas(plan)
+        return made.of(empty.output, empty.hidden)
+    output, hidden = await engine.work(wide.num_rows, lambda: split_deltas(plan, wide))
+    return made.of(output, hidden)
+
+
+class StepChanges(NamedTuple):
+    """Changes of the imports and of the clock that a step covers, its interval, and its name."""
+
+    deltas: Sequence[pa.Table]
+    due: Mapping[str, pa.Table]
+    interval: tuple[Time, Frontier]
+    name: tuple[int, int]
+    quiet: bool
+    divisible: bool
+    weigh: Weigh | None
+    whole_state: WholeState
+    into_bucket: tuple[BucketFolder, ...]
+
+
+class _Wide(msgspec.Struct):
+    """Output of the last stratum, and the cost of all runs."""
+
+    rows: pa.Table | None = None
+    files: MadeFiles | None = None
+    """Names what executors wrote in place of `rows`."""
+    spark_ms: float = 0.0
+    prepared: bool = True
+    wait_ms: float = 0.0
+    work: int = 0
+
+    def of(
+        self,
+        output: pa.Table,
+        hidden: tuple[pa.Table, ...],
+        written: tuple[tuple[BatchPart, ...], ...] = (),
+    ) -> StepDeltas:
+        """Return deltas with this cost."""
+        cost = self.spark_ms, self.prepared, self.wait_ms, self.work
+        return StepDeltas(output, hidden, *cost, written)
+
+
+def _is_void(plan: DeltaPlan, made: _Wide) -> bool:
+    """Return whether a stratum made a row although the run assumed that it makes none."""
+    if made.files is not None:
+        return any(each.delta == len(plan.deltas) for each in made.files.objects)
+    wide = made.rows
+    if wide is None:
+        return False
+    bit = pa.scalar(plan.seldom_bit, wide[TO].type)
+    return bool(pc.any(pc.not_equal(pc.bit_wise_and(wide[TO], bit), 0)).as_py())
+
+
+async def _step_once(
+    engine: EngineClient,
+    plan: DeltaPlan,
+    touched: StateLookups,
+    changes: StepChanges,
+    *,
+    optimistic: bool,
+) -> _Wide:
+    """Run all strata; if `optimistic`, assume that those that seldom make a row make none."""
+    deltas, due, (lo, hi), name, quiet, divisible, weigh, whole_state, into_bucket = changes
+    pairs_max = engine.settings.step_pairs_max
+    lookups = StepLookups(touched, deltas, lo, due)
+    hidden_whole = touched.hidden_whole(engine.settings.hidden_rows_whole_max)
+    count = sum(rows.num_rows for rows in (*deltas, *due.values()))
+    whole = _Wide()
+
+    async def run(first: int, last: int, *followed: PlanStratum) -> pa.Table | None:
+        nonlocal weigh
+        # Looking up what many changes touch takes longer than giving a small state whole.
+        unknown = last > last_stratum_of_run(plan, first, hidden_whole=False, optimistic=optimistic)
+        all_hidden = hidden_whole and (unknown or count > touched.hidden.rows)
+        await engine.clock.run_blocking(partial(lookups.follow, followed, whole_hidden=all_hidden))
+        whole.work = count + lookups.pairs
+        if divisible and STEP_PAIRS.crossed(lookups.pairs > pairs_max):
+            raise DefiniteError(f"{lookups.pairs} pairs in [{lo}, {hi}), more than {pairs_max}")
+        if weigh is not None:
+            # Asked once only: the first stratum may run alone before it runs with the others.
+            asked, weigh = weigh, None
+            if asked(whole.work):
+                raise StepDeclined
+        made = await _made(
+            engine, plan, lookups, (first, last), (lo, hi), name, whole_state, into_bucket,
+            optimistic=optimistic,
+        )  # fmt: skip
+        if made is None:
+            return None
+        whole.spark_ms += made.spark_ms
+        whole.wait_ms += made.wait_ms
+        if isinstance(made, MadeFiles):
+            whole.prepared, whole.files = False, made
+            return None
+        whole.prepared &= made.prepared
+        return made.rows
+
+    first = 0
+    while first < len(plan.strata):
+        last = last_stratum_of_run(plan, first, hidden_whole=hidden_whole, optimistic=optimistic)
+        strata = plan.strata[first : last + 1]
+        alone = 0
+        if quiet and first == 0 < last and _reads_alone(plan, lookups, last):
+            alone = 1
+            rows = await run(0, 0, strata[0])
+            if rows is None or not rows.num_rows:
+                last = 0
+        if last or not alone:
+            rows = await run(first, last, *strata[alone:])
+        if rows is not None:
+            lookups.made(last, rows)
+        whole.rows = rows
+        first = last + 1
+    return whole
+
+
+def whole_job(
+    engine: EngineClient,
+    plan: DeltaPlan,
+    contents: Sequence[JobRows],
+    as_of: Time,
+    name: tuple[int, int],
+    *,
+    into_files: bool = False,
+    into_bucket: tuple[BucketFolder, ...] = (),
+    old: tuple[JobRows, ...] = (),
+) -> StepJob:
+    """Return the job that computes the view from scratch at `as_of`, in one run.
+
+    The inputs' `contents` are passed as deltas, and every state is empty. With `into_files` a large
+    answer comes as files, with `into_bucket` as objects there, a folder for each of the deltas. The
+    answer is the difference to the `old` contents of each of the deltas, if these are given.
+    """
+    last = len(plan.strata) - 1
+    # Strata that seldom make a row make none.
+    names = input_names(plan, 0, last, optimistic=plan.optimistic)
+    inputs = {each: contents[n] for each, n in plan.whole_inputs().items() if each in names}
+    if INTERVAL in names:
+        inputs[INTERVAL] = interval_rows(0, as_of + 1)
+    job_id = engine.job_id(*name, "whole")
+    return StepJob(
+        job_id,
+        engine.dataflow,
+        0,
+        last,
+        inputs,
+        0,
+        as_of + 1,
+        True,
+        into_files,
+        plan.optimistic,
+        into_bucket,
+        old,
+    )
+
+
+async def whole_step(
+    engine: EngineClient,
+    plan: DeltaPlan,
+    contents: Sequence[JobRows],
+    as_of: Time,
+    name: tuple[int, int],
+    old: tuple[JobRows, ...],
+    folders: AnswerFolders,
+) -> StepDeltas:
+    """Compute the view from scratch, cut into output and hidden states, less `old` contents."""
+    job = whole_job(engine, plan, contents, as_of, name, into_bucket=folders.places, old=old)
+    made = await engine.run_into_files(job)
+    if isinstance(made, MadeFiles):
+        return await written_deltas(plan, folders, made)
+    output, hidden = await engine.clock.run_blocking(lambda: split_deltas(plan, made.rows))
+    return StepDeltas(output, hidden, made.spark_ms, wait_ms=made.wait_ms)

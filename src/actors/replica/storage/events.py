@@ -1,0 +1,311 @@
+"""Events that a worker's storage state machine handles, and effects that it returns.
+
+A render number names one rendering of an object, and is the same on all workers; a ticket names one
+look-up on worker 0. Only an object's owner (`renderings.owner_of`) starts and stops its tasks.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import msgspec
+
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.message_parts import ObjectStatistics
+from actors.model.protocol.storage import (
+    HealthStatus,
+    IngestionDescription,
+    Response,
+    RetryDelays,
+    RunOneshotIngestion,
+    SinkDescription,
+    StagedBatch,
+    StagingResult,
+    StorageTagged,
+    UpdateStorageConfiguration,
+)
+from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
+from actors.replica.storage.history import DefinitionRefusal
+from actors.runtime.progress import Frontier, Nonce, ObjectId
+from actors.runtime.settings import Settings
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+# Events and effects stay within the worker's actor: no tags, and no field for other releases.
+class StorageClientLost(msgspec.Struct, frozen=True, gc=False):
+    """The client with that nonce disconnected."""
+
+    nonce: Nonce
+
+
+class ResumeFound(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: a look-up found the state to resume from."""
+
+    ticket: int
+    resume: ResumeState
+
+
+class ResumeFailed(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: a look-up failed and will be retried."""
+
+    ticket: int
+    error: str
+    hint: str | None = None
+
+
+class FrontierReached(msgspec.Struct, frozen=True, gc=False):
+    """Owner: contents of an export, the remap shard (by the source's id) or a sink became durable
+    below `upper`."""
+
+    number: int
+    id: ObjectId
+    upper: Frontier
+
+
+class HealthObservation(msgspec.Struct, frozen=True, gc=False):
+    """Health of one object, as its task sees it."""
+
+    id: ObjectId
+    status: HealthStatus
+    error: str | None = None
+    hint: str | None = None
+
+
+class HealthObserved(msgspec.Struct, frozen=True, gc=False):
+    """Owner: a task reported its objects' health.
+
+    The first observation of an object in a round replaces the last; later ones only make it worse.
+    """
+
+    number: int
+    round: int
+    observations: tuple[HealthObservation, ...]
+    gets_on: bool = True
+    """True if the task has made progress since its start: its next failure is the first in a
+    row."""
+
+
+class StatisticsMeasured(msgspec.Struct, frozen=True, gc=False):
+    """Owner: a task reported one object's statistics; counts are since the task's start."""
+
+    number: int
+    statistics: ObjectStatistics
+
+
+class TaskFailed(msgspec.Struct, frozen=True, gc=False):
+    """Owner: the task of a source or sink ended with an error, or crashed."""
+
+    number: int
+    error: str
+    hint: str | None = None
+    is_dropped: bool = False
+    """True if a shard of the source is gone; the command that drops the source will follow."""
+
+
+class RestartDue(msgspec.Struct, frozen=True, gc=False):
+    """Owner: the delay of `RestartLater` has passed."""
+
+    number: int
+
+
+class OneshotDone(msgspec.Struct, frozen=True, gc=False):
+    """Owner: a one-shot ingestion ended."""
+
+    number: int
+    result: StagingResult
+
+
+class TaskStopped(msgspec.Struct, frozen=True, gc=False):
+    """Owner: a task stopped, or a source's external resources were removed."""
+
+    number: int
+
+
+class StatisticsDue(msgspec.Struct, frozen=True, gc=False):
+    """The interval of statistics has passed."""
+
+
+Event: TypeAlias = (
+    StorageTagged
+    | SequencedCommand
+    | StorageClientLost
+    | ForwardedCommand
+    | ResumeFound
+    | ResumeFailed
+    | FrontierReached
+    | HealthObserved
+    | StatisticsMeasured
+    | TaskFailed
+    | RestartDue
+    | OneshotDone
+    | TaskStopped
+    | StatisticsDue
+)
+
+# -- effects ---------------------------------------------------------------------------------------
+
+
+class OfferStorageCommand(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: propose a command to the sequencer, in the order of these effects."""
+
+    propose: ProposeCommand
+
+
+class ForwardCommand(msgspec.Struct, frozen=True, gc=False):
+    """Other workers: ask worker 0 to propose a command."""
+
+    forwarded: ForwardedCommand
+
+
+class SwitchStorageClient(msgspec.Struct, frozen=True, gc=False):
+    """Send responses to this nonce (None: nowhere), and drop those that still wait."""
+
+    nonce: Nonce | None
+
+
+class SendStorageResponse(msgspec.Struct, frozen=True, gc=False):
+    """Send a response to the client."""
+
+    response: Response
+
+
+class LookUp(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: find the state an ingestion resumes from, after the delay for `attempt` failures.
+
+    Answered by `ResumeFound` or `ResumeFailed`.
+    """
+
+    ticket: int
+    description: IngestionDescription
+    attempt: int
+
+
+class CancelLookUp(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: cancel a look-up."""
+
+    ticket: int
+
+
+class StartIngestion(msgspec.Struct, frozen=True, gc=False):
+    """Owner: spawn the task. It may write if `StorageState.writes_allowed`; else `AllowTaskWrites`
+    will follow."""
+
+    number: int
+    description: IngestionDescription
+    resume: ResumeState
+
+
+class StartSink(msgspec.Struct, frozen=True, gc=False):
+    """Owner: spawn the task, as for `StartIngestion`."""
+
+    number: int
+    description: SinkDescription
+
+
+class StartOneshot(msgspec.Struct, frozen=True, gc=False):
+    """Owner: spawn the task; it ends with `OneshotDone`."""
+
+    number: int
+    oneshot: RunOneshotIngestion
+
+
+class StopTask(msgspec.Struct, frozen=True, gc=False):
+    """Owner: stop the task (it may have ended already); answered by `TaskStopped`.
+
+    With `forget` the object is dropped, and its external resources are removed, too.
+    """
+
+    number: int
+    forget: bool
+
+
+class CleanUpSource(msgspec.Struct, frozen=True, gc=False):
+    """Owner: remove the external resources of a dropped source without a task; answered by
+    `TaskStopped`.
+
+    `number` is negative, so that it differs from every rendering's.
+    """
+
+    number: int
+    description: IngestionDescription
+
+
+class RestartLater(msgspec.Struct, frozen=True, gc=False):
+    """Owner: send `RestartDue` after the delay for `attempt` failures in a row."""
+
+    number: int
+    attempt: int
+    retry: RetryDelays
+
+    def delay_ms(self, settings: Settings) -> int:
+        """Return the delay, by the object's own settings where it has any."""
+        retry = self.retry
+        if retry.delay_ms is not None:
+            settings = msgspec.structs.replace(settings, retry_delay_ms_min=retry.delay_ms)
+        if retry.delay_ms_max is not None:
+            settings = msgspec.structs.replace(settings, retry_delay_ms_max=retry.delay_ms_max)
+        return settings.retry_delay_ms(self.attempt)
+
+
+class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):
+    """Owner: external readers of the object read at or above `frontier`."""
+
+    number: int
+    id: ObjectId
+    frontier: Frontier
+
+
+class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
+    """Allow all tasks of this worker to write."""
+
+
+class ConfigureTasks(msgspec.Struct, frozen=True, gc=False):
+    """Set the configuration of all tasks (unset fields: the settings' values)."""
+
+    configuration: UpdateStorageConfiguration
+
+
+class DiscardParts(msgspec.Struct, frozen=True, gc=False):
+    """Owner: delete staged parts that will not be appended."""
+
+    batches: tuple[StagedBatch, ...]
+
+
+class LogStorageReconciliation(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: log and count the result of a reconciliation with a new client."""
+
+    nonce: Nonce
+    kept: int
+    run: int
+    dropped: int
+    skipped: int
+    refused: tuple[DefinitionRefusal, ...]
+
+
+class LogRefusedUpdate(msgspec.Struct, frozen=True, gc=False):
+    """Worker 0: log and count a refused update."""
+
+    refusal: DefinitionRefusal
+
+
+Effect: TypeAlias = (
+    OfferStorageCommand
+    | ForwardCommand
+    | SwitchStorageClient
+    | SendStorageResponse
+    | LookUp
+    | CancelLookUp
+    | StartIngestion
+    | StartSink
+    | StartOneshot
+    | StopTask
+    | CleanUpSource
+    | RestartLater
+    | AllowTaskCompaction
+    | AllowTaskWrites
+    | ConfigureTasks
+    | DiscardParts
+    | LogStorageReconciliation
+    | LogRefusedUpdate
+)

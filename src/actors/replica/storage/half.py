@@ -1,0 +1,595 @@
+"""Runs a worker's storage half: performs the effects of its state machine (`storage.state`).
+
+It is a part of the worker and runs in the worker's actor. The worker passes on the half's messages:
+commands and acknowledgements of the storage adapter, sequenced commands, messages of tasks, and the
+results of its own effects (`StorageTurn`). Tasks are children of the worker: an ingest task for
+each source that this worker owns, a sink task for each sink, a oneshot task for each copy from
+files. They start when writes are allowed.
+
+Flow: tasks answer in reserved room, one message for each of their appends or commits.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+import anyio
+import msgspec
+from msgspec.structs import replace
+
+from actors.channel_adapter import StorageGone, StoragePassed
+from actors.connectors.ingest.shards import ExportShard, IngestShards
+from actors.connectors.ingest_task import (
+    IngestEnded,
+    IngestProgressed,
+    IngestRunning,
+    IngestTask,
+    ReconfigureIngest,
+)
+from actors.connectors.oneshot_task import (
+    OneshotEnded,
+    OneshotProgress,
+    OneshotTask,
+)
+from actors.connectors.sinks.messages import (
+    SinkEnded,
+    SinkProgress,
+    SinkStatus,
+    StopSink,
+)
+from actors.connectors.sources.source import (
+    SourceExport,
+    hint_of,
+)
+from actors.connectors.storage_connectors import StorageConnectors
+from actors.durable.arrangement import ArrangementStatistics
+from actors.durable.persist import BatchPart, PersistClient
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.message_parts import ObjectStatistics
+from actors.model.protocol.storage import (
+    DroppedId,
+    FrontierUpper,
+    IngestionDescription,
+    Response,
+    RunOneshotIngestion,
+    SinkDescription,
+    StagedBatches,
+    StagingFailed,
+    StatisticsUpdates,
+    StatusUpdate,
+    StorageTagged,
+    StorageTaggedResponse,
+)
+from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
+from actors.replica.storage import events as e
+from actors.replica.storage.state import StorageState
+from actors.replica.storage.telling import (
+    Described,
+    Reached,
+    arrangement_rows,
+    dataflow_rows,
+    frontier_rows,
+    health_of,
+    ids_of,
+    of_oneshot,
+    of_sink,
+    of_source,
+)
+from actors.runtime.errors import PenstockError, UnknownObject
+from actors.runtime.kernel import STOP, Actor, ActorAddress, ActorContext, FlowWindow, RunningEffect
+from actors.runtime.progress import Nonce, ObjectId
+from actors.runtime.settings import Settings
+
+# Responses of one worker's storage half that its adapter has not acknowledged: bounded, coalesced
+# As in `compute.outbox` a limited number is in flight. Waiting are at most one frontier, one status
+# and one drop for each object, one answer for each one-shot ingestion, and one report of
+# statistics, in which an object's newer entry replaces the older.
+
+
+class StorageOutbox:
+    """Queue of responses for the adapter."""
+
+    def __init__(self, messages_max: int) -> None:
+        self._messages_max = messages_max
+        self.nonce: Nonce | None = None
+        self._waiting: OrderedDict[tuple[str, str], Response] = OrderedDict()
+        self._flying: set[int] = set()
+        self._serial = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def switch(self, nonce: Nonce | None) -> None:
+        """Drop all responses and switch to another connection, or none."""
+        self._waiting.clear()
+        self._flying.clear()
+        self.nonce = nonce
+
+    def push(self, response: Response) -> None:
+        """Queue a response, in place of an older one of its kind."""
+        key = _key(response)
+        former = self._waiting.get(key)
+        if isinstance(former, StatisticsUpdates) and isinstance(response, StatisticsUpdates):
+            response = _joined(former, response)
+        self._waiting[key] = response
+
+    def take(self) -> list[tuple[int, Response]]:
+        """Return the responses to send now, oldest first, each with its serial (from 1)."""
+        out: list[tuple[int, Response]] = []
+        while self._waiting and len(self._flying) < self._messages_max:
+            _, response = self._waiting.popitem(last=False)
+            self._serial += 1
+            self._flying.add(self._serial)
+            out.append((self._serial, response))
+        return out
+
+    def taken(self, nonce: Nonce, serials: Iterable[int]) -> None:
+        """Remove responses that the adapter acknowledged."""
+        if nonce == self.nonce:
+            self._flying.difference_update(serials)
+
+
+def _key(response: Response) -> tuple[str, str]:
+    match response:
+        case FrontierUpper() | StatusUpdate() | DroppedId():
+            return (type(response).__name__, response.id)
+        case StagedBatches():
+            return ("StagedBatches", response.uuid)
+    return (type(response).__name__, "")
+
+
+def _joined(old: StatisticsUpdates, new: StatisticsUpdates) -> StatisticsUpdates:
+    def join(
+        before: Iterable[ObjectStatistics], after: Iterable[ObjectStatistics]
+    ) -> tuple[ObjectStatistics, ...]:
+        return tuple({each.id: each for each in (*before, *after)}.values())
+
+    return StatisticsUpdates(
+        join(old.sources, new.sources),
+        join(old.sinks, new.sinks),
+        join(old.oneshots, new.oneshots),
+    )
+
+
+log = logging.getLogger("penstock.storage")
+
+
+class StorageTurn(msgspec.Struct, frozen=True, gc=False):
+    """Result of one of the half's own effects."""
+
+    event: e.Event | None
+
+
+class TaskGone(msgspec.Struct, frozen=True, gc=False):
+    """The task of a rendering stopped, for whatever reason."""
+
+    number: int
+
+
+StorageMessage: TypeAlias = (
+    StorageTagged
+    | StoragePassed
+    | StorageGone
+    | ForwardedCommand
+    | StorageTurn
+    | IngestRunning
+    | IngestProgressed
+    | IngestEnded
+    | SinkProgress
+    | SinkStatus
+    | SinkEnded
+    | OneshotProgress
+    | OneshotEnded
+    | TaskGone
+)
+
+
+class StorageHalf:
+    """Runs the storage half; see the module's docstring. Call `flush` after each message."""
+
+    def __init__(
+        self,
+        ctx: ActorContext[Any],
+        index: int,
+        workers: Sequence[ActorAddress[Any]],
+        propose: Callable[[ProposeCommand], Awaitable[None]],
+        adapters: Sequence[ActorAddress[Any]],
+        persist: PersistClient,
+        settings: Settings,
+        connectors: StorageConnectors,
+        lane: FlowWindow[Any] | None = None,
+    ) -> None:
+        """Create the half; `lane` brings the client's commands."""
+        self._ctx = ctx
+        self._index = index
+        self._workers = workers
+        self._propose = propose
+        self._adapters = adapters
+        self._persist = persist
+        self._settings = settings
+        self._connectors = connectors
+        self.state = StorageState(index, len(workers))
+        self._outbox = StorageOutbox(settings.responses_in_flight_max)
+        self._tasks: dict[int, ActorAddress[Any]] = {}
+        self._described: dict[int, Described] = {}
+        self._held_back: list[e.StartIngestion | e.StartSink | e.StartOneshot] = []
+        """Tasks to start when writes are allowed."""
+        self._reached: dict[ObjectId, Reached] = {}
+        """Frontiers of the tasks' objects, for people."""
+        self._started_ms: dict[int, float] = {}
+        self._broken: dict[int, dict[str, tuple[str, str]]] = {}
+        """Failed exports of each task."""
+        self._held: dict[int, dict[str, ArrangementStatistics]] = {}  # contents of exports
+        self._ended: set[int] = set()
+        """Renderings whose tasks have reported their end, and may still be stopping."""
+        self._stopping: dict[int, e.StopTask] = {}
+        self._look_ups: dict[int, RunningEffect] = {}
+        self._round = 0
+        self._lane = lane
+        self._unordered: deque[int] = deque()
+        """Counts of proposals up to the last one of each client command in progress."""
+
+    def begin(self) -> None:
+        """Set the timer of statistics."""
+        self._ctx.after(self._settings.statistics_ms, StorageTurn(e.StatisticsDue()))
+
+    async def receive(self, message: StorageMessage | SequencedCommand) -> None:
+        """Handle one message of the storage half."""
+        match message:
+            case StoragePassed(nonce, serials):
+                self._outbox.taken(nonce, serials)
+            case StorageGone(nonce):
+                await self._feed(e.StorageClientLost(nonce))
+            case StorageTurn(event):
+                if isinstance(event, e.StatisticsDue):
+                    self.begin()
+                if isinstance(event, e.ResumeFound | e.ResumeFailed):
+                    self._look_ups.pop(event.ticket, None)
+                if event is not None:
+                    await self._feed(event)
+            case IngestRunning() | IngestProgressed() | IngestEnded():
+                await self._from_ingestion(message)
+            case SinkProgress() | SinkStatus() | SinkEnded():
+                await self._from_sink(message)
+            case OneshotProgress() | OneshotEnded():
+                await self._from_oneshot(message)
+            case TaskGone(number):
+                await self._gone(number)
+            case StorageTagged():
+                await self._feed(message)
+                # The lane is released when all proposals made so far are sequenced.
+                self._unordered.append(self.state.proposed)
+                self._done_with_some()
+            case SequencedCommand():
+                await self._feed(message)
+                self._done_with_some()
+            case _:
+                await self._feed(message)
+
+    def _done_with_some(self) -> None:
+        """Release the lane for commands whose proposals have all been sequenced."""
+        while self._unordered and self._unordered[0] <= self.state.ordered:
+            self._unordered.popleft()
+            if self._lane is not None:
+                self._lane.done()
+
+    def flush(self) -> None:
+        """Send the responses that have room to the adapter."""
+        nonce = self._outbox.nonce
+        if nonce is None:
+            return
+        for serial, response in self._outbox.take():
+            tagged = StorageTaggedResponse(nonce, response, serial)
+            self._adapters[self._index].reply(tagged)
+
+    async def _feed(self, event: e.Event) -> None:
+        for effect in self.state.handle(event, self._ctx.now_ms()):
+            await self._perform(effect)
+
+    # -- effects -----------------------------------------------------------------------------------
+
+    async def _perform(self, effect: e.Effect) -> None:
+        match effect:
+            case e.OfferStorageCommand():
+                await self._propose(effect.propose)
+            case e.ForwardCommand():
+                self._workers[0].reply(effect.forwarded)
+            case e.SwitchStorageClient():
+                self._outbox.switch(effect.nonce)
+            case e.SendStorageResponse():
+                self._outbox.push(effect.response)
+            case e.LookUp():
+                self._look_up(effect)
+            case e.CancelLookUp():
+                under_way = self._look_ups.pop(effect.ticket, None)
+                if under_way is not None:
+                    under_way.cancel()
+            case e.StartIngestion() | e.StartSink() | e.StartOneshot():
+                self._start(effect)
+            case e.StopTask():
+                self._stop(effect)
+            case e.CleanUpSource():
+                self._forget(effect)
+            case e.RestartLater():
+                delay = effect.delay_ms(self._settings)
+                self._ctx.after(delay, StorageTurn(e.RestartDue(effect.number)))
+            case e.AllowTaskWrites():
+                held_back, self._held_back = self._held_back, []
+                for start in held_back:
+                    self._start(start)
+            case e.ConfigureTasks():
+                self._configure(effect)
+            case e.DiscardParts():
+                self._discard(effect)
+            case e.LogStorageReconciliation() | e.LogRefusedUpdate():
+                self._note(effect)
+            case e.AllowTaskCompaction():
+                pass  # the controller moves the holds of shards, and a sink's task its own
+
+    def _look_up(self, effect: e.LookUp) -> None:
+        description, persist, settings = effect.description, self._persist, self._settings
+
+        async def look() -> ResumeState:
+            remap = await persist.state(description.remap_shard)
+            uppers = [(each.id, await persist.upper(each.shard)) for each in description.exports]
+            return ResumeState(remap.since, remap.upper, tuple(uppers))
+
+        async def look_up() -> ResumeState:
+            if effect.attempt:
+                await anyio.sleep(settings.retry_delay_ms(effect.attempt) / 1000)
+                return await look()
+            try:
+                return await look()
+            except UnknownObject:
+                # A shard was dropped: wait for the command that cancels this look-up, and report
+                # the error only if it does not come.
+                await anyio.sleep(settings.retry_delay_ms_max / 1000)
+            return await look()
+
+        self._look_ups[effect.ticket] = self._ctx.effect(
+            look_up,
+            done=lambda found: StorageTurn(e.ResumeFound(effect.ticket, found)),
+            failed=lambda error: StorageTurn(e.ResumeFailed(effect.ticket, _text(error))),
+        )
+
+    # -- tasks -------------------------------------------------------------------------------------
+
+    def _start(self, effect: e.StartIngestion | e.StartSink | e.StartOneshot) -> None:
+        number = effect.number
+        what = effect.oneshot if isinstance(effect, e.StartOneshot) else effect.description
+        self._described[number] = what
+        if not self.state.writes_allowed:
+            self._held_back.append(effect)
+            return
+        make: Callable[[], Actor[Any]]
+        match what:
+            case SinkDescription(id=id_):
+                make, name = partial(self._sink_task, number, what), f"sink-{id_}"
+            case IngestionDescription(id=id_):
+                make, name = partial(self._ingest_task, number, what), f"ingest-{id_}"
+            case RunOneshotIngestion(uuid=uuid, shard=shard):
+                read = partial(self._connectors.oneshot, what)
+                given = number, shard, read, self._persist, self._ctx.self, self._settings
+                make, name = partial(OneshotTask, *given), f"oneshot-{uuid}"
+        try:
+            task = make()
+        except PenstockError as error:
+            failed = e.TaskFailed(number, _text(error), hint_of(error) or None)
+            # Sent as a message, since the state machine's effects are being performed.
+            self._ctx.after(0, StorageTurn(failed))
+            return
+        address = self._tasks[number] = self._ctx.spawn(
+            lambda: task, f"{name}-{number}", policy=STOP
+        )
+        self._ctx.watch(address, TaskGone(number))
+        self._started_ms[number] = self._ctx.monotonic_ms()
+
+    def _sink_task(self, number: int, description: SinkDescription) -> Actor[Any]:
+        return self._connectors.sink(description, number, self._ctx.self)
+
+    def _ingest_task(self, number: int, description: IngestionDescription) -> IngestTask:
+        exports = {each.outside: each for each in description.exports}
+        return IngestTask(
+            description.id,
+            number,
+            [SourceExport(name, each.schema) for name, each in exports.items()],
+            IngestShards(
+                self._persist,
+                description.remap_shard,
+                {name: ExportShard(each.shard, each.schema) for name, each in exports.items()},
+            ),
+            lambda: self._connectors.source(description.configuration, description.id),
+            self._ctx.self,
+            self._settings,
+            self._connectors.scratch / f"ingest-{description.id}-{number}-{self._index}",
+        )
+
+    def _stop(self, effect: e.StopTask) -> None:
+        number = effect.number
+        self._held_back = [each for each in self._held_back if each.number != number]
+        self._stopping[number] = effect
+        task = self._tasks.get(number)
+        if task is None:
+            self._ctx.after(0, TaskGone(number))
+        elif isinstance(self._described.get(number), SinkDescription):
+            task.reply(StopSink())  # the sink first waits for its calls in progress
+        else:
+            # Beside the actor: the stop waits, and the worker must handle messages meanwhile.
+            self._ctx.effect(lambda: self._ctx.stop_child(task), done=lambda _: None)
+
+    async def _gone(self, number: int) -> None:
+        """Handle the end of a task, whether it was stopped or not."""
+        self._tasks.pop(number, None)
+        self._started_ms.pop(number, None)
+        self._broken.pop(number, None)
+        self._held.pop(number, None)
+        effect = self._stopping.pop(number, None)
+        ended = number in self._ended
+        self._ended.discard(number)
+        # No command stopped the task: it has crashed, unless it reported its end.
+        if effect is None:
+            text = "the task of this object has crashed"
+            if not ended and isinstance(self._described.get(number), RunOneshotIngestion):
+                await self._feed(e.OneshotDone(number, StagingFailed("PenstockError", text)))
+            elif not ended:
+                hint = "it is started again; the service's log holds more"
+                await self._feed(e.TaskFailed(number, text, hint))
+            return
+        description = self._described.pop(number, None)
+        for id_ in ids_of(description):
+            self._reached.pop(id_, None)
+
+        async def forget() -> None:
+            if effect.forget and isinstance(description, IngestionDescription):
+                # Before `Stopped`, which starts the next rendering: it may need the same slot.
+                await self._forget_outside(description)
+
+        self._ctx.effect(forget, done=lambda _: StorageTurn(e.TaskStopped(number)))
+
+    def _forget(self, effect: e.CleanUpSource) -> None:
+        gone, what = StorageTurn(e.TaskStopped(effect.number)), effect.description
+        self._ctx.effect(lambda: self._forget_outside(what), done=lambda _: gone)
+
+    async def _forget_outside(self, description: IngestionDescription) -> None:
+        """Remove the external resources of a dropped source; log what cannot be removed."""
+        try:
+            source = self._connectors.source(description.configuration, description.id)
+            try:
+                await source.forget()
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await source.close()
+        except PenstockError as error:
+            log.warning(
+                "source %s was dropped, but what the outside keeps for it is still there: %s",
+                description.name,
+                error,
+            )
+
+    def _configure(self, effect: e.ConfigureTasks) -> None:
+        wanted = msgspec.structs.asdict(effect.configuration)
+        self._settings = replace(
+            self._settings, **{name: value for name, value in wanted.items() if value is not None}
+        )
+        # Sinks and one-shot ingestions keep the settings that they began with.
+        for number, task in self._tasks.items():
+            if isinstance(self._described.get(number), IngestionDescription):
+                task.reply(ReconfigureIngest(self._settings))
+
+    def _discard(self, effect: e.DiscardParts) -> None:
+        parts = [msgspec.msgpack.decode(batch.part, type=BatchPart) for batch in effect.batches]
+        self._ctx.effect(
+            lambda: self._persist.discard_parts(parts),
+            done=lambda _: StorageTurn(None),
+            failed=lambda _: StorageTurn(None),  # orphaned parts are collected later
+        )
+
+    def _note(self, done: e.LogStorageReconciliation | e.LogRefusedUpdate) -> None:
+        if isinstance(done, e.LogRefusedUpdate):
+            log.warning("%s", done.refusal.text())
+            return
+        log.info(
+            "storage client %s: %d objects kept, %d run, %d dropped, %d commands skipped",
+            done.nonce,
+            done.kept,
+            done.run,
+            done.dropped,
+            done.skipped,
+        )
+        for refusal in done.refused:
+            log.warning("storage client %s: %s", done.nonce, refusal.text())
+
+    # -- messages of tasks -------------------------------------------------------------------------
+
+    async def _from_ingestion(
+        self, message: IngestRunning | IngestProgressed | IngestEnded
+    ) -> None:
+        description = self._described.get(message.number)
+        if not isinstance(description, IngestionDescription):
+            return
+        if isinstance(message, IngestEnded):
+            self._ended.add(message.number)
+            failed = e.TaskFailed(
+                message.number, message.error, message.hint or None, message.is_dropped
+            )
+            await self._feed(failed)
+            return
+        ids = {export.outside: export.id for export in description.exports}
+        uppers = {message.id: message.upper} | {ids[name]: upper for name, upper in message.sealed}
+        for id_, upper in uppers.items():
+            await self._feed(e.FrontierReached(message.number, id_, upper))
+        self._reached |= {id_: (upper, 0) for id_, upper in uppers.items()}
+        self._round += 1
+        broken = self._broken.setdefault(message.number, {})
+        if isinstance(message, IngestRunning):
+            broken |= {name: (error, "") for name, error in message.failed}
+            seen = health_of(description, broken, None)
+        else:
+            broken |= {each.export: (each.error, each.hint) for each in message.failed}
+            seen = health_of(description, broken, message.lag)
+        await self._feed(
+            e.HealthObserved(message.number, self._round, seen, self._gets_on(message))
+        )
+        if isinstance(message, IngestProgressed):
+            self._held[message.number] = dict(message.held)
+            await self._feed(
+                e.StatisticsMeasured(message.number, of_source(message, self._ctx.now_ms()))
+            )
+
+    def _gets_on(self, message: IngestRunning | IngestProgressed) -> bool:
+        """Return whether a task has made progress, or has run for longer than any restart delay."""
+        if isinstance(message, IngestProgressed) and message.counts.commits:
+            return True
+        up_ms = self._ctx.monotonic_ms() - self._started_ms.get(message.number, 0.0)
+        return up_ms > self._settings.retry_delay_ms_max
+
+    async def _from_sink(self, message: SinkProgress | SinkStatus | SinkEnded) -> None:
+        if not isinstance(self._described.get(message.number), SinkDescription):
+            return
+        match message:
+            case SinkProgress(id_, number, upper, input=heard):
+                await self._feed(e.FrontierReached(number, id_, upper))
+                self._reached[id_] = (upper, heard)
+                await self._feed(e.StatisticsMeasured(number, of_sink(message)))
+            case SinkStatus(id_, number, status, error, hint):
+                self._round += 1
+                seen = e.HealthObservation(id_, status, error, hint)
+                await self._feed(e.HealthObserved(number, self._round, (seen,)))
+            case SinkEnded(_, number, error):
+                self._ended.add(number)
+                if error is not None:
+                    await self._feed(e.TaskFailed(number, _text(error), hint_of(error) or None))
+
+    async def _from_oneshot(self, message: OneshotProgress | OneshotEnded) -> None:
+        what = self._described.get(message.number)
+        if isinstance(message, OneshotEnded):
+            self._ended.add(message.number)
+            await self._feed(e.OneshotDone(message.number, message.result))
+        elif isinstance(what, RunOneshotIngestion):
+            await self._feed(e.StatisticsMeasured(message.number, of_oneshot(what.uuid, message)))
+
+    def rows(self, name: str) -> Iterator[tuple[Any, ...]]:
+        """Yield this worker's rows of the relations `dataflows`, `frontiers` and `arrangements`."""
+        begun = self._tasks.keys() | {each.number for each in self._held_back}
+        for number, description in self._described.items():
+            if name == "frontiers":
+                yield from frontier_rows(self._index, description, self._reached)
+            elif name == "arrangements":
+                held = self._held.get(number, {})
+                yield from arrangement_rows(self._index, description, held)
+            elif number in begun or not isinstance(description, RunOneshotIngestion):
+                state = "running" if number in self._tasks else "suspended"
+                shown = "dropping" if number in self._stopping else state
+                yield from dataflow_rows(self._index, description, shown)
+
+    def describe(self) -> str:
+        """Return the half's client and task count, as text for people."""
+        return f"storage: {self.state.client.describe()}, {len(self._tasks)} tasks"
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,281 @@
+"""The storage half's command history: the shortest list of commands with the same result.
+
+Theory of operation. A controller replays its history to a connecting replica, and a worker collects
+in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
+since the last reduction, so the cost is amortised and the length stays proportional to the state.
+
+`reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
+RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
+
+- the last definition of an id wins; an export that it lacks is dropped;
+- an empty AllowCompaction removes its object: a source with all its exports, an export from its
+  source's definition; of the others only the furthest of an id counts;
+- commands about an id before its definition are not about it; compactions of undefined ids are
+  skipped and counted (`skipped`);
+- a CancelOneshotIngestion deletes its request and never survives; a repeated request of a uuid is
+  ignored.
+
+Invariants: reducing twice equals reducing once; the reduced commands have the same result as all of
+them. No rule of the protocol is checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from actors.model.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Hello,
+    InitializationComplete,
+)
+from actors.model.protocol.storage import (
+    CancelOneshotIngestion,
+    Command,
+    IngestionDescription,
+    RunIngestion,
+    RunOneshotIngestion,
+    RunSink,
+    SinkDescription,
+    UpdateStorageConfiguration,
+    altered,
+    altered_sink,
+)
+from actors.runtime.progress import Frontier, ObjectId, is_empty
+
+
+class StorageHistory:
+    """Commands of one client, kept short."""
+
+    def __init__(self, commands: Iterable[Command] = ()) -> None:
+        self._commands: list[Command] = []
+        self._reduced_length = 0
+        self.skipped = 0
+        """Number of compactions of unknown objects that reductions left out."""
+        for command in commands:
+            self.push(command)
+
+    def push(self, command: Command) -> None:
+        """Append a command; reduce when the list has doubled."""
+        self._commands.append(command)
+        if len(self._commands) > 2 * max(self._reduced_length, 8):
+            self.reduce()
+
+    def commands(self) -> list[Command]:
+        """Return the commands to replay, in order."""
+        return list(self._commands)
+
+    def __len__(self) -> int:
+        return len(self._commands)
+
+    def reduce(self) -> None:
+        """Reduce the history to its shortest equivalent."""
+        wanted = StorageDefinitions(self._commands)
+        self._commands = wanted.commands()
+        self._reduced_length = len(self._commands)
+        self.skipped += wanted.skipped
+
+
+class StorageDefinitions:
+    """The desired state that a list of commands adds up to."""
+
+    def __init__(self, commands: Iterable[Command] = ()) -> None:
+        self.hello: Hello | None = None
+        self.configuration: UpdateStorageConfiguration | None = None
+        self.ingestions: dict[ObjectId, IngestionDescription] = {}
+        self.source_of: dict[ObjectId, ObjectId] = {}
+        """Source of each export."""
+        self.sinks: dict[ObjectId, SinkDescription] = {}
+        self.oneshots: dict[str, RunOneshotIngestion] = {}
+        self.allowed: dict[ObjectId, Frontier] = {}
+        self.complete: InitializationComplete | None = None
+        self.writes: AllowWrites | None = None
+        self.skipped = 0
+        for command in commands:
+            self.add(command)
+
+    def add(self, command: Command) -> None:
+        """Apply one more command."""
+        match command:
+            case Hello():
+                self.hello = command
+            case UpdateStorageConfiguration():
+                self.configuration = merge_configuration(self.configuration, command)
+            case RunIngestion():
+                self._define(command.description)
+            case RunSink(description=description):
+                self._becomes(description.id, ("sink", description.id))
+                self.sinks[description.id] = description
+            case RunOneshotIngestion():
+                self.oneshots.setdefault(command.uuid, command)
+            case CancelOneshotIngestion():
+                self.oneshots.pop(command.uuid, None)
+            case AllowCompaction():
+                self._allow(command.id, command.frontier)
+            case InitializationComplete():
+                self.complete = command
+            case AllowWrites():
+                self.writes = command
+
+    def knows(self, id: ObjectId) -> bool:
+        """Return whether the id is defined."""
+        return id in self.ingestions or id in self.source_of or id in self.sinks
+
+    def _define(self, description: IngestionDescription) -> None:
+        former = self.ingestions.get(description.id)
+        # An export that the new definition lacks is dropped with its compaction.
+        for export in () if former is None else former.exports:
+            if export.id not in description.ids:
+                self.drop(export.id)
+        self._becomes(description.id, ("source", description.id))
+        for export in description.exports:
+            self._becomes(export.id, ("export", description.id))
+        self.ingestions[description.id] = description
+        self.source_of |= {export.id: description.id for export in description.exports}
+
+    def _becomes(self, id: ObjectId, role: tuple[str, ObjectId]) -> None:
+        """Drop the former object of an id, if the id now names another one."""
+        former = None
+        if id in self.ingestions:
+            former = ("source", id)
+        elif id in self.source_of:
+            former = ("export", self.source_of[id])
+        elif id in self.sinks:
+            former = ("sink", id)
+        if former not in (None, role):
+            self.drop(id)
+
+    def _allow(self, id: ObjectId, frontier: Frontier) -> None:
+        if not self.knows(id):
+            self.skipped += 1
+        elif is_empty(frontier):
+            self.drop(id)
+        else:
+            self.allowed[id] = max(self.allowed.get(id, 0), frontier)
+
+    def drop(self, id: ObjectId) -> tuple[ObjectId, ...]:
+        """Remove a source, an export or a sink; return all ids removed with it."""
+        source = self.source_of.pop(id, None)
+        gone: tuple[ObjectId, ...] = (id,)
+        if source is not None:
+            description = self.ingestions[source]
+            kept = tuple(export for export in description.exports if export.id != id)
+            self.ingestions[source] = msgspec.structs.replace(description, exports=kept)
+        elif id in self.ingestions:
+            gone = self.ingestions.pop(id).ids
+        else:
+            self.sinks.pop(id)
+        for each in gone:
+            self.source_of.pop(each, None)
+            self.allowed.pop(each, None)
+        return gone
+
+    def commands(self) -> list[Command]:
+        """Return the shortest list of commands with this result."""
+        out: list[Command] = []
+        if self.hello is not None:
+            out.append(self.hello)
+        if self.configuration is not None and self.configuration != UpdateStorageConfiguration():
+            out.append(self.configuration)
+        out += (RunIngestion(description) for description in self.ingestions.values())
+        out += (RunSink(description) for description in self.sinks.values())
+        out += self.oneshots.values()
+        out += (AllowCompaction(id, frontier) for id, frontier in self.allowed.items())
+        out += (said for said in (self.complete, self.writes) if said is not None)
+        return out
+
+
+def merge_configuration(
+    old: UpdateStorageConfiguration | None, new: UpdateStorageConfiguration
+) -> UpdateStorageConfiguration:
+    """Return both merged, the newer one winning; an unset field is unchanged."""
+    if old is None:
+        return new
+    names = UpdateStorageConfiguration.__struct_fields__
+    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
+    return msgspec.structs.replace(old, **said)
+
+
+# -- Reconciliation: compares running objects with those that a new client wants -------------------
+# Theory of operation. A connecting client replays its history; at `InitializationComplete` worker 0
+# compares the objects that it has proposed with the history's result (`history.StorageDefinitions`:
+# the newest definition of each id). An equal definition is kept. A different one is an update if
+# that is allowed (`altered`), else it is refused by name with the difference, and the running one
+# goes on. An object that is not mentioned is dropped: a source with its exports; an export alone if
+# its source is still wanted without it (an update). `StorageState` compares one-shot ingestions.
+#
+# The decision depends on commands, never on progress.
+
+
+class DefinitionRefusal(msgspec.Struct, frozen=True):
+    """A definition that does not fit the object running under its id, and why."""
+
+    id: ObjectId
+    differences: tuple[str, ...]
+
+    def text(self) -> str:
+        """Return the refusal, for the client and the log."""
+        return (
+            f"{self.id} runs already and cannot become what is asked for: "
+            f"{'; '.join(self.differences)}. Drop it, then create it anew"
+        )
+
+
+class StorageReconciliation(msgspec.Struct, frozen=True):
+    """Ids to keep, definitions to run (new or updated), ids to drop, and refused definitions."""
+
+    keep: tuple[ObjectId, ...]
+    run: tuple[IngestionDescription | SinkDescription, ...]
+    drop: tuple[ObjectId, ...]
+    refused: tuple[DefinitionRefusal, ...]
+
+
+def refusal(
+    old: IngestionDescription | SinkDescription | None,
+    new: IngestionDescription | SinkDescription,
+) -> DefinitionRefusal | None:
+    """Return the reasons against replacing the running `old` by `new`; None if there are none."""
+    match old, new:
+        case IngestionDescription(), IngestionDescription():
+            differences = altered(old, new)
+        case SinkDescription(), SinkDescription():
+            differences = altered_sink(old, new)
+        case None, _:
+            differences = ()
+        case _:
+            differences = ("a source is no sink",)
+    return DefinitionRefusal(new.id, differences) if differences else None
+
+
+def unchanged(
+    old: IngestionDescription | SinkDescription | None,
+    new: IngestionDescription | SinkDescription,
+) -> bool:
+    """Return whether the running object serves the definition as it is."""
+    if isinstance(old, SinkDescription) and isinstance(new, SinkDescription):
+        # A sink's as_of is not compared: it advances while the sink runs.
+        old = msgspec.structs.replace(old, as_of=new.as_of)
+    return old == new
+
+
+def reconcile(
+    running: Mapping[ObjectId, IngestionDescription | SinkDescription], wanted: StorageDefinitions
+) -> StorageReconciliation:
+    """Return the result of comparing the running objects with the wanted ones."""
+    keep: list[ObjectId] = []
+    run: list[IngestionDescription | SinkDescription] = []
+    refused: list[DefinitionRefusal] = []
+    definitions: list[IngestionDescription | SinkDescription] = [*wanted.ingestions.values()]
+    definitions += wanted.sinks.values()
+    for description in definitions:
+        old = running.get(description.id)
+        if unchanged(old, description):
+            keep.append(description.id)
+        elif (against := refusal(old, description)) is not None:
+            refused.append(against)
+        else:
+            run.append(description)
+    drop = tuple(id for id in running if id not in wanted.ingestions and id not in wanted.sinks)
+    return StorageReconciliation(tuple(keep), tuple(run), drop, tuple(refused))

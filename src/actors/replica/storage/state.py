@@ -1,0 +1,666 @@
+"""The state machine of a worker's storage half: events in, effects out. Pure.
+
+Theory of operation. Commands of the client come to every worker, and render nothing: they change
+which objects are *wanted* (`history.StorageDefinitions`) and which the client *knows*. Worker 0 has
+the wanted objects rendered (`pursuits`): it looks up the state that a source resumes from, then
+proposes an internal command. Internal commands come back to every worker in one order for both
+halves, and only they change what is *rendered* (`renderings`), so all workers render alike. The
+owner of an object runs its task (`tasks`), and reports its frontier; the others report the empty
+frontier at once, so that the meet over all workers is the owner's.
+
+Rules:
+- `Hello` begins an iteration: commands are collected until `InitializationComplete`, then applied
+  all at once; worker 0 compares them with its pursuits (`reconcile`). Commands of any other
+  connection than the current one are discarded;
+- objects are reported as `client` says; frontiers begin again after each reconciliation;
+- worker 0 refuses an update that is not allowed and reports that object as stalled; the running
+  one goes on;
+- a failed task's object is stalled, and after a delay suspended and rendered again, by a
+  sequenced command, unless it was dropped meanwhile;
+- while an iteration is initializing, or its client is gone, no response is sent, and tasks go on.
+
+Invariants: `validate`. `handle` gets the time as an argument.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Final, assert_never
+
+from actors.model.protocol.compute import (
+    AllowCompaction,
+    AllowWrites,
+    Hello,
+    InitializationComplete,
+)
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.storage import (
+    CancelOneshotIngestion,
+    Command,
+    DroppedId,
+    FilesStaged,
+    FrontierUpper,
+    IngestionDescription,
+    RunIngestion,
+    RunOneshotIngestion,
+    RunSink,
+    SinkDescription,
+    StagedBatches,
+    StagingFailed,
+    StagingResult,
+    StatusUpdate,
+    StorageTagged,
+    UpdateStorageConfiguration,
+)
+from actors.model.protocol.storage_internal import (
+    ForStorage,
+    ForwardedCommand,
+    StatisticsUpdate,
+    SuspendAndRestart,
+)
+from actors.replica.storage import events as e
+from actors.replica.storage.history import (
+    StorageDefinitions,
+    StorageHistory,
+    reconcile,
+    refusal,
+    unchanged,
+)
+from actors.replica.storage.pursuits import DesiredState, Step
+from actors.replica.storage.renderings import (
+    ConfigurationChanged,
+    ObjectRendering,
+    RenderingEnded,
+    RenderingSet,
+    RenderingStarted,
+    UnrenderedSourceDropped,
+    owner_of,
+)
+from actors.replica.storage.tasks import StorageTaskRunner, shapes_of
+from actors.replica.storage.telling import (
+    HealthBoard,
+    HealthCondition,
+    Kind,
+    LocalStatistics,
+    StatisticsSums,
+)
+from actors.runtime.errors import LocalProtocolError, OperationCanceled
+from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
+
+# The client of one worker's storage half: the objects that it wants, and what was reported to it
+# Theory of operation. `ClientView` collects the commands of a connecting client, then holds what
+# the current one *wants* and *knows*. All responses pass through here. So none is sent while a
+# client initializes or is gone, about an object that it does not know, or twice.
+#
+# Rules:
+# - an object is reported from the command on that runs it, however early it was rendered: by its
+#   owner as it is, by the other workers as empty, at once;
+# - a frontier never goes back and is reported when it advances; it belongs to a shard, so the
+#   frontier of another shard of the same id is not reported;
+# - a drop is reported once, and nothing about the object afterwards;
+# - a one-shot ingestion is answered once.
+
+
+LOST_MAX: Final = 1024
+"""Number of clients remembered that disconnected before their Hello."""
+
+
+class ClientView:
+    """State of the client; see the module's docstring. `tasks` and `health` belong to
+    `StorageState`."""
+
+    def __init__(
+        self, index: int, count: int, tasks: StorageTaskRunner, health: HealthBoard
+    ) -> None:
+        self._index = index
+        self._count = count
+        self._tasks = tasks
+        self._health = health
+        self.nonce: Nonce | None = None
+        self.connected = False
+        self.incoming: StorageHistory | None = None
+        """Commands of a client before InitializationComplete."""
+        self.wanted = StorageDefinitions()
+        self.known: dict[ObjectId, Frontier] = {}
+        """Reported upper of each id; for a one-shot ingestion: that it was answered."""
+        self.now_ms = 0
+        self._lost: OrderedDict[Nonce, None] = OrderedDict()
+
+    @property
+    def muted(self) -> bool:
+        """Return whether responses are withheld: no client is connected, or it is initializing."""
+        return not self.connected or self.incoming is not None
+
+    def owns(self, id: ObjectId) -> bool:
+        """Return whether this worker runs the task of an object; an export's is its source's."""
+        return owner_of(self.wanted.source_of.get(id, id), self._count) == self._index
+
+    # -- connections -------------------------------------------------------------------------------
+
+    def hello(self, command: Hello) -> list[e.Effect]:
+        """Switch to a client, unless it disconnected already."""
+        self.nonce = command.nonce
+        self.connected = command.nonce not in self._lost
+        self._lost.pop(command.nonce, None)
+        self.incoming = StorageHistory()
+        return [e.SwitchStorageClient(command.nonce if self.connected else None)]
+
+    def lost(self, nonce: Nonce) -> list[e.Effect]:
+        """Note that the current, a former or a future client disconnected."""
+        if nonce != self.nonce:
+            # Its Hello may still come, and must not connect it.
+            self._lost[nonce] = None
+            if len(self._lost) > LOST_MAX:
+                self._lost.popitem(last=False)
+            return []
+        if not self.connected:
+            return []
+        self.connected = False
+        return [e.SwitchStorageClient(None)]
+
+    def initialized(self) -> int:
+        """Take over the client's collected commands; return how many compactions were skipped."""
+        assert self.incoming is not None
+        incoming, self.incoming = self.incoming, None
+        incoming.reduce()
+        self.wanted = StorageDefinitions(incoming.commands())
+        self.known = {}
+        self._health.forget_told()
+        return incoming.skipped
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def know(self, ids: tuple[ObjectId, ...]) -> list[e.Effect]:
+        """Report these objects from now on."""
+        effects: list[e.Effect] = []
+        for id in ids:
+            if id not in self.known:
+                self.known[id] = 0
+                effects += self.report(id)
+        return effects + self.tell_health()
+
+    def report(self, id: ObjectId) -> list[e.Effect]:
+        """Report an object's upper, if it advanced."""
+        reported = self.known.get(id)
+        if reported is None or self.muted or id in self.wanted.oneshots:
+            return []
+        # Empty on the other workers, so that the meet over all workers is the owner's frontier.
+        upper = self._upper(id) if self.owns(id) else EMPTY
+        if upper is None or upper <= reported:
+            return []
+        self.known[id] = upper
+        return [e.SendStorageResponse(FrontierUpper(id, upper))]
+
+    def _upper(self, id: ObjectId) -> Frontier | None:
+        """Return the upper of the shard that the client means by that id."""
+        wanted = self.wanted
+        source = wanted.ingestions.get(wanted.source_of.get(id, id))
+        shapes = shapes_of(wanted.sinks[id] if source is None else source)
+        return self._tasks.upper(id, shapes[id])
+
+    def dropped(self, id: ObjectId) -> list[e.Effect]:
+        """Report the drop of an object, while it is still wanted."""
+        mine = self.owns(id)
+        if self.known.pop(id, None) is None or self.muted:
+            return []
+        effects: list[e.Effect] = []
+        if mine:
+            effects.append(e.SendStorageResponse(StatusUpdate(id, "dropped", time_ms=self.now_ms)))
+        return [*effects, e.SendStorageResponse(DroppedId(id))]
+
+    def answer(self, uuid: str, result: StagingResult | None = None) -> list[e.Effect]:
+        """Answer a one-shot ingestion; with None, that this worker stages nothing."""
+        if self.muted:
+            return []
+        self.known[uuid] = EMPTY
+        return [
+            e.SendStorageResponse(StagedBatches(uuid, FilesStaged() if result is None else result))
+        ]
+
+    def awaits(self, uuid: str) -> bool:
+        """Return whether a one-shot ingestion is wanted and not answered yet."""
+        return uuid in self.wanted.oneshots and uuid not in self.known
+
+    def tell_health(self) -> list[e.Effect]:
+        """Report changes in the health of this worker's tasks."""
+        if self.muted:
+            return []
+        return [
+            e.SendStorageResponse(
+                StatusUpdate(id, shown.status, shown.error, shown.hint, self.now_ms)
+            )
+            for id, shown in self._health.changes(self.known)
+        ]
+
+    def stalled(self, id: ObjectId, error: str, hint: str | None = None) -> list[e.Effect]:
+        """Report on worker 0 why an object is not rendered."""
+        if self.muted or id not in self.known:
+            return []
+        return [e.SendStorageResponse(StatusUpdate(id, "stalled", error, hint, self.now_ms))]
+
+    def describe(self) -> str:
+        """Return the client's nonce, as text for people."""
+        return f"client {self.nonce}" if self.connected else "no client"
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        if self.incoming is not None:
+            return
+        for id, reported in self.known.items():
+            assert self.wanted.knows(id) or id in self.wanted.oneshots, "known and not wanted"
+            assert self.owns(id) or reported == EMPTY or not self.connected
+
+
+class StorageState:
+    """State of one worker; see the module's docstring."""
+
+    def __init__(self, index: int, count: int) -> None:
+        self.index = index
+        self.count = count
+        self.generation = 0
+        self.next_index = 0
+        self.ignored = 0
+        """Number of commands of other connections, or about unknown objects."""
+        self.proposed = 0
+        """Worker 0: number of commands that were proposed to the sequencer."""
+        self.ordered = 0
+        """Worker 0: number of those that have come back sequenced."""
+        self.writes_allowed = False
+        self.renderings = RenderingSet()
+        self.tasks = StorageTaskRunner()
+        self.health = HealthBoard()
+        self.client = ClientView(index, count, self.tasks, self.health)
+        self.pursuits = DesiredState()
+        self.aggregate = StatisticsSums()
+        self._measured = LocalStatistics()
+
+    def handle(self, event: e.Event, now_ms: int = 0) -> list[e.Effect]:
+        """Apply an event, and return its effects in order; `now_ms` is the Unix time, for people.
+
+        Raise `LocalProtocolError` if the order of commands has a gap.
+        """
+        self.client.now_ms = now_ms
+        match event:
+            case StorageTagged():
+                return self._tagged(event)
+            case SequencedCommand():
+                return self._sequenced(event)
+            case e.StorageClientLost():
+                return self.client.lost(event.nonce)
+            case ForwardedCommand():
+                return self._steps([event.command])
+            case e.ResumeFound():
+                return self._steps(self.pursuits.found(event.ticket, event.resume))
+            case e.ResumeFailed():
+                return self._look_up_failed(event)
+            case e.StatisticsDue():
+                return self._statistics_due()
+            case e.TaskStopped():
+                self._measured.end(event.number)
+                return self.tasks.stopped(event.number)
+            case e.OneshotDone():
+                return self._oneshot_done(event)
+            case e.StatisticsMeasured():
+                self._measured.measure(event.number, event.statistics)
+                return []
+            case e.FrontierReached():
+                self.tasks.reached(event.number, event.id, event.upper)
+                return self.client.report(event.id)
+            case e.HealthObserved():
+                return self._observed(event)
+            case e.TaskFailed():
+                return self._failed(event)
+            case e.RestartDue():
+                return self._restart(event.number)
+            case _:
+                assert_never(event)
+
+    def _steps(self, steps: Sequence[Step]) -> list[e.Effect]:
+        """Return worker 0's steps as effects: internal commands become proposals."""
+        self.proposed += sum(not isinstance(step, e.LookUp | e.CancelLookUp) for step in steps)
+        return [
+            step
+            if isinstance(step, e.LookUp | e.CancelLookUp)
+            else e.OfferStorageCommand(ProposeCommand(self.generation, ForStorage(step)))
+            for step in steps
+        ]
+
+    def commands_for(
+        self, number: int
+    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks]:
+        """Return the past commands for a rendering's task, besides its description."""
+        task = self.tasks.running.get(number)
+        if task is None:
+            return []
+        effects: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
+            e.ConfigureTasks(self.renderings.configuration)
+        ]
+        if self.writes_allowed:
+            effects.append(e.AllowTaskWrites())
+        allowed = self.client.wanted.allowed
+        ids = [id for id in task.rendering.ids if id in allowed]
+        return effects + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
+
+    # -- commands of the client --------------------------------------------------------------------
+
+    def _tagged(self, event: StorageTagged) -> list[e.Effect]:
+        command, client = event.command, self.client
+        if isinstance(command, Hello):
+            # The sequencer drops late proposals of earlier generations.
+            self.generation += 1
+            return client.hello(command)
+        if event.nonce != client.nonce:
+            self.ignored += 1
+            return []
+        if client.incoming is None:
+            return self._apply(command)
+        if isinstance(command, InitializationComplete):
+            return self._reconcile()
+        client.incoming.push(command)
+        return []
+
+    def _reconcile(self) -> list[e.Effect]:
+        """Take over what the new client wants; worker 0 drops and runs the difference."""
+        client = self.client
+        skipped = client.initialized()
+        self.ignored += skipped
+        self.aggregate.forget_told()
+        wanted = client.wanted
+        effects: list[e.Effect] = []
+        for description in wanted.ingestions.values():
+            effects += client.know(description.ids)
+        effects += client.know(tuple(wanted.sinks))
+        for oneshot in wanted.oneshots.values():
+            effects += self._expect(oneshot)
+        if self.index == 0:
+            effects += self._pursue_all(skipped)
+        for id, frontier in wanted.allowed.items():
+            effects += self._allow(id, frontier)
+        return effects if wanted.writes is None else effects + self._allow_writes()
+
+    def _pursue_all(self, skipped: int) -> list[e.Effect]:
+        client = self.client
+        plan = reconcile(self.pursuits.running(), client.wanted)
+        wanted, running = client.wanted.oneshots, self.pursuits.oneshots
+        # One that is wanted again goes on; if it is done its owner reports it (`_expect`).
+        gone = sorted(uuid for uuid in running if wanted.get(uuid) != running[uuid])
+        steps = self.pursuits.drop(*plan.drop, *gone)
+        for what in plan.run:
+            steps += self.pursuits.run(what)
+        for oneshot in wanted.values():
+            if running.get(oneshot.uuid) != oneshot:
+                steps += self.pursuits.run_oneshot(oneshot)
+        if client.wanted.configuration is not None:
+            steps.append(client.wanted.configuration)
+        effects = self._steps(steps)
+        for refused in plan.refused:
+            effects += client.stalled(refused.id, refused.text())
+        for id, (error, hint) in self.pursuits.failing().items():
+            effects += client.stalled(id, error, hint)
+        counts = (len(plan.keep), len(plan.run), len(plan.drop), skipped)
+        return [*effects, e.LogStorageReconciliation(client.nonce or "", *counts, plan.refused)]
+
+    def _apply(self, command: Command) -> list[e.Effect]:
+        wanted = self.client.wanted
+        match command:
+            case RunIngestion():
+                return self._run_ingestion(command)
+            case RunSink(description=description):
+                wanted.add(command)
+                return self.client.know((description.id,)) + self._pursue(description)
+            case RunOneshotIngestion() if command.uuid not in wanted.oneshots:
+                wanted.add(command)
+                steps = self.pursuits.run_oneshot(command) if self.index == 0 else []
+                return self._expect(command) + self._steps(steps)
+            case CancelOneshotIngestion(uuid=uuid) if uuid in wanted.oneshots:
+                return self._cancel_oneshot(uuid)
+            case AllowCompaction(id=id, frontier=frontier) if wanted.knows(id):
+                return self._drop(id) if is_empty(frontier) else self._allow(id, frontier)
+            case AllowWrites():
+                return self._allow_writes()
+            case UpdateStorageConfiguration():
+                return self._steps([command]) if self.index == 0 else []
+        self.ignored += 1
+        return []
+
+    def _run_ingestion(self, command: RunIngestion) -> list[e.Effect]:
+        new, client = command.description, self.client
+        former = client.wanted.ingestions.get(new.id)
+        effects: list[e.Effect] = []
+        for id in () if former is None else former.ids:
+            if id not in new.ids:
+                effects += client.dropped(id)
+        client.wanted.add(command)
+        return effects + client.know(new.ids) + self._pursue(new)
+
+    def _pursue(self, what: IngestionDescription | SinkDescription) -> list[e.Effect]:
+        """Have an object rendered by worker 0, unless it is already or must be refused."""
+        old = self.pursuits.get(what.id)
+        if self.index != 0 or unchanged(old, what):
+            return []
+        refused = refusal(old, what)
+        if refused is None:
+            return self._steps(self.pursuits.run(what))
+        return [*self.client.stalled(what.id, refused.text()), e.LogRefusedUpdate(refused)]
+
+    def _expect(self, oneshot: RunOneshotIngestion) -> list[e.Effect]:
+        """Answer a one-shot ingestion, unless it is still running here."""
+        if not self.client.owns(oneshot.uuid):
+            # Only the owner stages parts: this worker has none.
+            return self.client.answer(oneshot.uuid)
+        task = self.tasks.oneshot(oneshot)
+        result = None if task is None else task.result or task.reported
+        if task is None or result is None or self.client.muted:
+            return []
+        task.result, task.reported = None, result
+        return self.client.answer(oneshot.uuid, result)
+
+    def _cancel_oneshot(self, uuid: str) -> list[e.Effect]:
+        client = self.client
+        effects: list[e.Effect] = []
+        if client.awaits(uuid):
+            text = f"the one-shot ingestion {uuid} was canceled"
+            effects += client.answer(uuid, StagingFailed(OperationCanceled.__name__, text))
+        client.known.pop(uuid, None)
+        del client.wanted.oneshots[uuid]
+        return effects + (self._steps(self.pursuits.drop(uuid)) if self.index == 0 else [])
+
+    def _drop(self, id: ObjectId) -> list[e.Effect]:
+        wanted = self.client.wanted
+        source = wanted.source_of.get(id)
+        effects: list[e.Effect] = []
+        # Before `wanted.drop`, as the reports need the objects' owner.
+        for gone in wanted.ingestions[id].ids if id in wanted.ingestions else (id,):
+            effects += self.client.dropped(gone)
+        wanted.drop(id)
+        if self.index != 0:
+            return effects
+        drop = self.pursuits.drop(id) if source is None else self.pursuits.drop_export(source, id)
+        return effects + self._steps(drop)
+
+    def _allow(self, id: ObjectId, frontier: Frontier) -> list[e.Effect]:
+        wanted = self.client.wanted
+        allowed = wanted.allowed[id] = max(wanted.allowed.get(id, 0), frontier)
+        if self.index == 0:
+            self.pursuits.allow(id, allowed)
+        rendering = self.renderings.current.get(wanted.source_of.get(id, id))
+        if rendering is None or rendering.number not in self.tasks.running:
+            return []
+        return [e.AllowTaskCompaction(rendering.number, id, allowed)]
+
+    def _allow_writes(self) -> list[e.Effect]:
+        if self.writes_allowed:
+            return []
+        self.writes_allowed = True
+        return [e.AllowTaskWrites()]
+
+    # -- the one order -----------------------------------------------------------------------------
+
+    def _sequenced(self, event: SequencedCommand) -> list[e.Effect]:
+        if event.index != self.next_index:
+            raise LocalProtocolError(
+                f"worker {self.index} got command {event.index}, {self.next_index} is next"
+            )
+        self.next_index += 1
+        if not isinstance(event.command, ForStorage):
+            return []
+        command = event.command.command
+        effects: list[e.Effect] = []
+        if self.index == 0:
+            self.ordered += 1
+            self.pursuits.applied(command)
+            if isinstance(command, StatisticsUpdate):
+                self.aggregate.absorb(command)
+        for change in self.renderings.apply(event.index, command):
+            match change:
+                case RenderingStarted():
+                    effects += self._began(change.rendering, change.former)
+                case RenderingEnded():
+                    effects += self._ended(change)
+                case UnrenderedSourceDropped(description=description):
+                    if self._mine(description.id):
+                        effects += self.tasks.forget(description)
+                case ConfigurationChanged(configuration=configuration):
+                    effects.append(e.ConfigureTasks(configuration))
+        return effects + self.client.tell_health()
+
+    def _mine(self, id: ObjectId) -> bool:
+        return owner_of(id, self.count) == self.index
+
+    def _began(self, rendering: ObjectRendering, former: ObjectRendering | None) -> list[e.Effect]:
+        kind = _kind(rendering)
+        if former is not None:
+            self.aggregate.remove(set(former.ids) - set(rendering.ids))
+        self.aggregate.begin(kind, rendering.ids, rendering.number)
+        if not self._mine(rendering.id):
+            return []
+        if kind != "oneshot":
+            self.health.begin(rendering.id, _tables(rendering))
+        effects = self.tasks.begin(rendering, former)
+        if rendering.complete:
+            for id in rendering.ids:
+                self.health.observe(
+                    id, 1, HealthCondition("ceased", None, "nothing more will come")
+                )
+                effects += self.client.report(id)
+        return effects
+
+    def _ended(self, change: RenderingEnded) -> list[e.Effect]:
+        rendering, dropped = change.rendering, change.dropped
+        effects: list[e.Effect] = []
+        if dropped:
+            self.aggregate.remove(rendering.ids)
+        else:
+            self.aggregate.restarted(rendering.ids)
+        if self._mine(rendering.id):
+            effects += self.tasks.end(rendering, dropped=dropped)
+            if dropped:
+                self.health.remove(rendering.id)
+        if self.index == 0 and not dropped:
+            effects += self._steps(self.pursuits.suspended(rendering.id))
+        return effects
+
+    def _look_up_failed(self, event: e.ResumeFailed) -> list[e.Effect]:
+        id, steps = self.pursuits.failed(event.ticket, event.error, event.hint)
+        effects = [] if id is None else self.client.stalled(id, event.error, event.hint)
+        return [*effects, *self._steps(steps)]
+
+    # -- messages of tasks -------------------------------------------------------------------------
+
+    def _observed(self, event: e.HealthObserved) -> list[e.Effect]:
+        task = self.tasks.running.get(event.number)
+        # An observation from before the failure must not hide it.
+        if task is None or task.failed:
+            return []
+        for seen in event.observations:
+            if seen.id in task.rendering.ids:
+                condition = HealthCondition(seen.status, seen.error, seen.hint)
+                self.health.observe(seen.id, event.round, condition)
+                well = seen.id == task.rendering.id and seen.status == "running"
+                if well and event.gets_on:
+                    self.tasks.well(event.number)
+        return self.client.tell_health()
+
+    def _failed(self, event: e.TaskFailed) -> list[e.Effect]:
+        effects = self.tasks.failed(event.number)
+        if not effects:
+            return []
+        # An object that is being dropped is not reported as failed. If the drop does not come, the
+        # look-up before the restart fails and is reported.
+        if not event.is_dropped:
+            id = self.tasks.running[event.number].rendering.id
+            self.health.fail(id, event.error, event.hint)
+        return effects + self.client.tell_health()
+
+    def _restart(self, number: int) -> list[e.Effect]:
+        task = self.tasks.running.get(number)
+        if task is None or not task.failed:
+            return []
+        shown = self.health.shown(task.rendering.id)
+        reason = "" if shown is None else shown.error or ""
+        return self._propose(SuspendAndRestart(task.rendering.id, number, reason))
+
+    def _propose(self, command: SuspendAndRestart | StatisticsUpdate) -> list[e.Effect]:
+        """Propose a command, from other workers than 0 by way of worker 0."""
+        return (
+            self._steps([command])
+            if self.index == 0
+            else [e.ForwardCommand(ForwardedCommand(command))]
+        )
+
+    def _oneshot_done(self, event: e.OneshotDone) -> list[e.Effect]:
+        task, result, client = self.tasks.running.get(event.number), event.result, self.client
+        if task is None:
+            # Dropped meanwhile: no rendering will discard the parts later.
+            return [e.DiscardParts(result.batches)] if isinstance(result, FilesStaged) else []
+        if client.awaits(task.rendering.id) and not client.muted:
+            # The client that asked may be gone, and another one may wait for the same uuid.
+            task.reported = result
+            return client.answer(task.rendering.id, result)
+        # The client's command may not have reached this worker yet: keep the result until it comes
+        # (`_expect`), or until the rendering ends.
+        task.result = result
+        return []
+
+    def _statistics_due(self) -> list[e.Effect]:
+        measured = self._measured.take()
+        effects = self._propose(StatisticsUpdate(self.index, measured)) if measured else []
+        if self.index == 0 and not self.client.muted:
+            known = self.client.known.keys() | self.client.wanted.oneshots.keys()
+            news = self.aggregate.news(known)
+            effects += [] if news is None else [e.SendStorageResponse(news)]
+        return effects
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self.renderings.validate()
+        self.tasks.validate()
+        self.health.validate()
+        self.pursuits.validate()
+        self.client.validate()
+        assert self.index == 0 or not self.pursuits.running(), "only worker 0 pursues"
+        for number, task in self.tasks.running.items():
+            assert self._mine(task.rendering.id), "a task of another worker's"
+            current = self.renderings.current.get(task.rendering.id)
+            assert current is not None, "a task of something that is not rendered"
+            assert current.number == number, "a task of a former rendering"
+
+
+def _tables(rendering: ObjectRendering) -> dict[ObjectId, str]:
+    """Return the exports of a source, with their names for people."""
+    what = rendering.what
+    exports = what.exports if isinstance(what, IngestionDescription) else ()
+    return {export.id: export.name or export.outside for export in exports}
+
+
+def _kind(rendering: ObjectRendering) -> Kind:
+    match rendering.what:
+        case IngestionDescription():
+            return "source"
+        case SinkDescription():
+            return "sink"
+        case RunOneshotIngestion():
+            return "oneshot"

@@ -1,0 +1,1 @@
+"""The base of every program of actors: kernel, transport, tracing, settings, errors, progress."""

@@ -1,0 +1,159 @@
+"""Supervision: every actor is a task of one system, and every crash has a named consequence.
+
+A `ActorSystem` owns the actors' tasks, the clock and the randomness. Stopping goes children first,
+in reverse order of their start; messages left over are counted. A crash does what the actor's
+`CrashPolicy` says: escalate, stop (watchers are notified), or restart with backoff and an intensity
+limit, beyond which it escalates. An escalation crashes the nearest ancestor that is restarted;
+without one the system halts with `ActorCrashed`. `actors.runtime.kernel.cell` is one actor's life.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import anyio
+
+from actors.runtime.kernel.actor import ESCALATE, Actor, ActorAddress, ActorCrashed, CrashPolicy
+from actors.runtime.kernel.cell import ActorCell
+from actors.runtime.kernel.clock import ActorClock, SystemClock
+from actors.runtime.kernel.mailbox import BoundedMailbox
+from actors.runtime.telemetry import ActorStatistics
+
+M = TypeVar("M")
+N = TypeVar("N")
+
+
+class ActorSystem:
+    """The root of a service's actors; an async context manager."""
+
+    mailbox_type: type[BoundedMailbox[Any]] = BoundedMailbox
+    """Tests set one that copies messages, or that records which actor waits for which."""
+
+    def __init__(
+        self, *, clock: ActorClock | None = None, seed: int | None = None, mailbox: int = 1024
+    ) -> None:
+        self.clock: ActorClock = clock or SystemClock()
+        self.random = random.Random(seed)
+        self.mailbox_messages_max = mailbox
+        self.cells: dict[str, ActorCell[Any]] = {}
+        self.failure: ActorCrashed | None = None
+        self._failure_cause: BaseException | None = None
+        self.unhandled = 0
+        """Messages left in the mailboxes of ended actors."""
+        self._entered = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.failed = anyio.Event()
+        self._roots: list[ActorCell[Any]] = []
+
+    async def __aenter__(self) -> Self:
+        self._entered = True
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # Shielded: a cancelled service still stops its actors in order.
+        with anyio.CancelScope(shield=True):
+            await self.stop()
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+        if self.failure is not None and error is None:
+            raise self.failure from self._failure_cause
+
+    def spawn(
+        self,
+        factory: Callable[[], Actor[M]],
+        name: str,
+        *,
+        mailbox: int | None = None,
+        policy: CrashPolicy | None = None,
+    ) -> ActorAddress[M]:
+        """Start a root actor."""
+        return self.spawn_below(None, factory, name, mailbox, policy)
+
+    def spawn_below(
+        self,
+        parent: ActorCell[Any] | None,
+        factory: Callable[[], Actor[M]],
+        name: str,
+        mailbox: int | None,
+        policy: CrashPolicy | None,
+    ) -> ActorAddress[M]:
+        """Start an actor below `parent` (None: a root)."""
+        assert self._entered, "the system has not been entered"
+        path = f"{parent.path if parent else ''}/{name}"
+        if path in self.cells:
+            raise ValueError(f"an actor named {path} is alive")
+        limit = mailbox or self.mailbox_messages_max
+        cell = ActorCell(self, parent, factory, path, limit, policy or ESCALATE)
+        self.cells[path] = cell
+        if parent is None:
+            self._roots.append(cell)
+        else:
+            parent.children[path] = cell
+        # In a copy of the spawner's context, which `ActorCell.run` cleans.
+        cell.task = asyncio.get_running_loop().create_task(
+            cell.run(), name=path, context=cell.context
+        )
+        self._tasks.add(cell.task)
+        cell.task.add_done_callback(self._tasks.discard)
+        return cell.address
+
+    def ended(self, cell: ActorCell[Any]) -> None:
+        """Remove an actor that has ended."""
+        self.cells.pop(cell.path, None)
+        self.unhandled += cell.mailbox.statistics().unhandled
+
+    def watch(self, other: ActorAddress[Any], watcher: ActorAddress[N], message: N) -> None:
+        """Deliver `message` to `watcher` when `other` stops."""
+        cell = self.cells.get(other.path)
+        # It has stopped already; a new actor may have its path.
+        if cell is None or cell.address is not other:
+            watcher.reply(message)
+        else:
+            cell.watchers = (*cell.watchers, (watcher, message))
+
+    def fail(self, error: ActorCrashed, cause: BaseException) -> None:
+        """Record the first escalated crash, and set `failed` for the owner of the system."""
+        if self.failure is None:
+            self.failure = error
+            self._failure_cause = cause
+        self.failed.set()
+
+    async def stop(self) -> None:
+        """Stop all roots, last started first, and wait."""
+        for cell in reversed(self._roots):
+            cell.request_stop()
+            await cell.stopped.wait()
+        self._roots.clear()
+
+    async def stop_root(self, address: ActorAddress[Any]) -> None:
+        """Stop one root, and wait."""
+        for cell in list(self._roots):
+            if cell.address is address:
+                cell.request_stop()
+                await cell.stopped.wait()
+                self._roots.remove(cell)
+
+    def abort(self) -> None:
+        """Cancel every actor at once: for a stop that would take too long."""
+        for cell in self.cells.values():
+            # First: a cancelled task waits for its effects.
+            cell.cancel_effects()
+        for task in self._tasks:
+            task.cancel()
+
+    def statistics(self) -> list[ActorStatistics]:
+        """Return the statistics of every live actor, by path."""
+        return [cell.statistics() for _, cell in sorted(self.cells.items())]
+
+    def describe(self) -> list[tuple[str, str]]:
+        """Return (path, own description) of every live actor."""
+        return [(found.path, found.doing) for found in self.statistics()]

@@ -1,0 +1,387 @@
+"""Opens spans, and carries their contexts from message to message.
+
+`TRACEPARENT` holds the W3C context of the message being handled, or None. A mailbox puts it into
+the envelopes of messages sent meanwhile, so inside a process a context travels by itself; on a wire
+it is a field of the message, which `accept` checks. `span` opens a span below the current one, and
+messages sent inside the span become its children. An effect starts without a context, because most
+of them outlive their cause (a read loop, a timer): one that goes on with a message's work is given
+its parent by name (`span_below`).
+
+- Only a sampled context travels: an unsampled message has none, and costs `span` one look at a
+  context variable. Where no exporter was started (`actors.runtime.tracing`) nothing is opened,
+  accepted or passed on.
+- The decision is taken once, where a trace begins (`root`): in the client, else in the session.
+  A client that decided against it says so (`UNSAMPLED`).
+- A span serves one parent; others that it serves are links, `LINKS_MAX` at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Token
+from types import TracebackType
+from typing import Final, Protocol, TypeAlias
+
+from opentelemetry import trace
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+    Tracer,
+)
+
+from actors.runtime.telemetry import (
+    CANCELED,
+    HOPS,
+    SYSTEM,
+    TRACEPARENT,
+    UNSAMPLED,
+    SpanDefinition,
+    activate_context,
+    deactivate_context,
+)
+
+Value: TypeAlias = str | int | float | bool
+
+LINKS_MAX: Final = 32
+
+
+class MeasureInstruments(Protocol):
+    """The receiver of measures (`actors.runtime.tracing.metrics`)."""
+
+    def measure(self, name: str, value: float, key: str, /) -> None:
+        """Add, record or set a value, as is the measure's kind; `key`: the dataflow or object."""
+        ...
+
+    def forget(self, key: str, names: Iterable[str], /) -> None:
+        """Take back the measures of those names that have this key."""
+        ...
+
+
+# -- what was started ------------------------------------------------------------------------------
+
+
+class TraceExport(Protocol):
+    """The tracing that `actors.runtime.tracing.setup` puts in place."""
+
+    tracer: Tracer
+
+    @property
+    def begins(self) -> bool:
+        """Return whether a trace may begin here: False when all would be sampled out."""
+        ...
+
+    def engine(self, pid: int, /) -> Tracer:
+        """Return the tracer for spans of an engine's process."""
+        ...
+
+
+_exporting: TraceExport | None = None
+_instruments: MeasureInstruments | None = None
+
+
+def export_by(exporting: TraceExport | None) -> None:
+    """Start (None: end) the tracing of this process."""
+    global _exporting
+    _exporting = exporting
+
+
+def measure_by(instruments: MeasureInstruments | None) -> None:
+    """Start (None: end) the measuring of this process."""
+    global _instruments
+    _instruments = instruments
+
+
+def exporting() -> TraceExport | None:
+    """Return the tracing that was started; None if there is none."""
+    return _exporting
+
+
+def measure(name: str, value: float, key: str = "") -> None:
+    """Give a value to the instrument of that name, if this process measures."""
+    if _instruments is not None:
+        _instruments.measure(name, value, key)
+
+
+def forget_measures(key: str, *names: str) -> None:
+    """Take back what was measured under a key: the dataflow or object is gone."""
+    if _instruments is not None:
+        _instruments.forget(key, names)
+
+
+def measuring() -> bool:
+    """Return whether `measure` does anything."""
+    return _instruments is not None
+
+
+# -- contexts --------------------------------------------------------------------------------------
+
+_TRACEPARENT: Final = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
+
+
+def _parse(traceparent: str) -> SpanContext | None:
+    found = _TRACEPARENT.fullmatch(traceparent)
+    if found is None:
+        return None
+    numbers = [int(part, 16) for part in found.groups()]
+    context = SpanContext(numbers[0], numbers[1], True, TraceFlags(numbers[2]))
+    return context if context.is_valid else None
+
+
+def traceparent_of(context: SpanContext) -> str:
+    """Return the W3C text of a span context."""
+    return f"00-{context.trace_id:032x}-{context.span_id:016x}-{int(context.trace_flags):02x}"
+
+
+def accept(traceparent: str | None) -> str | None:
+    """Return a context that came over a wire, if it is well-formed and sampled and this process
+    traces."""
+    if traceparent is None or _exporting is None:
+        return None
+    context = _parse(traceparent)
+    return traceparent if context is not None and context.trace_flags.sampled else None
+
+
+def ids(traceparent: str) -> tuple[str, str]:
+    """Return (trace id, span id) as hexadecimal."""
+    return traceparent[3:35], traceparent[36:52]
+
+
+# -- spans -----------------------------------------------------------------------------------------
+
+
+class OpenSpan:
+    """An open span of a sampled trace. End it once; it is exported when it ends."""
+
+    __slots__ = ("_ended", "_hop", "_span", "traceparent")
+
+    def __init__(self, hop: SpanDefinition, span: Span) -> None:
+        self._hop = hop
+        self._span = span
+        self._ended = False
+        self.traceparent = traceparent_of(span.get_span_context())
+        """Context for the messages that are sent inside it."""
+
+    def describe(self, *values: Value) -> None:
+        """Set all attributes of its hop, where making them pays only for a span that records."""
+        self._span.set_attributes(dict(zip(self._hop.attributes, values, strict=True)))
+
+    def note(self, name: str, value: Value) -> None:
+        """Set one more attribute, by a name of the table."""
+        self._span.set_attribute(name, value)
+
+    def fail(self, text: str) -> None:
+        """Mark the span as failed, with the reason."""
+        self._span.set_status(Status(StatusCode.ERROR, text))
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the span. A cancel is noted and is no failure. A second call is harmless."""
+        if self._ended:
+            return
+        self._ended = True
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self.note(CANCELED, True)
+        elif error is not None:
+            self.fail(f"{type(error).__name__}: {error}")
+        self._span.end()
+
+
+Spanning: TypeAlias = AbstractContextManager[OpenSpan | None]
+
+
+class _Spanning:
+    """Opens a span around a block; the block gets None when its trace is sampled out."""
+
+    __slots__ = ("_hop", "_links", "_opened", "_parent", "_token", "_values")
+
+    def __init__(
+        self, hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
+    ) -> None:
+        self._hop = hop
+        self._values = values
+        self._parent = parent
+        self._links = links
+        self._opened: OpenSpan | None = None
+        self._token: Token[str | None] | None = None
+
+    def __enter__(self) -> OpenSpan | None:
+        self._opened = opened = _open(self._hop, self._values, self._parent, self._links)
+        if opened is not None:
+            self._token = activate_context(opened.traceparent)
+        return opened
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._opened is not None and self._token is not None:
+            deactivate_context(self._token)
+            self._opened.end(error)
+
+
+class _Carrying:
+    """Makes a context that of a block."""
+
+    __slots__ = ("_token", "_traceparent")
+
+    def __init__(self, traceparent: str | None) -> None:
+        self._traceparent = traceparent
+
+    def __enter__(self) -> None:
+        self._token = activate_context(self._traceparent)
+
+    def __exit__(self, *_: object) -> None:
+        deactivate_context(self._token)
+
+
+_NOTHING: Final[nullcontext[None]] = nullcontext()
+
+
+def span(hop: SpanDefinition, *values: Value, links: Iterable[str] = ()) -> Spanning:
+    """Return a span below the current context; one that does nothing where there is no context."""
+    parent = TRACEPARENT.get()
+    if parent is None or _exporting is None:
+        return _NOTHING
+    return _Spanning(hop, values, parent, links)
+
+
+def span_below(
+    parent: str | None, hop: SpanDefinition, *values: Value, links: Iterable[str] = ()
+) -> Spanning:
+    """Return a span below a context that was kept. None: messages sent in the block carry no
+    context."""
+    if parent is None or _exporting is None:
+        # Messages of the block must not become children of the current span.
+        return _NOTHING if TRACEPARENT.get() is None else _Carrying(None)
+    return _Spanning(hop, values, parent, links)
+
+
+def root(hop: SpanDefinition, *values: Value) -> Spanning:
+    """Return a span where a trace may begin: the sampler decides. The span is below the current
+    context if there is one, or else below the program's own span."""
+    if _exporting is None or not _exporting.begins:
+        return _NOTHING
+    return _Spanning(hop, values, TRACEPARENT.get(), ())
+
+
+def begin_root(hop: SpanDefinition, *values: Value) -> OpenSpan | None:
+    """Begin a span as `root` does, when one block cannot hold it: the caller ends it."""
+    if _exporting is None or not _exporting.begins:
+        return None
+    return _open(hop, values, TRACEPARENT.get(), ())
+
+
+def begin(
+    hop: SpanDefinition, *values: Value, parent: str | None, links: Iterable[str] = ()
+) -> OpenSpan | None:
+    """Begin a span as `span_below` does, when one block cannot hold it: the caller ends it."""
+    return None if parent is None or _exporting is None else _open(hop, values, parent, links)
+
+
+def begin_request(hop: SpanDefinition, *values: Value, traceparent: str | None) -> OpenSpan | None:
+    """Begin the span of a request that came in: below its context, or as a root when it has
+    none."""
+    if _exporting is None:
+        return None
+    if traceparent is None:
+        return _open(hop, values, None, ()) if _exporting.begins else None
+    return begin(hop, *values, parent=accept(traceparent))
+
+
+def use_context(traceparent: str | None) -> AbstractContextManager[None]:
+    """Return a block whose messages belong to this context (None: to none)."""
+    if traceparent is None and TRACEPARENT.get() is None:
+        return _NOTHING
+    return _Carrying(traceparent)
+
+
+def make_request_context(opened: OpenSpan | None) -> str | None:
+    """Return the context for a request to the service, or the mark that the request is not
+    traced."""
+    if opened is not None:
+        return opened.traceparent
+    return None if _exporting is None else UNSAMPLED
+
+
+def _open(
+    hop: SpanDefinition, values: Sequence[Value], parent: str | None, links: Iterable[str]
+) -> OpenSpan | None:
+    assert _exporting is not None, "callers look first"
+    context = None
+    if parent is not None:
+        found = _parse(parent)
+        if found is None:
+            return None
+        context = trace.set_span_in_context(NonRecordingSpan(found))
+    made = _exporting.tracer.start_span(
+        hop.name,
+        context=context,
+        kind=hop.kind,
+        attributes=attributes_of(hop, values),
+        links=_links(links, parent),
+        record_exception=False,
+    )
+    return OpenSpan(hop, made) if made.is_recording() else None
+
+
+def attributes_of(hop: SpanDefinition, values: Sequence[Value]) -> dict[str, Value]:
+    """Return a hop's attributes: the conventions' and its own, unless `describe` is to give
+    these."""
+    own = dict(zip(hop.attributes, values, strict=True)) if values else {}
+    return {**own, **_conventions(hop)}
+
+
+def _conventions(hop: SpanDefinition) -> dict[str, Value]:
+    if not hop.type:
+        return {}
+    return {
+        "messaging.system": SYSTEM,
+        "messaging.operation.name": hop.operation,
+        "messaging.operation.type": hop.type,
+        "messaging.destination.name": hop.destination,
+    }
+
+
+def _links(traceparents: Iterable[str], parent: str | None) -> list[Link]:
+    """Return each link once, without the parent, and no more than are allowed."""
+    wanted = [each for each in dict.fromkeys(traceparents) if each != parent]
+    contexts = [_parse(each) for each in wanted[:LINKS_MAX]]
+    return [Link(context) for context in contexts if context is not None]
+
+
+# -- spans of another process ----------------------------------------------------------------------
+
+
+def adopt(
+    name: str,
+    interval_ns: tuple[int, int],
+    attributes: Mapping[str, Value],
+    pid: int,
+    parent: str | None,
+) -> str | None:
+    """Export a span that the engine's process number `pid` has handed over, and return its context.
+
+    Times are of the wall clock. Raises `KeyError` when the table has no such name.
+    """
+    context = None if parent is None else _parse(parent)
+    if _exporting is None or context is None:
+        return None
+    hop = HOPS[name]
+    made = _exporting.engine(pid).start_span(
+        hop.name,
+        context=trace.set_span_in_context(NonRecordingSpan(context)),
+        kind=hop.kind,
+        attributes={**attributes, **_conventions(hop)},
+        start_time=interval_ns[0],
+    )
+    made.end(interval_ns[1])
+    return traceparent_of(made.get_span_context())

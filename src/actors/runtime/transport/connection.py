@@ -1,0 +1,540 @@
+"""Framed message connections over TCP, Unix sockets and TLS: dialling and listening.
+
+A connection begins with TLS, if `TransportSecurity` has a certificate, and
+`actors.runtime.transport.connection`; then both sides exchange the frames of
+`actors.runtime.frames` over a `ByteStream`, which also writes keepalives and watches progress both
+ways. One task receives, any number may send. It knows no message types and does not reconnect.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import struct
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, Generic, Protocol, TypeVar
+
+import anyio
+import anyio.abc
+import anyio.lowlevel
+import msgspec
+
+from actors.runtime.errors import (
+    AuthenticationFailed,
+    ConnectionBroken,
+    IncompatibleVersion,
+    LocalProtocolError,
+    MalformedFrame,
+    PenstockError,
+    ResourceBusy,
+    ResourceClosed,
+    WrongService,
+)
+from actors.runtime.frames import FrameBuffer, FrameCodec
+from actors.runtime.settings import Settings
+from actors.runtime.telemetry import TracedMessage
+from actors.runtime.threshold_probes import FRAME_SLICE
+from actors.runtime.transport import sockets
+from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
+from actors.runtime.transport.address import NetworkAddress
+from actors.runtime.transport.security import TransportSecurity
+from actors.runtime.transport.stream import ByteStream
+
+# -- Handshake of a connection: protocol, version, service and token -------------------------------
+# Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8
+# length, UTF-8). The identity is the service's name: the listener's own, the dialler's expectation;
+# empty: unknown. Magic and version must be equal, and the identities if both are known. Then the
+# dialler sends its token (u16 length, bytes; empty: none), and the listener answers with a u8
+# length: 0 accepts, else so many bytes of text give the reason. Over TLS all of this follows the
+# TLS handshake. Callers set a time limit for the whole.
+
+
+OPENING: Final = struct.Struct(">8sH")
+LENGTH: Final = struct.Struct(">H")
+BUSY_MAGIC: Final = b"PENSBUSY"
+BEARER_BYTES_MAX: Final = 4096
+TEXT_BYTES_MAX: Final = 255
+
+
+class HandshakeStream(Protocol):
+    """The byte stream of a connection, as the handshake needs it."""
+
+    async def exactly(self, count: int, /) -> bytes:
+        """Return the next `count` bytes. Raises `ConnectionBroken`."""
+        ...
+
+    def write(self, data: bytes, /) -> None:
+        """Write bytes."""
+        ...
+
+
+class HandshakeOpening(msgspec.Struct, frozen=True):
+    """The opening of one side. `identity`: the name of the service, if it is known."""
+
+    magic: bytes
+    version: int = 1
+    identity: str = ""
+
+    def encode(self) -> bytes:
+        """Return the encoded opening. Raises `LocalProtocolError` for an identity that is too
+        long."""
+        assert len(self.magic) == 8, f"a magic has 8 bytes, {self.magic!r} has {len(self.magic)}"
+        name = self.identity.encode()
+        if len(name) > TEXT_BYTES_MAX:
+            raise LocalProtocolError(f"an identity has at most {TEXT_BYTES_MAX} bytes: {name!r}")
+        return OPENING.pack(self.magic, self.version) + bytes([len(name)]) + name
+
+
+async def exchange(stream: HandshakeStream, mine: HandshakeOpening) -> str:
+    """Exchange openings and return the peer's identity. Raises `ResourceBusy`, `MalformedFrame`,
+    `IncompatibleVersion`, `WrongService`, `ConnectionBroken`."""
+    stream.write(mine.encode())
+    magic = mine.magic
+    theirs = await _magic(stream, magic)
+    (version,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    if theirs == BUSY_MAGIC:
+        raise ResourceBusy(
+            "the service has as many connections as it takes (connections_max); try later"
+        )
+    # Messages are decoded by shape: another version could be decoded wrongly.
+    if version != mine.version and magic != BUSY_MAGIC:
+        raise IncompatibleVersion(
+            f"the peer speaks version {version} of {magic!r}, this side {mine.version}"
+        )
+    length = (await stream.exactly(1))[0]
+    identity = _text(await stream.exactly(length), "identity")
+    if identity and mine.identity and identity != mine.identity and magic != BUSY_MAGIC:
+        raise WrongService(
+            f"the peer's service is {identity!r}, this side's is {mine.identity!r} (identity): "
+            "check the address"
+        )
+    return identity
+
+
+async def _magic(stream: HandshakeStream, magic: bytes) -> bytes:
+    """Return the peer's magic. Raises `MalformedFrame` for a foreign protocol."""
+    theirs = b""
+    while len(theirs) < len(magic):
+        try:
+            # Byte by byte: a foreign peer may send fewer than 8 and wait.
+            theirs += await stream.exactly(1)
+        except ConnectionBroken as error:
+            if theirs:
+                break
+            raise ConnectionBroken(
+                f"the peer closed the connection before its opening ({error}); does one of both "
+                "speak TLS and the other not?"
+            ) from None
+        if magic != BUSY_MAGIC and not (magic.startswith(theirs) or BUSY_MAGIC.startswith(theirs)):
+            break
+    if theirs not in (magic, BUSY_MAGIC) and magic != BUSY_MAGIC:
+        raise MalformedFrame(f"the peer opened with {theirs!r}, not with {magic!r}")
+    return theirs
+
+
+async def send_token(stream: HandshakeStream, token: bytes) -> None:
+    """Send the dialler's token (empty: none). Raises `AuthenticationFailed` when refused."""
+    if len(token) > BEARER_BYTES_MAX:
+        raise LocalProtocolError(f"a token has at most {BEARER_BYTES_MAX} bytes, not {len(token)}")
+    stream.write(LENGTH.pack(len(token)) + token)
+    length = (await stream.exactly(1))[0]
+    if length:
+        raise AuthenticationFailed(_text(await stream.exactly(length), "refusal"))
+
+
+async def check_token(stream: HandshakeStream, known: Callable[[bytes], bool] | None) -> None:
+    """Check the dialler's token; `known` None: any is accepted. Raises `AuthenticationFailed`,
+    after having told the peer."""
+    (length,) = LENGTH.unpack(await stream.exactly(LENGTH.size))
+    if length > BEARER_BYTES_MAX:
+        raise MalformedFrame(f"a token has at most {BEARER_BYTES_MAX} bytes, not {length}")
+    token = await stream.exactly(length)
+    if known is None or known(token):
+        stream.write(b"\x00")
+        return
+    text = "the token is unknown here" if token else "this service asks for a token (token_file)"
+    stream.write(bytes([len(text)]) + text.encode())
+    raise AuthenticationFailed(text)
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise MalformedFrame(f"the peer's {what} is no UTF-8: {data!r}") from None
+
+
+S = TypeVar("S")
+R = TypeVar("R")
+
+log = logging.getLogger("penstock.transport")
+
+READ_TURNS: Final = 2
+"""Turns of the loop: one to poll the socket, one to read it."""
+
+
+class FramedConnection(Generic[S, R]):
+    """One open connection that sends messages `S` and receives messages `R`."""
+
+    def __init__(
+        self,
+        stream: ByteStream,
+        send_codec: FrameCodec[S],
+        receive_codec: FrameCodec[R],
+        settings: Settings,
+        prove: Callable[[], None] | None = None,
+    ) -> None:
+        """Take the stream. `prove` is called with the first message that is received, before it is
+        returned, and may refuse it by a `PenstockError`."""
+        self._stream = stream
+        self._prove = prove
+        self._send_codec = send_codec
+        self._receive_codec = receive_codec
+        self._close_s = settings.connect_timeout_ms / 1000
+        self._error: PenstockError | None = None
+        self._closed = False
+        self._lock = anyio.Lock(fast_acquire=True)
+        self.peer = stream.peer
+        stream.watch()
+
+    # -- sending --
+
+    async def send(self, message: S | TracedMessage[S]) -> None:
+        """Send one message, waiting while the peer is slow. A context is sent as its header.
+
+        Raises `LocalProtocolError` if it does not fit a frame (nothing is sent and the
+        connection goes on), `ResourceClosed` after `aclose`, `ConnectionBroken` if the peer is gone
+        or has read nothing for ``idle_timeout_ms``.
+        """
+        frame = self._send_codec.encode(message)
+        async with self._lock:
+            if self._closed:
+                raise self._closed_here()
+            await self._stream.write_frame(frame)
+
+    def offer(self, messages: Sequence[S | TracedMessage[S]]) -> int:
+        """Send as many of the first messages as fit a slice, in one write without waiting, if the
+        peer is not slow and no other task is sending; return their number. 0: use `send`, which
+        waits.
+
+        Raises as `send`, for the first message.
+        """
+        if self._closed:
+            raise self._closed_here()
+        stream = self._stream
+        if self._lock.locked() or not stream.is_ready:
+            return 0
+        data = bytearray()
+        taken = 0
+        for message in messages:
+            try:
+                data += self._send_codec.encode(message)
+            except PenstockError:
+                if taken:
+                    break  # send those before it; the next call raises, for its first message
+                raise
+            taken += 1
+            if len(data) >= FRAME_SLICE.limit:
+                break
+        if taken:
+            stream.write(data)
+        return taken
+
+    # -- receiving --
+
+    async def receive(self) -> Any:
+        """Return the next message, in a `TracedMessage` if it has a context. Cancellation loses
+        nothing: bytes stay in this object's buffer.
+
+        Raises `ConnectionBroken` at the end of the stream or after an idle timeout,
+        `FrameTooLarge`, `MalformedFrame`, `UnknownCommand`, and `ResourceClosed` after `aclose`;
+        from then on always.
+        """
+        stream = self._stream
+        while True:
+            # Final, but for this direction alone: the peer can still be told the reason until
+            # `aclose`.
+            if self._error is not None:
+                raise self._error
+            if self._closed:
+                raise self._closed_here()
+            try:
+                body = stream.frames.next()
+                if body is not None:
+                    return self._taken(body)
+                await stream.more()
+            except PenstockError as error:
+                self._error = self._closed_here() if self._closed else error
+                raise self._error from None
+
+    def at_hand(self, count_max: int) -> list[Any]:
+        """Return the messages that have arrived after `receive`'s last one, without waiting. The
+        next `receive` raises an error that follows them."""
+        found: list[Any] = []
+        stream = self._stream
+        while len(found) < count_max and self._error is None and not self._closed:
+            try:
+                body = stream.frames.next()
+                if body is None:
+                    break
+                found.append(self._taken(body))
+            except PenstockError as error:
+                self._error = error
+        return found
+
+    def _taken(self, body: memoryview) -> Any:
+        """Return the message in a frame that was taken."""
+        self._stream.frame_taken()
+        message = self._receive_codec.decode(body)
+        if self._prove is not None:
+            prove, self._prove = self._prove, None
+            prove()
+            # Only now: `body` may be a view of the buffer.
+            self._stream.frames.widen()
+        return message
+
+    def _closed_here(self) -> ResourceClosed:
+        return ResourceClosed(f"the connection to {self.peer} was closed by this side")
+
+    # -- closing --
+
+    def abort(self) -> None:
+        """Close at once; unsent bytes are lost."""
+        self._closed = True
+        self._stream.abort()
+
+    async def aclose(self) -> None:
+        """Send the waiting bytes (for at most ``connect_timeout_ms``) and close; at once if the
+        caller is being cancelled. Idempotent."""
+        if self._closed and self._stream.is_over:
+            return
+        self._closed = True
+        try:
+            with anyio.move_on_after(self._close_s):
+                async with self._lock:  # a frame that has been begun is finished
+                    pass
+                # Read the socket first: closing over unread bytes would reset the connection,
+                # and the peer might lose the last bytes sent to it.
+                for _ in range(READ_TURNS):
+                    await anyio.lowlevel.checkpoint()
+        finally:
+            await self._stream.aclose(self._close_s)
+
+
+async def dial(
+    address: NetworkAddress | str,
+    send_type: Any,
+    receive_type: Any,
+    settings: Settings,
+    magic: bytes,
+    version: int = 1,
+    *,
+    identity: str = "",
+    security: TransportSecurity | None = None,
+    frame_bytes_max: int | None = None,
+) -> FramedConnection[Any, Any]:
+    """Connect and authenticate both sides within ``connect_timeout_ms``.
+
+    `send_type` and `receive_type` are message types or unions of them; `identity` is the expected
+    name of the service (empty: any). Raises `ConnectionBroken` if there is no answer,
+    `AuthenticationFailed` if either side does not trust the other, and the handshake's
+    `ResourceBusy`, `MalformedFrame`, `IncompatibleVersion`, `WrongService`.
+    """
+    address = NetworkAddress.parse(address) if isinstance(address, str) else address
+    limit = frame_bytes_max or settings.frame_bytes_max
+    receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
+    stream = ByteStream(FrameBuffer(receive_codec), settings, str(address))
+    made = False
+    try:
+        async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+            await sockets.connect(lambda: stream, address, security)
+            made = True
+            await exchange(stream, HandshakeOpening(magic, version, identity))
+            # Ordered after `exchange`: the token is sent only to the expected service.
+            await send_token(stream, security.token if security is not None else b"")
+    # On cancellation, too: the socket must not leak.
+    except BaseException as error:
+        if made:
+            stream.abort()
+        if isinstance(error, OSError | TimeoutError | PenstockError):
+            in_tls = made and security is not None and security.has_tls
+            raise _named(error, f"cannot connect to {address}", settings, in_tls) from None
+        raise
+    return FramedConnection(stream, FrameCodec(send_type, limit), receive_codec, settings)
+
+
+def _named(error: Exception, what: str, settings: Settings, in_tls: bool) -> PenstockError:
+    """Return the reason for which a connection could not be made, as an error of ours."""
+    if isinstance(error, PenstockError) and type(error) is not ConnectionBroken:
+        return error
+    text = str(error)
+    if isinstance(error, ssl.SSLCertVerificationError) or "ALERT" in text:
+        return AuthenticationFailed(f"{what}: {text}; {_ADVICE}")
+    if in_tls and isinstance(error, ConnectionBroken):
+        # With TLS 1.3 the listener checks our certificate after this side's handshake has ended;
+        # some event loops then report a lost connection without the alert.
+        return ConnectionBroken(
+            f"{what}: {text}; perhaps it does not accept our certificate: {_ADVICE}"
+        )
+    if isinstance(error, TimeoutError):
+        text = text or f"no answer in {settings.connect_timeout_ms} ms"
+    return ConnectionBroken(f"{what}: {text or type(error).__name__}")
+
+
+_ADVICE: Final = (
+    "check tls_certificate, tls_key and tls_authority of both sides, and the name in the address"
+)
+
+
+class TransportListener:
+    """Accepts connections and runs a handler for each; a bad peer does not affect others."""
+
+    def __init__(
+        self,
+        send_type: Any,
+        receive_type: Any,
+        settings: Settings,
+        opening: HandshakeOpening,
+        security: TransportSecurity | None,
+        frame_bytes_max: int | None,
+        first_bytes_max: int | None,
+    ) -> None:
+        self._first_bytes_max = first_bytes_max or settings.unproven_bytes_max
+        limit = frame_bytes_max or settings.frame_bytes_max
+        self._send_codec: FrameCodec[Any] = FrameCodec(send_type, limit)
+        self._receive_codec: FrameCodec[Any] = FrameCodec(receive_type, limit)
+        self._settings = settings
+        self._opening = opening
+        self._security = security
+        self._tls = security.context(server=True) if security and security.has_tls else None
+        self._bound: sockets.BoundSockets | None = None
+        self._group: anyio.abc.TaskGroup | None = None
+        self._handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]] | None = None
+        self._ended = anyio.Event()
+        self._gate = ConnectionGate(
+            settings.unproven_connections_max, settings.connections_max, "connections_max"
+        )
+        self.address = NetworkAddress()
+
+    @classmethod
+    async def bind(
+        cls,
+        address: NetworkAddress | str,
+        send_type: Any,
+        receive_type: Any,
+        settings: Settings,
+        magic: bytes,
+        version: int = 1,
+        *,
+        identity: str = "",
+        security: TransportSecurity | None = None,
+        frame_bytes_max: int | None = None,
+        first_bytes_max: int | None = None,
+    ) -> TransportListener:
+        """Return a listener on that address (port 0: a free one, see `address`).
+
+        Connections wait until `serve`. `identity` is the service's name. The first frame of a
+        connection has at most `first_bytes_max` bytes (default: `unproven_bytes_max`). Raises
+        `AddressInUse`, and `BadSettings` for certificates that do not fit.
+        """
+        address = NetworkAddress.parse(address) if isinstance(address, str) else address
+        opening = HandshakeOpening(magic, version, identity)
+        # Fails here for an identity that is too long, not at each connection.
+        opening.encode()
+        self = cls(
+            send_type, receive_type, settings, opening, security, frame_bytes_max, first_bytes_max
+        )
+        self._bound = await sockets.bind(address)
+        self.address = self._bound.address
+        return self
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections, with those still in their handshake."""
+        return self._gate.connections
+
+    @property
+    def port(self) -> int:
+        """Return the TCP port."""
+        return self.address.port
+
+    async def serve(self, handler: Callable[[FramedConnection[Any, Any]], Awaitable[None]]) -> None:
+        """Run `handler` for every connection until `aclose`; then end them all.
+
+        A connection is closed when its handler returns. A `PenstockError` of a handler ends that
+        connection alone; any other exception is a bug and is raised here.
+        """
+        assert self._bound is not None
+        self._handler = handler
+        if self._ended.is_set():
+            return
+        try:
+            async with anyio.create_task_group() as group:
+                self._group = group
+                for sock in self._bound.sockets:
+                    group.start_soon(self._gate.accept, sock, group, self._converse)
+                await self._ended.wait()
+                group.cancel_scope.cancel()
+        finally:
+            self._group = None
+            self._bound.close()
+
+    async def aclose(self) -> None:
+        """Stop listening and end `serve`."""
+        self._ended.set()
+        # Otherwise `serve` closes the sockets itself.
+        if self._group is None and self._bound is not None:
+            self._bound.close()
+
+    async def _converse(self, sock: socket.socket, accepted: AcceptedConnection) -> None:
+        """Run one connection from its TLS handshake to its end."""
+        settings = self._settings
+        frames = FrameBuffer(self._receive_codec, self._first_bytes_max)
+        stream = ByteStream(frames, settings, "a peer")
+        made = False
+        connection: FramedConnection[Any, Any] | None = None
+        try:
+            async with asyncio.timeout(settings.connect_timeout_ms / 1000):
+                await sockets.attach_accepted(lambda: stream, sock, self._tls)
+                made = True
+                if self._gate.is_full:
+                    await self._say_busy(stream)
+                    return
+                await exchange(stream, self._opening)
+                needed = self._security is not None and self._security.has_tokens
+                await check_token(
+                    stream, self._security.knows if needed and self._security else None
+                )
+            # Proved by its first message, which every client sends at once: the token comes first
+            # where there are tokens, and where there are none the message is all there is.
+            connection = FramedConnection(
+                stream, self._send_codec, self._receive_codec, settings, accepted.prove
+            )
+            accepted.abort = connection.abort
+            assert self._handler is not None
+            await self._handler(connection)
+        except TimeoutError:
+            log.info("%s did not introduce itself in time (connect_timeout_ms)", stream.peer)
+        except (OSError, PenstockError) as error:
+            log.info("connection of %s ended: %s: %s", stream.peer, type(error).__name__, error)
+        finally:
+            # Shielded: a cancelled listener must still close its sockets.
+            with anyio.CancelScope(shield=True), contextlib.suppress(OSError):
+                if accepted.dropped:
+                    if made:
+                        stream.abort()
+                elif connection is not None:
+                    await connection.aclose()
+                elif made:
+                    await stream.aclose(settings.connect_timeout_ms / 1000)
+
+    async def _say_busy(self, stream: ByteStream) -> None:
+        """Tell the peer that the listener is full."""
+        log.warning("refused a connection: %s", self._gate.busy)
+        with contextlib.suppress(PenstockError):
+            # Read its opening, too: closing over unread bytes would reset the connection before it
+            # reads this.
+            await exchange(stream, HandshakeOpening(BUSY_MAGIC, self._opening.version))

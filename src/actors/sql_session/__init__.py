@@ -1,5 +1,0 @@
-"""Carries out SQL statements for one session, whichever door they came by."""
-
-from actors.sql_session.results import StatementResult as StatementResult
-from actors.sql_session.row_values import SqlParameter as SqlParameter
-from actors.sql_session.session import SqlSession as SqlSession

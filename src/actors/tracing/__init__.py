@@ -1,4 +1,0 @@
-"""Setup of traces, measures and log lines, imported only by a process that wants them.
-
-`start` and `TracingSetup` are in `actors.tracing.setup`; names and contexts in `actors.telemetry`.
-"""

@@ -1,0 +1,109 @@
+"""What clients are asked to do, as data: a table of the page for each door. Of the standard library
+alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, NamedTuple
+
+POSTGRES: Final[Mapping[str, str]] = {
+    "connect": "connects, and learns the server's version",
+    "reflection": "lists tables, views, columns, keys and indexes",
+    "text": "reads every type as text",
+    "binary": "reads every type in binary",
+    "nulls": "reads NULLs of every type",
+    "parameters": "gives values as parameters",
+    "prepared": "prepares a statement and runs it again and again",
+    "batch": "sends many rows in one call",
+    "transaction": "commits and rolls back",
+    "savepoint": "goes back to a savepoint",
+    "fetching": "fetches some rows at a time",
+    "copy_in": "copies rows into a table (COPY FROM)",
+    "copy_out": "copies rows out (COPY TO)",
+    "cancel": "cancels a running statement",
+    "error": "gets an error's SQLSTATE and its place in the text",
+    "view": "creates a materialized view",
+    "fresh": "reads in a view what it has just written",
+    "subscribe": "follows changes (SUBSCRIBE)",
+    "large": "reads a result of 200,000 rows",
+}
+CONNECT: Final[Mapping[str, str]] = {
+    "connect": "connects, and learns the server's version",
+    "reflection": "lists tables, views and columns",
+    "binary": "reads every type",
+    "nulls": "reads NULLs of every type",
+    "parameters": "gives values as parameters",
+    "batch": "writes a frame of its own into a table",
+    "temporary": "keeps a temporary view over a table",
+    "transaction": "commits and rolls back",
+    "fetching": "fetches some rows at a time",
+    "cancel": "interrupts a running query",
+    "error": "gets an error's SQLSTATE",
+    "view": "creates a materialized view",
+    "fresh": "reads in a view what it has just written",
+    "subscribe": "follows changes",
+    "large": "reads a result of 200,000 rows",
+}
+DBT: Final[Mapping[str, str]] = {
+    "connect": "dbt debug",
+    "seed": "seeds, and loads them again",
+    "source": "reads sources",
+    "table": "models as tables",
+    "materialized_view": "models as materialized views, one over the other",
+    "again": "dbt run twice, which leaves the views as they are",
+    "fresh": "a view is fresh without another run",
+    "test": "dbt test with not_null, unique, accepted_values and relationships",
+    "refresh": "dbt run --full-refresh",
+    "docs": "dbt docs generate",
+    "view": "models as plain views",
+    "incremental": "models as incremental tables",
+}
+
+
+class DoorTable(NamedTuple):
+    """One table of the page."""
+
+    title: str
+    told: str
+    """What stands above it."""
+    capabilities: Mapping[str, str]
+    """The title of each, by its key."""
+    clients: tuple[str, ...]
+
+
+DOORS: Final = (
+    DoorTable(
+        "PostgreSQL's protocol",
+        "These tests run on Spark and on the in-memory engine, and both show the same.",
+        POSTGRES,
+        (
+            "psql",
+            "psycopg",
+            "asyncpg",
+            "pgjdbc",
+            "psqlODBC",
+            "ADBC",
+            "SQLAlchemy",
+            "pandas",
+        ),
+    ),
+    DoorTable(
+        "Spark Connect",
+        "The driver is the one of Spark's own distribution.",
+        CONNECT,
+        ("PySpark", "Connect JDBC"),
+    ),
+    DoorTable(
+        "dbt",
+        "By `method: session` and `SPARK_REMOTE`. The project is"
+        " `tests/doors/clients/dbt_project`, with a macro"
+        " for materialized views that any project may copy.",
+        DBT,
+        ("dbt-spark",),
+    ),
+)
+
+
+def door_of(client: str) -> DoorTable:
+    """Return the table in which a client stands."""
+    return next(door for door in DOORS if client in door.clients)
