@@ -391,7 +391,7 @@ async def test_nothing_is_lost_or_taken_twice_by_kill_9(tmp_path: Path) -> None:
                 address = (await process.stdout.receive()).decode().strip()
                 async with await Client.connect(address) as client:
                     if life == 0:
-                        await client.create_source("numbers", {"kind": "counter", "rate": 3_000})
+                        await client.create_source("numbers", {"kind": "counter", "rate": 300})
                     await client.peek("numbers")  # waits for the first contents
                     upper = (await source(client, "numbers")).upper
                     await client.wait_for("numbers", upper + 150 + 70 * life)
