@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.second]
 ROOT: Final = Path(__file__).resolve().parents[3]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ELSEWHERE: Final = {
-    "spark-source.md": "spark/users_spark.py",
+    "spark-source.md": "engine/spark/users_spark.py",
     "testing-an-actor.md": "testing/test_docs_testing_an_actor.py",
 }
 LONG_PAGES: Final = ("operations.md", "tracing.md")

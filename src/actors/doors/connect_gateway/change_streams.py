@@ -22,7 +22,7 @@ from actors.runtime.settings import Settings
 
 SOURCE: Final = "penstock"
 """Name of the data source."""
-_SOURCE_CLASS: Final = b"cactors.spark.source.data_source\nPenstockDataSource\n."
+_SOURCE_CLASS: Final = b"cactors.engine.spark.source.data_source\nPenstockDataSource\n."
 """Pickle of the class: its module and its name. It is imported where it is used, and not here."""
 _OPTIONS: Final = ("startingTime", "consumer", "maxRowsPerBatch")
 """Options that a client may give; where the stores are is the service's to say."""
