@@ -33,6 +33,7 @@ from actors.runtime.errors import (
     ResourceBusy,
     WalRefused,
     WalRemoved,
+    first_error,
 )
 from actors.runtime.kernel import STOP, ActorClock, ActorSystem, ReplySlot
 from actors.runtime.settings import Settings
@@ -413,7 +414,7 @@ class WalListener:
             await WalSender(stream, timeline, command, number, self._clock).run()
         except BaseExceptionGroup as group:
             # Callers handle the error of the sender's task, not a group.
-            raise group.exceptions[0] from None
+            raise first_error(group) from None
 
 
 def sqlstate_of(error: PenstockError) -> str:

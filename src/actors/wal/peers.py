@@ -28,6 +28,7 @@ from actors.runtime.errors import (
     MalformedFrame,
     PenstockError,
     WalRefused,
+    first_error,
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
@@ -337,7 +338,7 @@ class PeerExchange:
             try:
                 await self._copy(timeline, reader, donor, generation)
             except ExceptionGroup as errors:
-                raise errors.exceptions[0] from None
+                raise first_error(errors) from None
             finally:
                 reader.abort()
 
