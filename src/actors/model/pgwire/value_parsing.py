@@ -16,7 +16,7 @@ import struct
 import uuid
 from collections.abc import Callable
 from decimal import Decimal, InvalidOperation
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from actors.model.pgwire.decimal_digits import parse_binary_decimal
 from actors.model.pgwire.sqlstate import (
@@ -117,6 +117,15 @@ _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
 _ABBREVIATIONS: Final = {"CET": 3600, "EET": 7200, "MET": 3600, "WET": 0}
 """Seconds east of UTC: to PostgreSQL these are winter time all the year in a text."""
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
+_ELEMENT: Final = re.compile(
+    r"""(?:"(?P<quoted>[^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\n\v\f\r]*+"""
+    r"""|(?P<bare>[^"{},\\]*+(?:\\.[^"{},\\]*+)*+))(?=[,}])""",
+    re.DOTALL,
+)
+"""One element of an array, up to the comma or brace after it."""
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_DIMENSIONS_MAX: Final = 6
+"""Most dimensions of an array, as in PostgreSQL."""
 _OCTAL: Final = re.compile(rb"\\(?:\\|[0-3][0-7]{2})|[^\\]")
 _HEX: Final = re.compile(r"(?:[ \n\t\r]|[0-9a-fA-F]{2})*")
 _UUID: Final = re.compile(r"(\{)?[0-9a-fA-F]{4}(?:-?[0-9a-fA-F]{4}){7}(?(1)\})")
@@ -393,71 +402,84 @@ _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
 }
 
 
-def check_elements(count: int) -> None:
-    """Raise `InvalidClientData` for too many elements of arrays."""
-    if count > ARRAY_ELEMENTS_MAX:
-        raise InvalidClientData(
-            f"arrays have at most {ARRAY_ELEMENTS_MAX} elements", LIMIT_EXCEEDED
-        )
+def check_elements(count: int, elements_max: int | None = None) -> None:
+    """Raise `InvalidClientData` for too many elements of arrays; `elements_max` None: more than
+    `ARRAY_ELEMENTS_MAX`."""
+    elements_max = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
+    if count > elements_max:
+        raise InvalidClientData(f"arrays have at most {elements_max} elements", LIMIT_EXCEEDED)
 
 
-def parse_array(text: str) -> list[str | None]:
+def parse_array(text: str, elements_max: int | None = None) -> list[str | None]:
     r"""Parse the elements of an array's text, of one dimension. Raises `InvalidClientData`.
 
     >>> parse_array(r'{1, NULL,"a,\"b"}')
     ['1', None, 'a,"b']
     """
-    body = _BOUNDS.sub("", text.strip(BLANKS), count=1)
-    end = len(body) - 1
-    if end < 1 or body[0] != "{" or body[end] != "}":
-        raise invalid("array", text)
-    words: list[str | None] = []
-    at = _skip_blanks(body, 1, end)
-    if at == end:
-        return words
+    elements = parse_nested_array(text, elements_max)
+    if any(isinstance(each, list) for each in elements):
+        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
+    return elements
+
+
+def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
+    """Parse the elements of an array's text: texts, None, and lists of these for further
+    dimensions. Raises `InvalidClientData`.
+
+    >>> parse_nested_array("[0:1]={{1,2},{3,NULL}}")
+    [['1', '2'], ['3', None]]
+    """
+    body = text.strip(BLANKS)
+    if (bounds := _BOUNDS.match(body)) is not None:
+        body = body[bounds.end() :]
+    levels: list[list[Any]] = []
+    at, count = 0, 0
     while True:
-        word, at = _take_element(body, at, end, text)
-        words.append(word)
-        check_elements(len(words))
-        if at == end:
-            return words
-        at = _skip_blanks(body, at + 1, end)
+        # An element stands here, or an array opens.
+        found = _ELEMENT.match(body, at)
+        if found is not None and levels:
+            levels[-1].append(_element(found, text))
+            count += 1
+            check_elements(count, elements_max)
+            at = found.end()
+        elif body[at : at + 1] == "{" and len(levels) < _DIMENSIONS_MAX:
+            levels.append([])
+            at = _skip_blanks(body, at + 1)
+            if body[at : at + 1] != "}":
+                continue
+        else:
+            raise invalid("array", text)
+        # Arrays close, or a comma follows.
+        while body[at : at + 1] == "}":
+            array = levels.pop()
+            at = _skip_blanks(body, at + 1)
+            if not levels:
+                if at != len(body):
+                    raise invalid("array", text)
+                return array
+            levels[-1].append(array)
+        if body[at : at + 1] != ",":
+            raise invalid("array", text)
+        at = _skip_blanks(body, at + 1)
 
 
-def _skip_blanks(body: str, at: int, end: int) -> int:
-    while at < end and body[at] in BLANKS:
+def _skip_blanks(body: str, at: int) -> int:
+    while body[at : at + 1] in BLANKS and at < len(body):
         at += 1
     return at
 
 
-def _take_element(body: str, at: int, end: int, text: str) -> tuple[str | None, int]:
-    """Return (the element that begins at that place, the place of the comma or brace after it)."""
-    if body[at] == "{":
-        raise InvalidClientData("only arrays of one dimension can be held", NOT_SUPPORTED)
-    quoted = body[at] == '"'
-    at += quoted
-    parts: list[str] = []
-    kept = 0
-    while at < end and body[at] != ('"' if quoted else ","):
-        if body[at] in '"{}' and not quoted:
-            raise invalid("array", text)
-        # A backslash takes the next character as it is.
-        escaped = body[at] == "\\"
-        at += escaped
-        parts.append(body[at])
-        at += 1
-        if escaped:
-            kept = len(parts)
-    if quoted and at < end:
-        at = _skip_blanks(body, at + 1, end)
-        if at == end or body[at] == ",":
-            return "".join(parts), at
+def _element(found: re.Match[str], text: str) -> str | None:
+    quoted, bare = found["quoted"], found["bare"]
+    if quoted is not None:
+        return _ESCAPED.sub(r"\1", quoted)
+    word = bare.rstrip(BLANKS)
     # An escaped blank at the end is part of the value.
-    word = "".join(parts[:kept]) + "".join(parts[kept:]).rstrip(BLANKS)
-    # Past the end: the last brace was taken for an escaped one.
-    if quoted or at > end or not word:
+    if (len(word) - len(word.rstrip("\\"))) % 2:
+        word = bare[: len(word) + 1]
+    if not word:
         raise invalid("array", text)
-    return None if word.upper() == "NULL" and not kept else word, at
+    return None if word.upper() == "NULL" else _ESCAPED.sub(r"\1", word)
 
 
 # -- binary ----------------------------------------------------------------------------------------

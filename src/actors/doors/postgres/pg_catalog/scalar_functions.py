@@ -21,13 +21,13 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 )
 from actors.doors.postgres.pg_catalog.catalog_lookups import split_name
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
     format_catalog_value,
-    parse_array,
     quote_identifier,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.type_map import BOOL
+from actors.model.pgwire.value_parsing import parse_nested_array
 
 _CLASSES: Final = {
     "[:alpha:]": "a-zA-Z",
@@ -391,7 +391,7 @@ def array_of_texts(value: str, element: int) -> str:
 
 def read_array(text: str) -> str:
     """Return an array of texts from its text."""
-    return array_json(parse_array(text))
+    return array_json(parse_nested_array(text))
 
 
 # -- JSON --------------------------------------------------------------------------------------

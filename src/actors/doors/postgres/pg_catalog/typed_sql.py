@@ -15,31 +15,33 @@ import msgspec
 
 from actors.doors.postgres.pg_catalog.catalog_errors import INVALID_TEXT, CatalogQueryError
 from actors.doors.postgres.pg_catalog.pg_types import (
+    ELEMENT_OF,
+    INTEGERS,
+    NUMBERS,
+    REGISTERED,
+    TEXTUAL,
+    VECTORS,
+)
+from actors.model.pgwire.type_map import (
     ACLITEM,
     ARRAY_OF,
     BOOL,
     CHAR,
-    ELEMENT_OF,
     FLOAT4,
     FLOAT8,
     INT2,
     INT4,
     INT8,
-    INTEGERS,
     JSON,
     JSONB,
     NAME,
-    NUMBERS,
     NUMERIC,
     OID,
     RECORD,
-    REGISTERED,
     TEXT,
-    TEXTUAL,
     UNKNOWN,
-    VECTORS,
-    parse_array,
 )
+from actors.model.pgwire.value_parsing import parse_nested_array
 
 TRUE_TEXTS: Final = frozenset({"t", "true", "y", "yes", "on", "1"})
 FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "off", "0"})
@@ -123,7 +125,7 @@ def read_text(text: str, type_oid: int) -> Any:
         return array_json(int(each) for each in stripped.split())
     if type_oid in ELEMENT_OF:
         element = ELEMENT_OF[type_oid]
-        return array_json(_read_element(each, element) for each in parse_array(text))
+        return array_json(_read_element(each, element) for each in parse_nested_array(text))
     return text
 
 
