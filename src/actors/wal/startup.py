@@ -43,6 +43,7 @@ from actors.model.pgwire.messages import (
 from actors.runtime.errors import (
     AuthenticationFailed,
     FrameTooLarge,
+    InvalidUsage,
     MalformedFrame,
     PeerRejected,
     WalRefused,
@@ -332,18 +333,13 @@ def parse_command(query: str) -> Command:
         term = None if found.group(2) is None else int(found.group(2))
         # Twenty digits may exceed the 64 bits of a term.
         if term is None or term < 1 << 64:
-            return StartReplication(parse_lsn_of(found.group(1)), term)
+            try:
+                return StartReplication(parse_lsn(found.group(1)), term)
+            except InvalidUsage as error:
+                raise WalRefused(str(error)) from None
     if (found := _SHOW.fullmatch(text)) is not None:
         return ShowParameter(found.group(1).lower())
     raise WalRefused(f"{text[:100]!r} is no command of this port; it knows {_COMMANDS}")
-
-
-def parse_lsn_of(text: str) -> int:
-    """Parse an LSN in a command. Raises `WalRefused`."""
-    # `parse_lsn` would raise `InvalidUsage`: a peer's mistake is a `WalRefused`.
-    if any(len(half) > 8 for half in text.split("/")):
-        raise WalRefused(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
-    return parse_lsn(text)
 
 
 def _parse_push(options: str) -> StartWalPush:

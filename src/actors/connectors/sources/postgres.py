@@ -36,8 +36,6 @@ from actors.connectors.sources import postgres_survey as setup
 from actors.connectors.sources.postgres_catalog import (
     PostgresTable,
     ServerHealth,
-    lsn_of,
-    lsn_text,
 )
 from actors.connectors.sources.postgres_changes import ColumnsDue, Decoded, DecodedChanges
 from actors.connectors.sources.postgres_config import PostgresConfig
@@ -82,6 +80,7 @@ from actors.connectors.sources.source import (
 from actors.model.plan.schema import TableColumn
 from actors.runtime.errors import InvalidUsage, ProtocolError, first_error
 from actors.runtime.kernel.clock import ActorClock, SystemClock
+from actors.wal.lsn import lsn_text, parse_lsn
 
 _IDLE_WAIT_S: Final = 1.0
 _VISIBLE_WAIT_S: Final = 0.002
@@ -365,7 +364,7 @@ class PostgresSource:
             raise SourceUnreachable(
                 f"PostgreSQL: slot {slot} cannot be made: {error}", error.server_hint
             ) from None
-        return lsn_of(rows[0][1]), rows[0][2] or ""
+        return parse_lsn(str(rows[0][1])), rows[0][2] or ""
 
     async def _begin_snapshot(
         self, new: Sequence[PostgresTable], tables: Sequence[PostgresTable], name: str

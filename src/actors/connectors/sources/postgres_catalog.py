@@ -29,6 +29,7 @@ from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.runtime.errors import InvalidUsage
+from actors.wal.lsn import parse_lsn
 
 VERSION_MIN: Final = 130_000
 _VERSION_WITH_MULTIRANGES: Final = 140_000
@@ -142,19 +143,6 @@ class ServerHealth(msgspec.Struct, frozen=True):
     wal_lsn: int
     """End of the server's log."""
     slot: ReplicationSlot | None
-
-
-def lsn_of(text: str | None) -> int:
-    """Parse a position such as ``16/B374D848``; return 0 for None."""
-    if not text:
-        return 0
-    high, low = text.split("/")
-    return (int(high, 16) << 32) | int(low, 16)
-
-
-def lsn_text(lsn: int) -> str:
-    """Return a position as PostgreSQL writes it."""
-    return f"{lsn >> 32:X}/{lsn & 0xFFFFFFFF:X}"
 
 
 async def tables(
@@ -403,10 +391,10 @@ async def health(wire: PostgresConnection, slot: str) -> ServerHealth:
             plugin=plugin or "",
             database=database or "",
             active_pid=number_of(process),
-            confirmed_lsn=lsn_of(confirmed),
+            confirmed_lsn=parse_lsn(confirmed) if confirmed else 0,
             wal_status=status or "",
         )
-    return ServerHealth(lsn_of(lsn), found)
+    return ServerHealth(parse_lsn(str(lsn)), found)
 
 
 def listed_numbers(numbers: Iterable[int]) -> str:

@@ -25,7 +25,6 @@ from actors.connectors.sources.postgres_catalog import (
     check_row_security,
     export_of,
     listed_numbers,
-    lsn_text,
     publication,
     tables,
     type_facts,
@@ -56,6 +55,7 @@ from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceExport, SourceUnreachable
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
+from actors.wal.lsn import lsn_text
 
 # -- Checks the server before a source begins, and creates the publication -------------------------
 # `describe` checks all and changes nothing; `publish` makes the publication. Every error says what
