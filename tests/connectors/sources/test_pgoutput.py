@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import PgRelation, PgRelationColumn
-from actors.connectors.sources.postgres_copy import PAD_BYTES, CopyFrames, chain
+from actors.connectors.sources.postgres_copy import CopyFrames, chain
+from actors.model.pgwire.column_parsing import PAD_BYTES
 from actors.runtime.errors import RemoteProtocolError
 
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.postgres_catalog import PostgresTable
 from actors.connectors.sources.postgres_changes import unheld
-from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream, be16, be32
+from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_errors import ServerRefused
 from actors.connectors.sources.postgres_footing import FilledTable
 from actors.connectors.sources.postgres_names import identifier, literal
@@ -39,6 +39,7 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
+from actors.model.pgwire.column_parsing import be16, be32
 from actors.model.plan.schema import DIFF
 
 BUFFER_BYTES: Final = 256 * 1024

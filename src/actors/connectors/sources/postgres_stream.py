@@ -20,13 +20,13 @@ from anyio.lowlevel import checkpoint
 
 from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import EPOCH_MS
-from actors.connectors.sources.postgres_catalog import lsn_text
 from actors.connectors.sources.postgres_changes import Decoded, DecodedChanges
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_names import identifier, literal
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceUnreachable
 from actors.runtime.kernel.clock import ActorClock
+from actors.wal.lsn import lsn_text
 
 BATCH_BYTES_MAX: Final = 4 * 1024 * 1024
 LATE_MS: Final = 1_000

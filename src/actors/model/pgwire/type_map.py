@@ -140,7 +140,25 @@ def numeric_modifier(precision: int, scale: int) -> int:
     >>> numeric_modifier(12, 2)
     786438
     """
-    return (precision << 16 | scale) + _HEADER_BYTES
+    return (precision << 16 | scale & 0x7FF) + _HEADER_BYTES
+
+
+def decimal_type(modifier: int) -> str | None:
+    """Return the decimal that holds all values of a ``numeric`` of that modifier; None: none does,
+    or the modifier names no precision.
+
+    >>> decimal_type(numeric_modifier(12, 2)), decimal_type(numeric_modifier(2, -3))
+    ('decimal(12,2)', 'decimal(5,0)')
+    """
+    if modifier < _HEADER_BYTES:
+        return None
+    digits, scale = (modifier - _HEADER_BYTES) >> 16, (modifier - _HEADER_BYTES) & 0x7FF
+    # Eleven bits with a sign: numeric(2,-3) holds 99000.
+    scale = (scale ^ 0x400) - 0x400
+    if scale < 0:
+        digits, scale = digits - scale, 0
+    digits = max(digits, scale)
+    return f"decimal({digits},{scale})" if digits <= DECIMAL_DIGITS_MAX else None
 
 
 @lru_cache(maxsize=1024)
@@ -230,10 +248,7 @@ def spark_type(oid: int, modifier: int = -1) -> str | None:
     ('decimal(12,2)', 'array<bigint>')
     """
     if oid == NUMERIC:
-        if modifier < _HEADER_BYTES:
-            return UNBOUNDED_NUMERIC
-        precision, scale = divmod(modifier - _HEADER_BYTES, 1 << 16)
-        return f"decimal({precision},{scale})" if precision <= DECIMAL_DIGITS_MAX else None
+        return UNBOUNDED_NUMERIC if modifier < _HEADER_BYTES else decimal_type(modifier)
     if oid in ELEMENT_OF:
         element = spark_type(ELEMENT_OF[oid], modifier)
         return None if element is None else f"array<{element}>"

@@ -78,7 +78,8 @@ UNTYPED: Final = 0
 """OID of a parameter whose type the client left open."""
 TEXTS: Final = frozenset({UNTYPED, TEXT, NAME, JSON, UNKNOWN, BPCHAR, VARCHAR})
 """Types whose binary form is their text."""
-_SHOWN_MAX: Final = 64
+SHOWN_MAX: Final = 64
+"""Characters of a value that an error shows."""
 _EPOCH_DATE: Final = dt.date(1970, 1, 1)
 _EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _INT_LIMITS: Final = {
@@ -104,7 +105,9 @@ _FLOAT: Final = re.compile(
     r"[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,6})?|inf(?:inity)?)|nan",
     re.IGNORECASE,
 )
-_DECIMAL_TEXT_MAX: Final = 2_000
+_FLOAT_TEXT_MAX: Final = 2_000
+_DECIMAL_TEXT_MAX: Final = 131_072 + 16_383 + 2
+"""Characters of the longest ``numeric`` of PostgreSQL."""
 _TIME: Final = re.compile(
     r"(?P<year>[0-9]{4,7})-(?P<month>[0-9]{1,2})-(?P<day>[0-9]{1,2})"
     r"(?:[T ]\s*(?P<hour>[0-9]{1,2}):(?P<minute>[0-9]{2})"
@@ -117,12 +120,17 @@ _OFFSET: Final = re.compile(r"([+-])([0-9]{1,2}):?([0-9]{2})?:?([0-9]{2})?")
 _ABBREVIATIONS: Final = {"CET": 3600, "EET": 7200, "MET": 3600, "WET": 0}
 """Seconds east of UTC: to PostgreSQL these are winter time all the year in a text."""
 _BOUNDS: Final = re.compile(r"(?:\[-?[0-9]{1,10}:-?[0-9]{1,10}\])+=")
+_BLANK: Final = r"[ \t\n\v\f\r]*+"
+_OPENING: Final = re.compile(rf"{_BLANK}\{{{_BLANK}(\}})?")
 _ELEMENT: Final = re.compile(
-    r"""(?:"(?P<quoted>[^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\n\v\f\r]*+"""
-    r"""|(?P<bare>[^"{},\\]*+(?:\\.[^"{},\\]*+)*+))(?=[,}])""",
-    re.DOTALL,
+    rf"""{_BLANK}
+    (?: "([^"\\]*+ (?:\\. [^"\\]*+)*+)" {_BLANK}
+      | ([^"{{}},\\]*+ (?:\\. [^"{{}},\\]*+)*+)
+    ) ([,}}])""",
+    re.DOTALL | re.VERBOSE,
 )
-"""One element of an array, up to the comma or brace after it."""
+"""One element of an array, in quotes or bare, and the comma or brace after it."""
+_BEHIND: Final = re.compile(rf"{_BLANK}([,}}])")
 _ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _DIMENSIONS_MAX: Final = 6
 """Most dimensions of an array, as in PostgreSQL."""
@@ -136,13 +144,13 @@ U+00A0 and U+001C to U+001F are part of a text."""
 
 def invalid(kind: str, text: str, sqlstate: str = INVALID_TEXT) -> InvalidClientData:
     """Return the error for a text that is no value of a type."""
-    shown = text if len(text) <= _SHOWN_MAX else f"{text[:_SHOWN_MAX]}…"
+    shown = text if len(text) <= SHOWN_MAX else f"{text[:SHOWN_MAX]}…"
     return InvalidClientData(f'invalid input syntax for type {kind}: "{shown}"', sqlstate)
 
 
 def _out_of_range(kind: str, text: str, sqlstate: str = NUMBER_OUT_OF_RANGE) -> InvalidClientData:
     return InvalidClientData(
-        f'value "{text[:_SHOWN_MAX]}" is out of range for type {kind}', sqlstate
+        f'value "{text[:SHOWN_MAX]}" is out of range for type {kind}', sqlstate
     )
 
 
@@ -190,7 +198,7 @@ def _parse_float(oid: int) -> Callable[[str], float]:
 
     def parse(text: str) -> float:
         stripped = text.strip(BLANKS)
-        if len(stripped) > _DECIMAL_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
+        if len(stripped) > _FLOAT_TEXT_MAX or _FLOAT.fullmatch(stripped) is None:
             raise invalid(name, text)
         number = float(stripped)
         if oid == FLOAT4:
@@ -430,56 +438,55 @@ def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
     [['1', '2'], ['3', None]]
     """
     body = text.strip(BLANKS)
-    if (bounds := _BOUNDS.match(body)) is not None:
+    if body.startswith("[") and (bounds := _BOUNDS.match(body)) is not None:
         body = body[bounds.end() :]
+    most = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
     levels: list[list[Any]] = []
     at, count = 0, 0
     while True:
-        # An element stands here, or an array opens.
-        found = _ELEMENT.match(body, at)
-        if found is not None and levels:
-            levels[-1].append(_element(found, text))
+        found = _ELEMENT.match(body, at) if levels else None
+        if found is not None:
+            quoted, bare, end = found.groups()
+            levels[-1].append(_unquoted(quoted) if bare is None else _bare(bare, text))
             count += 1
-            check_elements(count, elements_max)
-            at = found.end()
-        elif body[at : at + 1] == "{" and len(levels) < _DIMENSIONS_MAX:
-            levels.append([])
-            at = _skip_blanks(body, at + 1)
-            if body[at : at + 1] != "}":
-                continue
+            if count > most:
+                check_elements(count, most)
         else:
-            raise invalid("array", text)
-        # Arrays close, or a comma follows.
-        while body[at : at + 1] == "}":
+            found = _OPENING.match(body, at)
+            if found is None or len(levels) == _DIMENSIONS_MAX:
+                raise invalid("array", text)
+            levels.append([])
+            end = found[1]
+        at = found.end()
+        # An array ends with its brace, and is an element of the one around it.
+        while end == "}":
             array = levels.pop()
-            at = _skip_blanks(body, at + 1)
             if not levels:
                 if at != len(body):
                     raise invalid("array", text)
                 return array
             levels[-1].append(array)
-        if body[at : at + 1] != ",":
-            raise invalid("array", text)
-        at = _skip_blanks(body, at + 1)
+            found = _BEHIND.match(body, at)
+            if found is None:
+                raise invalid("array", text)
+            end, at = found[1], found.end()
 
 
-def _skip_blanks(body: str, at: int) -> int:
-    while body[at : at + 1] in BLANKS and at < len(body):
-        at += 1
-    return at
+def _unquoted(word: str) -> str:
+    return _ESCAPED.sub(r"\1", word) if "\\" in word else word
 
 
-def _element(found: re.Match[str], text: str) -> str | None:
-    quoted, bare = found["quoted"], found["bare"]
-    if quoted is not None:
-        return _ESCAPED.sub(r"\1", quoted)
-    word = bare.rstrip(BLANKS)
-    # An escaped blank at the end is part of the value.
-    if (len(word) - len(word.rstrip("\\"))) % 2:
-        word = bare[: len(word) + 1]
-    if not word:
+def _bare(word: str, text: str) -> str | None:
+    """Return an element without quotes; `text` is the whole array."""
+    found = word.rstrip(BLANKS)
+    if not found:
         raise invalid("array", text)
-    return None if word.upper() == "NULL" else _ESCAPED.sub(r"\1", word)
+    if "\\" not in found:
+        return None if found.upper() == "NULL" else found
+    # An escaped blank at the end is part of the value.
+    if (len(found) - len(found.rstrip("\\"))) % 2:
+        found = word[: len(found) + 1]
+    return _unquoted(found)
 
 
 # -- binary ----------------------------------------------------------------------------------------
