@@ -52,7 +52,7 @@ from actors.connectors.sources.postgres_footing import (
     read_position,
     write_position,
 )
-from actors.connectors.sources.postgres_names import identifier, numbers_of
+from actors.connectors.sources.postgres_names import numbers_of
 from actors.connectors.sources.postgres_snapshot import (
     SnapshotTable,
     TableSnapshots,
@@ -77,6 +77,7 @@ from actors.connectors.sources.source import (
     SourceLag,
     SourceUnreachable,
 )
+from actors.model.pgwire.quoting import quote_name
 from actors.model.plan.schema import TableColumn
 from actors.runtime.errors import InvalidUsage, ProtocolError, first_error
 from actors.runtime.kernel.clock import ActorClock, SystemClock
@@ -358,7 +359,7 @@ class PostgresSource:
             slot, kind = f"{self._slot[:44]}_fill_{maker.server_pid}", "TEMPORARY "
         try:
             rows = await maker.query(
-                f"CREATE_REPLICATION_SLOT {identifier(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
+                f"CREATE_REPLICATION_SLOT {quote_name(slot)} {kind}LOGICAL pgoutput EXPORT_SNAPSHOT"
             )
         except ServerRefused as error:
             raise SourceUnreachable(

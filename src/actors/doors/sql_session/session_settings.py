@@ -244,18 +244,6 @@ def _any_text(text: str, _: str) -> str:
     return text
 
 
-def quoted_name(name: str) -> str:
-    """Return a name as PostgreSQL's lists of identifiers have it.
-
-    >>> quoted_name("public"), quoted_name("$user")
-    ('public', '"$user"')
-    """
-    if re.fullmatch(r"[a-z_][a-z0-9_$]*", name):
-        return name
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
 # -- the settings ----------------------------------------------------------------------------------
 
 

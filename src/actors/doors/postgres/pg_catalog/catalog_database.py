@@ -40,7 +40,8 @@ from actors.doors.postgres.pg_catalog.scalar_functions import (
 from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery, SelectCompiler
 from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
-from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
+from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire.quoting import quote_name, quote_text
 from actors.model.pgwire.type_map import BOOL, FLOAT4, FLOAT8
 
 STEPS_MAX: Final = 200_000_000

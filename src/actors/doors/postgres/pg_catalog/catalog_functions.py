@@ -28,9 +28,9 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     SessionSignal,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import quote_identifier
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire.quoting import quote_identifier
 from actors.model.pgwire.type_map import (
     REGCLASS,
     REGNAMESPACE,

@@ -19,8 +19,9 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
-from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type, quote_identifier
+from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
 from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
+from actors.model.pgwire.quoting import quote_identifier
 from actors.model.pgwire.type_map import (
     REGCLASS,
     REGCOLLATION,

@@ -37,10 +37,10 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_text,
     text_constant,
     unify_values,
 )
+from actors.model.pgwire.quoting import quote_text
 from actors.model.pgwire.type_map import (
     BOOL,
     INT4,

@@ -47,9 +47,8 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_name,
-    quote_text,
 )
+from actors.model.pgwire.quoting import quote_name, quote_text
 from actors.model.pgwire.type_map import INT8, RECORD, TEXT, UNKNOWN
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]

@@ -22,6 +22,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     TEXTUAL,
     VECTORS,
 )
+from actors.model.pgwire.quoting import quote_text
 from actors.model.pgwire.type_map import (
     ACLITEM,
     ARRAY_OF,
@@ -68,16 +69,6 @@ class TypedSql(msgspec.Struct, frozen=True):
 
 
 NULL_VALUE: Final = TypedSql("NULL", UNKNOWN)
-
-
-def quote_text(text: str) -> str:
-    """Return a string constant of SQLite."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quote_name(name: str) -> str:
-    """Return a quoted identifier of SQLite."""
-    return '"' + name.replace('"', '""') + '"'
 
 
 def text_constant(text: str) -> TypedSql:
