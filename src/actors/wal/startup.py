@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.model.pgwire.decoder import parse_packet, parse_text
+from actors.model.pgwire.decoder import parse_packet, parse_text, split_options
 from actors.model.pgwire.messages import (
     AUTHENTICATION_OK,
     CLEARTEXT_PASSWORD_REQUEST,
@@ -109,34 +109,6 @@ _KEYS: Final = {
     "timeline_id": "timeline",
     "ztimelineid": "timeline",
 }
-
-
-def split_options(options: str) -> list[str]:
-    """Split `options` into words: whitespace separates, a backslash takes the next character as is.
-
-    >>> split_options(r"-c  a=b\\ c")
-    ['-c', 'a=b c']
-    """
-    words: list[str] = []
-    word: list[str] | None = None
-    escaped = False
-    for character in options:
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-            word = [] if word is None else word
-            continue
-        elif character.isspace():
-            if word is not None:
-                words.append("".join(word))
-            word = None
-            continue
-        word = [] if word is None else word
-        word.append(character)
-    if word is not None:
-        words.append("".join(word))
-    return words
 
 
 def parse_target(options: str) -> ConnectionTarget:

@@ -22,11 +22,10 @@ from actors.connectors.sources.postgres_copy import CopyFrames
 from actors.connectors.sources.postgres_names import qualified_name
 from actors.model.pgwire.column_parsing import be16, be32, be64, take_values
 from actors.model.pgwire.encoded_values import ByteValues, Lengths, Places, RowMask
+from actors.model.pgwire.type_map import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 
 XLOG_HEADER_BYTES: Final = 25
-EPOCH_MS: Final = 946_684_800_000
-"""PostgreSQL counts microseconds from the beginning of 2000."""
 
 BEGIN, COMMIT, RELATION, TRUNCATE = ord("B"), ord("C"), ord("R"), ord("T")
 INSERT, UPDATE, DELETE = ord("I"), ord("U"), ord("D")
@@ -175,7 +174,7 @@ def commits(batch: MessageBatch) -> CommitBatch:
     (at,) = np.nonzero(batch.tags == COMMIT)
     # type, flags, position, position after it, time
     places = batch.places[at]
-    times = be64(batch.data, places + 18) // 1000 + EPOCH_MS
+    times = be64(batch.data, places + 18) // 1000 + MS_TO_2000
     return CommitBatch(at, be64(batch.data, places + 10), times)
 
 

@@ -1,7 +1,7 @@
 """Queries of PostgreSQL's catalog: tables, types, publication and slot. Nothing is changed.
 
-Every query is a simple one with literals (`quote_literal`), so that it also runs on a connection for
-replication.
+Every query is a simple one with literals (`quote_literal`), so that it also runs on a connection
+for replication.
 """
 
 from __future__ import annotations

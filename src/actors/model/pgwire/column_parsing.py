@@ -39,7 +39,7 @@ from actors.model.pgwire.sqlstate import (
     InvalidClientData,
 )
 from actors.model.pgwire.time_text import DAY_US, SECOND_US, local_to_utc
-from actors.model.pgwire.type_map import BOOL, DAYS_TO_2000, JSON, US_TO_2000, PgType, pg_type
+from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, PgType, pg_type
 from actors.model.pgwire.value_parsing import (
     ARRAY_ELEMENTS_MAX,
     SHOWN_MAX,
@@ -47,6 +47,7 @@ from actors.model.pgwire.value_parsing import (
     invalid,
     parse_array,
     parse_binary_value,
+    parse_boolean,
     parse_bytea,
     parse_text_value,
 )
@@ -154,14 +155,12 @@ def _booleans(texts: pa.Array) -> pa.Array:
     coded = texts.dictionary_encode()
     words = coded.dictionary.to_pylist()
     try:
-        values = [_boolean(decode_text(word)) for word in words]
+        values = [parse_boolean(decode_text(word)) for word in words]
     except InvalidClientData:
-        return _one_by_one(texts.to_pylist(), pa.bool_(), lambda data: _boolean(decode_text(data)))
+        return _one_by_one(
+            texts.to_pylist(), pa.bool_(), lambda data: parse_boolean(decode_text(data))
+        )
     return pa.array(values, pa.bool_()).take(coded.indices)
-
-
-def _boolean(text: str) -> Any:
-    return parse_text_value(text, BOOL)
 
 
 def _byteas(texts: pa.Array) -> pa.Array:

@@ -11,6 +11,7 @@ changes nothing.
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -49,6 +50,8 @@ _SSL_REQUEST: Final = 80877103
 _GSS_REQUEST: Final = 80877104
 _CANCEL_REQUEST: Final = 80877102
 _HEADER_BYTES: Final = 5
+_WORD: Final = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
 _U16: Final = struct.Struct("!H")
 _I32: Final = struct.Struct("!i")
 _U32: Final = struct.Struct("!I")
@@ -93,6 +96,16 @@ def parse_packet(body: bytes) -> EncryptionRequest | CancelRequest | StartupPack
     if len(texts) % 2:
         raise MalformedFrame(f"the parameter {texts[-1]!r} of a startup packet has no value")
     return StartupPacket(dict(zip(texts[::2], texts[1::2], strict=True)), code & 0xFFFF)
+
+
+def split_options(options: str) -> list[str]:
+    """Split a startup packet's `options` into words: whitespace separates, a backslash takes the
+    next character as it is.
+
+    >>> split_options(r"-c  a=b\\ c")
+    ['-c', 'a=b c']
+    """
+    return [_ESCAPED.sub(r"\1", word) for word in _WORD.findall(options)]
 
 
 # -- bodies of messages ----------------------------------------------------------------------------
@@ -170,26 +183,21 @@ def _parse_bind(body: bytes) -> BindPortal:
     return BindPortal(portal, statement, formats, tuple(values), results)
 
 
-def _parse_describe(body: bytes) -> DescribePrepared | DescribePortal:
+def _named(
+    verb: str,
+    body: bytes,
+    statement: Callable[[str], FrontendMessage],
+    portal: Callable[[str], FrontendMessage],
+) -> FrontendMessage:
+    """Parse a body that names a prepared statement or a portal."""
     name = parse_text(body[1:])
     match body[:1]:
         case b"S":
-            return DescribePrepared(name)
+            return statement(name)
         case b"P":
-            return DescribePortal(name)
+            return portal(name)
         case other:
-            raise MalformedFrame(f"Describe of {other!r}: only S (statement) and P (portal) are")
-
-
-def _parse_close(body: bytes) -> CloseStatement | ClosePortal:
-    name = parse_text(body[1:])
-    match body[:1]:
-        case b"S":
-            return CloseStatement(name)
-        case b"P":
-            return ClosePortal(name)
-        case other:
-            raise MalformedFrame(f"Close of {other!r}: only S (statement) and P (portal) are")
+            raise MalformedFrame(f"{verb} of {other!r}: only S (statement) and P (portal) are")
 
 
 def _parse_execute(body: bytes) -> ExecutePortal:
@@ -204,9 +212,9 @@ _PARSERS: Final[dict[int, Callable[[bytes], FrontendMessage]]] = {
     ord("Q"): lambda body: SimpleQuery(parse_text(body)),
     ord("P"): _parse_parse,
     ord("B"): _parse_bind,
-    ord("D"): _parse_describe,
+    ord("D"): lambda body: _named("Describe", body, DescribePrepared, DescribePortal),
     ord("E"): _parse_execute,
-    ord("C"): _parse_close,
+    ord("C"): lambda body: _named("Close", body, CloseStatement, ClosePortal),
     ord("F"): FastpathCall,
     ord("d"): CopyInData,
     ord("f"): lambda body: CopyInFailure(parse_text(body)),

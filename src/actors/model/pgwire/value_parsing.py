@@ -231,15 +231,16 @@ def _finite(number: Decimal) -> Decimal:
     return number
 
 
-_TRUE: Final = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
-_FALSE: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"})
+TRUE_WORDS: Final = frozenset({"t", "tr", "tru", "true", "y", "ye", "yes", "on", "1"})
+FALSE_WORDS: Final = frozenset({"f", "fa", "fal", "fals", "false", "n", "no", "of", "off", "0"})
 
 
-def _parse_boolean(text: str) -> bool:
+def parse_boolean(text: str) -> bool:
+    """Parse a boolean, which PostgreSQL lets clients abbreviate. Raises `InvalidClientData`."""
     word = text.strip(BLANKS).lower()
-    if word in _TRUE:
+    if word in TRUE_WORDS:
         return True
-    if word in _FALSE:
+    if word in FALSE_WORDS:
         return False
     raise invalid("boolean", text)
 
@@ -397,7 +398,7 @@ def _parse_timestamp(text: str, oid: int, zone: str) -> dt.datetime:
 
 
 _TEXT_PARSERS: Final[dict[int, Callable[[str], ParameterValue]]] = {
-    BOOL: _parse_boolean,
+    BOOL: parse_boolean,
     **{oid: _parse_integer(oid) for oid in _INT_LIMITS},
     FLOAT4: _parse_float(FLOAT4),
     FLOAT8: _parse_float(FLOAT8),

@@ -42,10 +42,8 @@ from actors.model.pgwire.type_map import (
     TEXT,
     UNKNOWN,
 )
-from actors.model.pgwire.value_parsing import parse_nested_array
+from actors.model.pgwire.value_parsing import parse_boolean, parse_nested_array
 
-TRUE_TEXTS: Final = frozenset({"t", "true", "y", "yes", "on", "1"})
-FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "off", "0"})
 _PRECEDENCE: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
 """Numbers, each able to hold those before it."""
 
@@ -91,17 +89,15 @@ def _read_element(text: Any, element: int) -> Any:
 
 
 def read_text(text: str, type_oid: int) -> Any:
-    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError`.
+    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError` and
+    `InvalidClientData`.
 
     >>> read_text("t", 16), read_text("{1,2}", 1007), read_text("42", 26)
     (1, '[1,2]', 42)
     """
     stripped = text.strip()
     if type_oid == BOOL:
-        low = stripped.lower()
-        if low not in TRUE_TEXTS | FALSE_TEXTS:
-            raise _invalid("boolean", text)
-        return int(low in TRUE_TEXTS)
+        return int(parse_boolean(text))
     if type_oid in INTEGERS:
         try:
             return int(stripped)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Final
 
+from actors.model.pgwire.decoder import split_options
 from actors.runtime.errors import InvalidUsage
-
-_WORD: Final = re.compile(r"(?:\\.|[^\s\\])+", re.DOTALL)
-"""A word of the options: a backslash keeps the character after it."""
 
 
 def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
@@ -29,10 +25,7 @@ def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
         if name not in ("user", "database", "options", "replication")
         and not name.startswith("_pq_.")
     ]
-    words = [
-        re.sub(r"\\(.)", r"\1", each, flags=re.DOTALL)
-        for each in _WORD.findall(parameters.get("options", ""))
-    ]
+    words = split_options(parameters.get("options", ""))
     while words:
         word = words.pop(0)
         if word == "-c" and words:
