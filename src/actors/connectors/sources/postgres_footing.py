@@ -15,6 +15,9 @@ filled, or last judged (`judge`). The rules:
   with rows; a rewrite beside an altered column; a label renamed; changes that the publication may
   have left out) has the table refilled, at a snapshot of its own;
 - what is not sure counts as changed.
+
+A source's position is a server, a place in its log, and the tables that are filled, each with the
+state that it is compared with (`write_position`).
 """
 
 from __future__ import annotations
@@ -300,8 +303,7 @@ def _digest(parts: Iterable[object]) -> str:
     return hashlib.blake2b(repr(list(parts)).encode(), digest_size=6).hexdigest()
 
 
-# Positions of a PostgreSQL source as texts: a server, a place in its log, and the filled tables
-# Pure.
+# -- positions -------------------------------------------------------------------------------------
 
 
 class _Filled(msgspec.Struct, frozen=True, array_like=True):

@@ -1,7 +1,11 @@
-"""The catalog at one moment, and a cheap query that tells whether it changed.
+"""Checks a server before a source begins, makes its publication, and follows the catalog.
 
-A glance is one query, asked before every mark; the survey is read again only when the glance has
-changed. Verdicts on the tables are in `postgres_footing`.
+`describe` checks all and changes nothing; `publish` makes the publication. Every error says what to
+do on the server. Where all tables are asked for, those that cannot be ingested are returned too,
+with the reason.
+
+While the source runs, a glance is one query, asked before every mark; the survey is read again only
+when the glance has changed. Verdicts on the tables are in `postgres_footing`.
 """
 
 from __future__ import annotations
@@ -52,12 +56,6 @@ from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
 from actors.wal.lsn import lsn_text
-
-# -- Checks the server before a source begins, and creates the publication -------------------------
-# `describe` checks all and changes nothing; `publish` makes the publication. Every error says what
-# to do on the server. Where all tables are asked for, those that cannot be ingested are returned,
-# too, with the reason.
-
 
 _NO_SUCH_OBJECT: Final = "42704"
 _NOT_OWNER: Final = "42501"
@@ -327,6 +325,9 @@ async def was_filled_before(wire: PostgresConnection, leaf: LeafPartition) -> bo
     except ServerRefused:
         return True
     return bool(rows)
+
+
+# -- the catalog at one moment ---------------------------------------------------------------------
 
 
 class CatalogGlance(msgspec.Struct, frozen=True):

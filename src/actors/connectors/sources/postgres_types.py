@@ -167,6 +167,7 @@ def copy_expression(name: str, kind: ColumnType) -> str:
 
 def from_binary(data: ByteValues, values: TupleValues, kind: ColumnType) -> pa.Array:
     """Convert a column selected by `copy_expression`. Raises `UnrepresentableValue`."""
+    # `copy_expression` has asked for its text.
     if kind.oid not in _COPIED:
         return from_text(column(data, values), kind)
     held = arrow_type(kind.spark)

@@ -118,6 +118,7 @@ def parse_text_column(
         try:
             flat = parse_text_column(words, kind.value_type, time_zone, rounding)
         except ColumnError as wrong:
+            # Of lists that begin at one place the last one has elements.
             offsets = lists.offsets.to_numpy()
             row = int(np.searchsorted(offsets, wrong.row, side="right")) - 1
             raise ColumnError(row, wrong.error, wrong.shown) from None
@@ -214,6 +215,7 @@ def _lists(texts: pa.Array, elements_max: int | None) -> pa.Array:
         lists = pc.split_pattern(pc.if_else(pc.equal(inner, ""), None, inner), ",")
         words = pc.if_else(pc.equal(pc.utf8_upper(lists.values), "NULL"), None, lists.values)
         most = ARRAY_ELEMENTS_MAX if elements_max is None else elements_max
+        # One that has too many is found, with its row, value by value.
         if (pc.max(pc.list_value_length(lists)).as_py() or 0) <= most:
             return pa.ListArray.from_arrays(lists.offsets, words, mask=_null_array(texts))
     return _one_by_one(

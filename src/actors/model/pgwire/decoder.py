@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
@@ -39,7 +39,7 @@ from actors.model.pgwire.messages import (
     SyncPipeline,
     TerminateSession,
 )
-from actors.runtime.errors import FrameTooLarge, MalformedFrame, RemoteProtocolError
+from actors.runtime.errors import FrameTooLarge, InvalidUsage, MalformedFrame, RemoteProtocolError
 
 STARTUP_BYTES_MAX: Final = 10_000
 CANCEL_KEY_BYTES_MAX: Final = 256
@@ -106,6 +106,35 @@ def split_options(options: str) -> list[str]:
     ['-c', 'a=b c']
     """
     return [_ESCAPED.sub(r"\1", word) for word in _WORD.findall(options)]
+
+
+def startup_variables(parameters: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return the variables that a startup packet sets, those of its `options` too.
+
+    >>> startup_variables({"user": "me", "application_name": "psql", "options": "-c a=1 --b-c=2"})
+    [('application_name', 'psql'), ('a', '1'), ('b_c', '2')]
+
+    Raises:
+        InvalidUsage: It asks for something else.
+    """
+    if parameters.get("replication", "off").lower() not in ("off", "false", "no", "0"):
+        raise InvalidUsage("replication connections are not supported: leave replication out")
+    found = [
+        (name, value)
+        for name, value in parameters.items()
+        if name not in ("user", "database", "options", "replication")
+        and not name.startswith("_pq_.")
+    ]
+    words = split_options(parameters.get("options", ""))
+    while words:
+        word = words.pop(0)
+        if word == "-c" and words:
+            word = "--" + words.pop(0)
+        name, equals, value = word.removeprefix("--").removeprefix("-c").partition("=")
+        if not word.startswith(("--", "-c")) or not equals or not name:
+            raise InvalidUsage(f"invalid startup option {word[:64]!r}: expected -c name=value")
+        found.append((name.replace("-", "_"), value))
+    return found
 
 
 # -- bodies of messages ----------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def encode_few(batch: pa.RecordBatch, formats: Sequence[int]) -> EncodedRows | N
     rows = []
     for cells in zip(*columns, strict=True):
         body = count + b"".join(cells)
+        # The way by columns refuses it, with its size.
         if len(body) + 4 > ROW_BYTES_MAX:
             return None
         rows.append(b"D" + _U32.pack(len(body) + 4) + body)

@@ -158,6 +158,7 @@ def decimal_type(modifier: int) -> str | None:
     scale = (scale ^ 0x400) - 0x400
     if scale < 0:
         digits, scale = digits - scale, 0
+    # numeric(3,5) holds 0.00123: a decimal counts the zeros after its point, too.
     digits = max(digits, scale)
     return f"decimal({digits},{scale})" if digits <= DECIMAL_DIGITS_MAX else None
 

@@ -450,6 +450,7 @@ def parse_nested_array(text: str, elements_max: int | None = None) -> list[Any]:
             quoted, bare, end = found.groups()
             levels[-1].append(_unquoted(quoted) if bare is None else _bare(bare, text))
             count += 1
+            # Within the loop: a short text must not become many objects before it is refused.
             if count > most:
                 check_elements(count, most)
         else:
