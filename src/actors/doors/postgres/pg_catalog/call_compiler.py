@@ -17,7 +17,7 @@ from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope
 from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, array_type, cast_value, decide_type
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     ANYELEMENT,
     BOOL,
     FLOAT8,

@@ -31,7 +31,7 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
 from actors.model.pgwire.quoting import quote_identifier
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     REGCLASS,
     REGNAMESPACE,
     REGPROC,

@@ -22,7 +22,7 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
 from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
 from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
 from actors.model.pgwire.quoting import quote_identifier
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     REGCLASS,
     REGCOLLATION,
     REGCONFIG,

@@ -41,7 +41,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     unify_values,
 )
 from actors.model.pgwire.quoting import quote_text
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     BOOL,
     INT4,
     INT8,

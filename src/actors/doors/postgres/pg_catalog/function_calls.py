@@ -33,7 +33,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     decide_type,
     unify_values,
 )
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     ANYARRAY,
     ANYELEMENT,
     BOOL,

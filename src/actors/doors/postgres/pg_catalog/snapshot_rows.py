@@ -18,7 +18,8 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     object_oid,
 )
 from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import (
     BOOL,
     BPCHAR,
     BYTEA,
@@ -38,7 +39,6 @@ from actors.model.pgwire.type_map import (
     TIMESTAMPTZ,
     VARCHAR,
     XID,
-    pg_type_of_spark,
 )
 
 CatalogRows = dict[str, list[dict[str, Any]]]

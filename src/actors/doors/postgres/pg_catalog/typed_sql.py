@@ -23,7 +23,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     VECTORS,
 )
 from actors.model.pgwire.quoting import quote_text
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_oids import (
     ACLITEM,
     ARRAY_OF,
     BOOL,
