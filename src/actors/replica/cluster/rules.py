@@ -41,100 +41,65 @@ from actors.runtime.errors import InvalidUsage, RemoteProtocolError
 from actors.runtime.progress import TIME_MAX, ObjectId, is_empty
 from actors.runtime.settings import FRAME_OVERHEAD_BYTES, NAME_BYTES_MAX, TOKEN_BYTES_MAX, Settings
 
-# -- The protocol's state machines as data, for the code, its tests and docs/protocol.md -----------
-# A table maps (state, event) to the next state; a pair that it lacks violates the protocol.
-# `cluster.rules` runs `STAGES`. `LIFE` is the life of one dataflow on a worker, `PEEK` that of one
-# peek, `ADAPTER` that of a response (`channel_adapter.StashRules`); tests check that the code
-# follows them. `mermaid` draws a table.
-
-
-Table: TypeAlias = Mapping[tuple[str, str], str]
+StageTable: TypeAlias = Mapping[tuple[str, str], str]
+"""Stages of a connection: (stage, command) leads to the next stage. A pair that it lacks violates
+the protocol."""
 
 OTHER: Final = "any other command"
 
-STAGES: Final[Table] = {
+STAGES: Final[StageTable] = {
     ("opened", "Hello"): "greeted",
     ("greeted", "CreateInstance"): "initializing",
     ("initializing", OTHER): "initializing",
     ("initializing", "InitializationComplete"): "computing",
     ("computing", OTHER): "computing",
 }
-"""Stages of a connection, by its commands."""
+"""Stages of a connection to the compute half."""
 
-LIFE: Final[Table] = {
-    ("absent", "CreateDataflow"): "suspended",
-    ("suspended", "Schedule"): "running",
-    ("suspended", "AllowCompaction"): "suspended",
-    ("running", "AllowCompaction"): "running",
-    ("suspended", "AllowCompaction (empty)"): "dropping",
-    ("running", "AllowCompaction (empty)"): "dropping",
-    ("suspended", "reconciled: kept"): "suspended",
-    ("running", "reconciled: kept"): "running",
-    ("suspended", "reconciled: not kept"): "dropping",
-    ("running", "reconciled: not kept"): "dropping",
-    ("dropping", "actor and tasks stopped"): "absent",
-}
-"""States of a dataflow on a worker. A dropped one may be created again while it stops: the new one
-is another, which starts when the former has stopped."""
-
-PEEK: Final[Table] = {
-    ("asked", "time not sealed"): "waiting",
-    ("asked", "time sealed"): "reading",
-    ("asked", "refused"): "answered",
-    ("waiting", "time sealed"): "reading",
-    ("waiting", "CancelPeek"): "answered",
-    ("waiting", "index dropped"): "answered",
-    ("waiting", "connection lost"): "forgotten",
-    ("reading", "rows or error"): "answered",
-    ("reading", "snapshot replaced"): "waiting",
-    ("reading", "CancelPeek"): "answered",
-    ("reading", "index dropped"): "answered",
-    ("reading", "connection lost"): "forgotten",
-}
-"""States of a peek on a worker."""
-
-ADAPTER: Final[Table] = {
-    ("current nonce, client there", "response"): "forwarded",
-    ("current nonce, client gone", "response"): "dropped",
-    ("served before", "response"): "dropped",
-    ("not served yet, room", "response"): "stashed",
-    ("not served yet, no room", "response"): "held",
-}
-"""Handling of a worker's response at its channel adapter, by its nonce."""
-
-TABLES: Final[Mapping[str, Table]] = {
-    "A connection": STAGES,
-    "A dataflow on a worker": LIFE,
-    "A peek on a worker": PEEK,
-    "A response at the adapter": ADAPTER,
-}
+KEY_FRAMES_MAX: Final = 4
+"""Limit of the keys of a client's unanswered peeks, as a multiple of `frame_bytes_max`."""
 
 
-def mermaid(table: Table) -> str:
-    """Return a state diagram of a table, without fences."""
-    names: dict[str, str] = {}
-    for (state, _), following in table.items():
-        for name in (state, following):
-            names.setdefault(name, f"s{len(names)}")
-    lines = ["stateDiagram-v2"]
-    lines += [f'    state "{name}" as {short}' for name, short in names.items()]
-    first = next(iter(names.values()))
-    lines.append(f"    [*] --> {first}")
-    lines += [
-        f"    {names[state]} --> {names[following]}: {event}"
-        for (state, event), following in table.items()
-    ]
-    return "\n".join(lines)
+class StageRules:
+    """Checks that the commands of one connection come in the order of its table; for both halves.
+
+    Subclasses set `_stage` to what `_following` returned when the whole command was checked: a
+    refused command does not count.
+    """
+
+    def __init__(self, stages: StageTable, settings: Settings) -> None:
+        self._stages = stages
+        self._placed = [event for _, event in stages if event != OTHER]
+        """Commands that are sent once, at their place."""
+        self._settings = settings
+        self._stage = "opened"
+
+    @property
+    def complete(self) -> bool:
+        """Return whether InitializationComplete was sent."""
+        return self._stage == self._stages["initializing", "InitializationComplete"]
+
+    def _following(self, name: str) -> str:
+        """Return the stage after a command of that name. Raises `RemoteProtocolError`."""
+        stages = self._stages
+        following = stages.get((self._stage, name))
+        if following is None and name not in self._placed:
+            following = stages.get((self._stage, OTHER))
+        if following is not None:
+            return following
+        wanted = [event for stage, event in stages if stage == self._stage and event != OTHER]
+        if wanted and name != wanted[0] and self._stage != "initializing":
+            raise RemoteProtocolError(f"{name} came before {wanted[0]}")
+        raise RemoteProtocolError(f"a connection says {name} once")
 
 
-class CommandRules:
+class CommandRules(StageRules):
     """State of one conversation. `running`: the cluster's instance; None on the client's side,
     which does not know it."""
 
     def __init__(self, running: CreateInstance | None, settings: Settings) -> None:
+        super().__init__(STAGES, settings)
         self._running = running
-        self._settings = settings
-        self._stage = "opened"
         self._dataflows: dict[ObjectId, bool] = {}
         """True if the dataflow's end was reported already, by id."""
         self._ending: set[ObjectId] = set()
@@ -177,23 +142,6 @@ class CommandRules:
         # Set last: a refused command does not count.
         self._stage = following
 
-    @property
-    def complete(self) -> bool:
-        """Return whether InitializationComplete was sent."""
-        return self._stage == "computing"
-
-    def _following(self, name: str) -> str:
-        """Return the stage after a command of that name (`STAGES`)."""
-        following = STAGES.get((self._stage, name))
-        if following is None and name not in OPENING:
-            following = STAGES.get((self._stage, OTHER))
-        if following is not None:
-            return following
-        wanted = [event for stage, event in STAGES if stage == self._stage and event != OTHER]
-        if wanted and name != wanted[0] and self._stage != "initializing":
-            raise RemoteProtocolError(f"{name} came before {wanted[0]}")
-        raise RemoteProtocolError(f"a connection says {name} once")
-
     def answered(self, uuid: str) -> None:
         """Note that the answer of a peek was sent."""
         self._peek_bytes -= self._peeks.pop(uuid, 0)
@@ -208,16 +156,16 @@ class CommandRules:
     def _create(self, dataflow: DataflowDescription) -> None:
         id = dataflow.id
         check_name(id, "the id of a dataflow", NAME_BYTES_MAX)
-        _require(id not in self._dataflows, f"dataflow {id} exists already")
-        _require(
+        require(id not in self._dataflows, f"dataflow {id} exists already")
+        require(
             # Else responses about the former could be taken for the new one's.
             id not in self._ending,
             f"dataflow {id} was dropped and its end has not been told yet: an id may be used "
             "again only after that",
         )
-        _require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
+        require(0 <= dataflow.as_of <= TIME_MAX, f"{id} starts at {dataflow.as_of}: no such time")
         # A client cannot know when all workers are done with a subscribe: no id is used again.
-        _require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
+        require(id not in self._spent, f"{id} was a subscribe: it needs a fresh id each time")
         limit = self._settings.dataflows_max
         if len(self._dataflows) + len(self._ending) >= limit:
             raise InvalidUsage(f"dataflow {id} is one more than dataflows_max ({limit})")
@@ -233,7 +181,7 @@ class CommandRules:
             check_name(command.id, "the id of an AllowCompaction", NAME_BYTES_MAX)
             self._named.add(command.id)
             limit = self._settings.dataflows_max
-            _require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
+            require(len(self._named) <= limit, f"more than {limit} unknown ids (dataflows_max)")
         elif is_empty(command.frontier):
             ended = self._dataflows.pop(command.id, None)
             if self.complete and command.id in self._streams:
@@ -278,13 +226,6 @@ class CommandRules:
             )
         self._peeks[uuid] = size
         self._peek_bytes += size
-
-
-OPENING = tuple(event for _, event in STAGES if event != OTHER)
-"""Commands that are sent once, at their place."""
-
-KEY_FRAMES_MAX = 4
-"""Limit of the keys of a client's unanswered peeks, as a multiple of `frame_bytes_max`."""
 
 
 def check_instance(running: CreateInstance, wanted: CreateInstance) -> None:
@@ -369,6 +310,7 @@ def _describe(instance: CreateInstance) -> str:
     )
 
 
-def _require(holds: bool, rule: str) -> None:
+def require(holds: bool, rule: str) -> None:
+    """Raise `RemoteProtocolError` with the rule unless it holds."""
     if not holds:
         raise RemoteProtocolError(rule)
