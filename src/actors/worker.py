@@ -31,7 +31,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded
+from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import (
@@ -39,9 +39,6 @@ from actors.model.protocol.compute import (
     Peek,
     PeekResponse,
     StatusResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
@@ -53,6 +50,7 @@ from actors.model.protocol.internal import (
     SequencedCommand,
     StartInputs,
     StopInputs,
+    TaggedCommand,
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
@@ -126,7 +124,7 @@ class InspectWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkerMessage: TypeAlias = (
-    TaggedCommand
+    TaggedCommand[Any]
     | SequencedCommand
     | ResponsesForwarded
     | ClientGone
@@ -248,7 +246,7 @@ class Worker(Actor[WorkerMessage]):
         """Handle one message and send the responses that have room to the adapter."""
         self._peeking.new_turn()
         match message:
-            case TaggedCommand():
+            case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
@@ -269,12 +267,12 @@ class Worker(Actor[WorkerMessage]):
                     self._done_with_one()
             case FromDataflow():
                 await self._from_dataflow(message)
-            case ResponsesForwarded():
+            case ResponsesForwarded(half="compute"):
                 self._deliver(self._outbox.taken(message.nonce, message.serials))
             case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
-            case ClientGone():
+            case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
             case InstallFinished() | InsertAgain() | MaintenanceFinished():
                 await self._installs.turn(message)
@@ -296,7 +294,7 @@ class Worker(Actor[WorkerMessage]):
             case _:
                 if self._storage is not None:
                     await self._storage.receive(message)
-        self._flush()
+        send_responses(self._outbox, self._adapters[self._index])
         if self._storage is not None:
             self._storage.flush()
 
@@ -317,17 +315,6 @@ class Worker(Actor[WorkerMessage]):
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
             await self._perform(effect)
-
-    def _flush(self) -> None:
-        nonce = self._outbox.nonce
-        if nonce is None:
-            return
-        going = self._outbox.take()
-        if len(going) == 1:
-            ((serial, response),) = going
-            self._adapters[self._index].reply(TaggedResponse(nonce, response, serial))
-        elif going:
-            self._adapters[self._index].reply(TaggedResponses(nonce, tuple(going)))
 
     # -- effects -----------------------------------------------------------------------------------
 

@@ -31,9 +31,8 @@ from actors.model.protocol.compute import (
     PeekRows,
     ScheduleDataflow,
     ShardImport,
-    TaggedResponse,
 )
-from actors.model.protocol.internal import SequencedCommand
+from actors.model.protocol.internal import SequencedCommand, TaggedResponse
 from actors.model.protocol.storage_internal import InternalCommand
 from actors.replica.cluster.rules import OTHER, STAGES, CommandRules
 from actors.replica.compute import events as e
@@ -86,9 +85,6 @@ COMPUTE = Page(
     structs_of(
         compute,
         message_parts.OrderBy,
-        compute.TaggedCommand,
-        compute.TaggedResponse,
-        compute.TaggedResponses,
         compute.CommandBatch,
     ),
     TABLES,
@@ -99,8 +95,6 @@ STORAGE = Page(
     structs_of(
         storage,
         message_parts.OperatorStatistics,
-        storage.StorageTagged,
-        storage.StorageTaggedResponse,
     ),
     STORAGE_TABLES,
     elsewhere=COMPUTE.structs,

@@ -45,8 +45,6 @@ from actors.model.protocol.compute import (
     ShardTarget,
     SubscribeBatch,
     SubscribeExport,
-    TaggedCommand,
-    TaggedResponse,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
@@ -54,6 +52,8 @@ from actors.model.protocol.internal import (
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
+    TaggedResponse,
 )
 from actors.replica.cluster.checked import ResponseRules
 from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
@@ -325,7 +325,8 @@ class Conversations(RuleBasedStateMachine):
         client = self.client
         if client is None or message.nonce != client.nonce:
             return
-        merged = client.parts.absorb(message.worker, message.response)
+        response: Any = message.response
+        merged = client.parts.absorb(message.worker, response)
         for id in client.parts.ended:
             client.rules.ended(id)
         client.parts.ended.clear()

@@ -38,8 +38,8 @@ from actors.model.protocol.compute import (
     Response,
     SubscribeBatch,
     SubscribeResponse,
-    TaggedResponses,
 )
+from actors.model.protocol.internal import TaggedResponses
 from actors.replica.cluster.connection import (
     AcknowledgementWindow,
     ClientCommands,

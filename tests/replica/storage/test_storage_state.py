@@ -18,7 +18,7 @@ from storage_house import (  # type: ignore[import-not-found]
 )
 
 from actors.model.protocol.compute import AllowCompaction, AllowWrites, Hello
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.message_parts import ObjectStatistics
 from actors.model.protocol.storage import (
     CancelOneshotIngestion,
@@ -31,7 +31,6 @@ from actors.model.protocol.storage import (
     StagingFailed,
     StatisticsUpdates,
     StatusUpdate,
-    StorageTagged,
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import (
@@ -509,7 +508,7 @@ def test_an_answer_that_went_to_a_client_that_is_gone_is_given_again() -> None:
 def test_commands_of_a_former_connection_are_discarded() -> None:
     room = started(source("u1"))
     room.connect("b", *run(source("u1")))
-    assert room.event(StorageTagged("a", drop("u1"))) == []
+    assert room.event(TaggedCommand("a", drop("u1"), "storage")) == []
     assert room.state.ignored == 1
     assert room.numbers == {"u1": 1}
 

@@ -16,7 +16,7 @@ from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
 from actors.model.protocol.compute import Command, Peek, PeekRows, Response
-from actors.model.protocol.storage import StorageTaggedResponse
+from actors.model.protocol.internal import TaggedResponse, TaggedResponses
 from actors.replica.cluster.client import ClusterClient, LocalClient, WireClient
 from actors.replica.cluster.serving import ConversationServer
 from actors.replica.cluster.storage_connection import StorageServer
@@ -418,8 +418,11 @@ class DelayedAddress(ActorAddress[Any]):
 
     def reply(self, message: Any) -> bool:
         """Answer, perhaps delayed."""
-        if isinstance(message, StorageTaggedResponse):
+        if self._half and isinstance(message, TaggedResponse):
             self._sent(self.path, message.nonce, message.response)
+        elif self._half and isinstance(message, TaggedResponses):
+            for _, response in message.responses:
+                self._sent(self.path, message.nonce, response)
         if self._from_worker.take(message, self._delay_s("worker.up")):
             return True
         return super().reply(message)

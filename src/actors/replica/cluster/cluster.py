@@ -15,12 +15,7 @@ from typing import Any, Protocol
 import anyio
 import msgspec
 
-from actors.channel_adapter import (
-    AdapterStatistics,
-    ChannelAdapter,
-    InspectAdapter,
-    StorageAdapter,
-)
+from actors.channel_adapter import AdapterStatistics, ChannelAdapter, InspectAdapter
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.arrangement import SharedArrangements
 from actors.durable.persist import PersistClient
@@ -218,22 +213,21 @@ class WorkerCluster:
                 storage_lanes,
             )
 
-        def adapter(
-            kind: type[ChannelAdapter], ways: list[FlowWindow[Any]], index: int
-        ) -> ChannelAdapter:
-            return kind(index, workers[index], settings.stash_responses_max, ways[index])
+        def adapter(half: Half, ways: list[FlowWindow[Any]], index: int) -> ChannelAdapter:
+            stash_max = settings.stash_responses_max
+            return ChannelAdapter(index, workers[index], stash_max, ways[index], half)
 
         workers += (system.spawn(partial(worker, i), f"worker-{i}") for i in range(count))
         for ways in (lanes, storage_lanes):
             ways.extend(FlowWindow(each, settings.commands_in_flight_max) for each in workers)
-        nearest = partial(adapter, ChannelAdapter, lanes)
+        nearest = partial(adapter, "compute", lanes)
         near = [system.spawn(partial(nearest, i), f"adapter-{i}") for i in range(count)]
         adapters.extend(map(reach, near))
         converse = _compute_conversations(settings, partitions)
         compute = _entrance(system, adapters, settings, converse, "compute", persist)
         storage: HalfEntrance | None = None
         if connectors is not None:
-            stored = partial(adapter, StorageAdapter, storage_lanes)
+            stored = partial(adapter, "storage", storage_lanes)
             storage_adapters.extend(
                 reach(system.spawn(partial(stored, index), f"storage-adapter-{index}"))
                 for index in range(count)

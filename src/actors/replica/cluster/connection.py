@@ -35,7 +35,6 @@ from actors.channel_adapter import (
     FromWorker,
     ManyFromWorker,
     ResponsesAcked,
-    StorageFromWorker,
 )
 from actors.model.protocol.compute import (
     Command,
@@ -171,9 +170,7 @@ class _OutletFailed(msgspec.Struct, frozen=True, gc=False):
     error: Exception
 
 
-ConnectionMessage: TypeAlias = (
-    ClientCommands | FromWorker | ManyFromWorker | StorageFromWorker | _Sent | _OutletFailed
-)
+ConnectionMessage: TypeAlias = ClientCommands | FromWorker | ManyFromWorker | _Sent | _OutletFailed
 
 
 class RoutedCommand(NamedTuple):
@@ -219,7 +216,7 @@ class ClientConversation(ABC):
     def _merge(self, worker: int, response: Any) -> Any:
         """Return the merged response that this one completes, or None."""
 
-    def absorb(self, message: FromWorker | ManyFromWorker | StorageFromWorker) -> None:
+    def absorb(self, message: FromWorker | ManyFromWorker) -> None:
         """Merge responses of a worker; those that are complete can be taken."""
         worker = message.worker
         # A late response to a displaced client.
@@ -420,7 +417,7 @@ class ClusterConnection(Actor[ConnectionMessage]):
             case ClientCommands(commands=commands):
                 # A peek is not answered while earlier answers wait for a slow client.
                 await self._route(self._conversation.route(commands, answer=not self._sending))
-            case FromWorker() | ManyFromWorker() | StorageFromWorker():
+            case FromWorker() | ManyFromWorker():
                 self._conversation.absorb(message)
             case _Sent():
                 sent, self._sending = self._sending, []

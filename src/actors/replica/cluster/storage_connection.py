@@ -13,7 +13,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
-from actors.channel_adapter import StorageFromClient
+from actors.channel_adapter import FromClient
 from actors.model.protocol.compute import ConnectionRefused, Hello, InitializationComplete
 from actors.model.protocol.storage import (
     Command,
@@ -293,9 +293,7 @@ class StorageConversation(ClientConversation):
             except PenstockError as error:
                 self.failed = error
                 return routed
-            routed += (
-                RoutedCommand(part, StorageFromClient(self.nonce, one)) for part, one in split
-            )
+            routed += (RoutedCommand(part, FromClient(self.nonce, one)) for part, one in split)
         return routed
 
     def _merge(self, worker: int, response: Response) -> Response | None:

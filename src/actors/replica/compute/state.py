@@ -51,7 +51,6 @@ from actors.model.protocol.compute import (
     SubscribeBatch,
     SubscribeDropped,
     SubscribeResponse,
-    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
@@ -60,6 +59,7 @@ from actors.model.protocol.internal import (
     DataflowScheduled,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
     WritesAllowed,
 )
 from actors.model.protocol.storage_internal import ForStorage
@@ -193,7 +193,7 @@ class ComputeState:
 
     # -- connections and the order -----------------------------------------------------------------
 
-    def _tagged(self, event: TaggedCommand) -> list[Effect]:
+    def _tagged(self, event: TaggedCommand[Command | CommandBatch]) -> list[Effect]:
         """Propose the client's commands on worker 0; the other workers get them from the
         sequencer."""
         if self.index != 0:

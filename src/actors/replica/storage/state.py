@@ -34,7 +34,7 @@ from actors.model.protocol.compute import (
     Hello,
     InitializationComplete,
 )
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.storage import (
     CancelOneshotIngestion,
     Command,
@@ -50,7 +50,6 @@ from actors.model.protocol.storage import (
     StagingFailed,
     StagingResult,
     StatusUpdate,
-    StorageTagged,
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import (
@@ -282,7 +281,7 @@ class StorageState:
         """
         self.client.now_ms = now_ms
         match event:
-            case StorageTagged():
+            case TaggedCommand():
                 return self._tagged(event)
             case SequencedCommand():
                 return self._sequenced(event)
@@ -344,7 +343,7 @@ class StorageState:
 
     # -- commands of the client --------------------------------------------------------------------
 
-    def _tagged(self, event: StorageTagged) -> list[e.Effect]:
+    def _tagged(self, event: TaggedCommand[Command]) -> list[e.Effect]:
         command, client = event.command, self.client
         if isinstance(command, Hello):
             # The sequencer drops late proposals of earlier generations.
