@@ -370,6 +370,7 @@ def send_responses(outbox: CoalescingOutbox[Any, Any], adapter: ActorAddress[Any
         ((serial, response),) = going
         adapter.reply(TaggedResponse(nonce, response, serial))
     else:
+        # Together: what one turn of the worker has made takes one turn of the adapter.
         adapter.reply(TaggedResponses(nonce, tuple(going)))
 
 

@@ -322,9 +322,6 @@ class WorkerNode:
             case e.AllowTaskWrites():
                 for task in world.outside.tasks.values():
                     task.at_work |= task.node is self
-            case e.AllowTaskCompaction(id=id_, frontier=frontier):
-                allowed = world.allowed.get(id_, 0)
-                world.holds.compaction(id_, frontier, allowed)
             case e.LogStorageReconciliation(refused=refused):
                 world.struck["update refused"] += len(refused)
             case e.LogRefusedUpdate():

@@ -21,7 +21,6 @@ from actors.model.protocol.storage_internal import ForwardedCommand
 from actors.replica.sequencer import CommandOrder
 from actors.replica.storage import events as e
 from actors.runtime.errors import PenstockError
-from actors.runtime.progress import EMPTY, Frontier, ObjectId
 from tests.simulators.halves import schedule as plan
 from tests.simulators.halves.checkers import (
     BlameChecker,
@@ -97,8 +96,6 @@ class HalvesWorld:
         self.outside = SimulatedConnectors(self)
         self.told = HalvesToldChecker(count, self.outside.durable)
         self.holds = HalvesHoldsChecker()
-        self.allowed: dict[ObjectId, Frontier] = {}
-        """Furthest compaction that any client of the storage half has sent."""
         self.clients: dict[Half, Client | None] = {"compute": None, "storage": None}
         self._histories: dict[Half, list[Any]] = {"compute": [], "storage": []}
         """Histories of the last client of each half."""
@@ -249,9 +246,6 @@ class HalvesWorld:
             for part, split in client.say(command):
                 hello = isinstance(split, compute.Hello)
                 if isinstance(client, StorageClient):
-                    if isinstance(split, compute.AllowCompaction) and split.frontier < EMPTY:
-                        most = max(split.frontier, self.allowed.get(split.id, 0))
-                        self.allowed[split.id] = most
                     tagged: Any = TaggedCommand(client.nonce, split, half)
                     self.nodes[part].adapters[half].down.append(tagged)
                 elif part == 0 and not hello:

@@ -455,7 +455,7 @@ class SimulatedCluster:
         service = self._service
         if service is None or service.persist is None:
             return []
-        return list(service.persist._book.shards())
+        return list(service.persist._book._readers)
 
 
 def _parts_of(system: ActorSystem, replica: str) -> list[ActorCell[Any]]:

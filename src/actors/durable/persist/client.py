@@ -567,14 +567,6 @@ class PersistClient:
         None if it is in none."""
         return self._parts.place(part)
 
-    async def heartbeat(self, reader: LeasedReader) -> None:
-        """Renew the reader's lease in the store. Raises `LeaseLost` when it had expired,
-        `ResourceClosed`, `UnknownObject`, `StorageError`."""
-        reader.check()
-        # Checked before and after: the write reads the state, and may find the lease lost.
-        await self.upkeep.heartbeat(reader.shard)
-        reader.check()
-
     async def _missing(self, shard: ShardId, key: str) -> StorageError:
         state = await self._machine.refresh(shard)
         return why_missing(shard, key, state, self._book.holding(shard, key))

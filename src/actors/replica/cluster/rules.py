@@ -83,6 +83,7 @@ class StageRules:
         """Return the stage after a command of that name. Raises `RemoteProtocolError`."""
         stages = self._stages
         following = stages.get((self._stage, name))
+        # Any other command may come at a stage that has room for any.
         if following is None and name not in self._placed:
             following = stages.get((self._stage, OTHER))
         if following is not None:

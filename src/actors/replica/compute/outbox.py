@@ -47,9 +47,10 @@ class ResponseOutbox(CoalescingOutbox[Response, T]):
                 return ("refused", "")
 
     def merged(self, old: Response, new: Response) -> Response:
-        """See `CoalescingOutbox`. Frontiers never go back, so each of the newer report wins."""
+        """See `CoalescingOutbox`."""
         if not (isinstance(old, Frontiers) and isinstance(new, Frontiers)):
             return new
+        # Frontiers never go back, so each of the newer report wins.
         return msgspec.structs.replace(
             new,
             write=old.write if new.write is None else new.write,

@@ -248,14 +248,6 @@ class RestartLater(msgspec.Struct, frozen=True, gc=False):
         return settings.retry_delay_ms(self.attempt)
 
 
-class AllowTaskCompaction(msgspec.Struct, frozen=True, gc=False):
-    """Owner: external readers of the object read at or above `frontier`."""
-
-    number: int
-    id: ObjectId
-    frontier: Frontier
-
-
 class AllowTaskWrites(msgspec.Struct, frozen=True, gc=False):
     """Allow all tasks of this worker to write."""
 
@@ -302,7 +294,6 @@ Effect: TypeAlias = (
     | StopTask
     | CleanUpSource
     | RestartLater
-    | AllowTaskCompaction
     | AllowTaskWrites
     | ConfigureTasks
     | DiscardParts

@@ -113,9 +113,10 @@ class StorageOutbox(CoalescingOutbox[Response, None]):
         return (type(message).__name__, "")
 
     def merged(self, old: Response, new: Response) -> Response:
-        """See `CoalescingOutbox`. An object's newer statistics replace the older."""
+        """See `CoalescingOutbox`."""
         if not (isinstance(old, StatisticsUpdates) and isinstance(new, StatisticsUpdates)):
             return new
+        # Each report is of the objects that have changed: the older one has others.
         return StatisticsUpdates(
             _newest(old.sources, new.sources),
             _newest(old.sinks, new.sinks),
@@ -293,8 +294,6 @@ class StorageHalf:
                 self._discard(effect)
             case e.LogStorageReconciliation() | e.LogRefusedUpdate():
                 self._note(effect)
-            case e.AllowTaskCompaction():
-                pass  # the controller moves the holds of shards, and a sink's task its own
 
     def _look_up(self, effect: e.LookUp) -> None:
         description, persist, settings = effect.description, self._persist, self._settings

@@ -325,22 +325,6 @@ class StorageState:
             for step in steps
         ]
 
-    def commands_for(
-        self, number: int
-    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks]:
-        """Return the past commands for a rendering's task, besides its description."""
-        task = self.tasks.running.get(number)
-        if task is None:
-            return []
-        effects: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
-            e.ConfigureTasks(self.renderings.configuration)
-        ]
-        if self.writes_allowed:
-            effects.append(e.AllowTaskWrites())
-        allowed = self.client.wanted.allowed
-        ids = [id for id in task.rendering.ids if id in allowed]
-        return effects + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
-
     # -- commands of the client --------------------------------------------------------------------
 
     def _tagged(self, event: TaggedCommand[Command]) -> list[e.Effect]:
@@ -375,7 +359,7 @@ class StorageState:
         if self.index == 0:
             effects += self._pursue_all(skipped)
         for id, frontier in wanted.allowed.items():
-            effects += self._allow(id, frontier)
+            self._allow(id, frontier)
         return effects if wanted.writes is None else effects + self._allow_writes()
 
     def _pursue_all(self, skipped: int) -> list[e.Effect]:
@@ -415,7 +399,10 @@ class StorageState:
             case CancelOneshotIngestion(uuid=uuid) if uuid in wanted.oneshots:
                 return self._cancel_oneshot(uuid)
             case AllowCompaction(id=id, frontier=frontier) if wanted.knows(id):
-                return self._drop(id) if is_empty(frontier) else self._allow(id, frontier)
+                if is_empty(frontier):
+                    return self._drop(id)
+                self._allow(id, frontier)
+                return []
             case AllowWrites():
                 return self._allow_writes()
             case UpdateStorageConfiguration():
@@ -478,15 +465,12 @@ class StorageState:
         drop = self.pursuits.drop(id) if source is None else self.pursuits.drop_export(source, id)
         return effects + self._steps(drop)
 
-    def _allow(self, id: ObjectId, frontier: Frontier) -> list[e.Effect]:
+    def _allow(self, id: ObjectId, frontier: Frontier) -> None:
+        # No task is told: the controller moves the holds of shards, and a sink's task its own.
         wanted = self.client.wanted
         allowed = wanted.allowed[id] = max(wanted.allowed.get(id, 0), frontier)
         if self.index == 0:
             self.pursuits.allow(id, allowed)
-        rendering = self.renderings.current.get(wanted.source_of.get(id, id))
-        if rendering is None or rendering.number not in self.tasks.running:
-            return []
-        return [e.AllowTaskCompaction(rendering.number, id, allowed)]
 
     def _allow_writes(self) -> list[e.Effect]:
         if self.writes_allowed:

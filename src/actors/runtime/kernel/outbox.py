@@ -65,6 +65,7 @@ class CoalescingOutbox(Generic[M, T]):
         """Queue a message, or merge it into a waiting one."""
         key = self.key(message)
         if key is None:
+            # A number is no key of a subclass, so this message meets no other.
             self._alone += 1
             key = self._alone
         old = self._waiting.get(key)
@@ -77,6 +78,7 @@ class CoalescingOutbox(Generic[M, T]):
         out: list[tuple[int, M]] = []
         while self._waiting and self._has_room():
             _, (message, receipt) = self._waiting.popitem(last=False)
+            # Kept with the serial: the message itself is let go as soon as it is sent.
             size = self.size(message)
             self._serial += 1
             self._flying[self._serial] = (size, receipt)
@@ -95,6 +97,7 @@ class CoalescingOutbox(Generic[M, T]):
         if nonce != self.nonce:
             return receipts
         for serial in serials:
+            # It was acknowledged before, or belongs to what `switch` has dropped.
             if serial not in self._flying:
                 continue
             size, receipt = self._flying.pop(serial)
