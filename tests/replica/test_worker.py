@@ -171,7 +171,7 @@ async def house(
             count,
             made.sequencer.address.send,
             made.workers,
-            adapters,
+            {"compute": adapters},
             cast,
             persist,
             settings,

@@ -55,9 +55,8 @@ from actors.model.protocol.internal import (
     TaggedCommand,
     TaggedResponse,
 )
-from actors.replica.cluster.checked import ResponseRules
 from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
-from actors.replica.cluster.rules import CommandRules
+from actors.replica.cluster.rules import CommandRules, ResponseRules
 from actors.replica.compute import events as e
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState

@@ -23,7 +23,7 @@ from actors.model.protocol.storage import (
     RunIngestion,
 )
 from actors.replica.cluster.connection import ClientCommands, ClusterConnection
-from actors.replica.cluster.storage_connection import StorageConversation
+from actors.replica.cluster.conversations import StorageConversation
 from actors.runtime.errors import PenstockError, RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings

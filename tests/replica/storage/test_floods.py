@@ -69,7 +69,7 @@ async def most_before(tmp_path: Path, flooded: str, window: int) -> int:
                 connectors=connectors,
             )
             compute: Any = await cluster.connect()
-            stored: Any = await cluster.connect_storage()
+            stored: Any = await cluster.connect("storage")
             for command in (Hello("c"), CreateInstance(3), InitializationComplete()):
                 await compute.send(command)
             for command in (Hello("s"), InitializationComplete()):

@@ -418,8 +418,8 @@ class SimulatedCluster:
         if service is None or service.clusters is None:
             raise ConnectionBroken("the cluster is down")
         if isinstance(service.clusters, LocalReplicas):
-            return await service.clusters.connect_storage("r1")
-        return await service.clusters.connect_storage()
+            return await service.clusters.connect("r1", "storage")
+        return await service.clusters.connect("storage")
 
     @property
     def life(self) -> int:

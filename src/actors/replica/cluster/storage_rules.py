@@ -9,13 +9,8 @@ Rules of commands (`StorageCommandRules`, checked by both sides):
 - a description fits together: its ids and its shards are distinct, delays are above 0;
 - names are short; sources, exports, sinks and one-shots are bounded together (`dataflows_max`).
 
-Rules of responses (`StorageResponseRules`, checked by the client):
-
-- nothing is answered before InitializationComplete;
-- an upper is of an object that this connection runs, and advances;
-- a drop is reported once, and only after its command; nothing follows it;
-- a one-shot ingestion is answered once; Canceled only after a cancel;
-- statuses, statistics and `ConnectionRefused` may come at any time.
+Rules of responses (`StorageResponseRules`, checked by the client): nothing is answered before
+InitializationComplete, and the rule of each kind of response stands where it is checked.
 """
 
 from __future__ import annotations
@@ -26,7 +21,6 @@ import msgspec
 
 from actors.model.protocol.compute import (
     AllowCompaction,
-    ConnectionRefused,
     Hello,
     InitializationComplete,
 )
@@ -51,7 +45,14 @@ from actors.model.protocol.storage import (
     altered,
     altered_sink,
 )
-from actors.replica.cluster.rules import OTHER, StageRules, StageTable, check_name, require
+from actors.replica.cluster.rules import (
+    OTHER,
+    ResponseChecks,
+    StageRules,
+    StageTable,
+    check_name,
+    require,
+)
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime.errors import InvalidUsage, OperationCanceled, RemoteProtocolError
 from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, is_empty
@@ -78,8 +79,7 @@ class StorageCommandRules(StageRules):
         """(answered, cancelled) by uuid."""
 
     def check(self, command: Command) -> None:
-        """Raise `RemoteProtocolError` if the command breaks the order, and `InvalidUsage` if it is
-        invalid; both end the connection. A refused command does not count."""
+        """See `StageRules`."""
         following = self._following(type(command).__name__)
         match command:
             case Hello():
@@ -193,20 +193,19 @@ class _Object(msgspec.Struct):
     to_drop: bool = False
 
 
-class StorageResponseRules:
-    """State of one conversation, from its responses as the client sees them. `ended` collects ids
-    and uuids whose end has come; its reader clears it."""
+class StorageResponseRules(ResponseChecks):
+    """State of one conversation, as its client sees it; in `ended` are also uuids of one-shot
+    ingestions."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._wanted = StorageDefinitions()
-        self._complete = False
         self._objects: dict[ObjectId, _Object] = {}
         self._oneshots: dict[str, bool] = {}
         """One-shot ingestions without an answer; True if it was cancelled."""
-        self.ended: list[ObjectId] = []
 
     def heard(self, command: Command) -> None:
-        """Note a command that is about to be sent; it keeps the rules of commands."""
+        """See `ResponseChecks`."""
         if self._complete:
             self._hear(command)
         self._wanted.add(command)
@@ -241,19 +240,16 @@ class StorageResponseRules:
             if id in self._objects:
                 self._objects[id].to_drop = True
 
-    def check(self, response: Response) -> None:
-        """Raise `RemoteProtocolError` with the rule that the response breaks, if it breaks one."""
-        if isinstance(response, ConnectionRefused):
-            return
-        name = type(response).__name__
-        require(self._complete, f"{name} came before InitializationComplete")
+    def _check(self, response: Response) -> None:
         match response:
             case FrontierUpper(id=id, upper=upper):
+                # Of an object that this connection runs; it advances.
                 made = self._object(id, "an upper")
                 old = made.upper
                 require(old < upper, f"the upper of {id} went from {old} to {upper}: not forward")
                 made.upper = upper
             case DroppedId(id=id):
+                # Reported once, and only after its command; nothing follows it.
                 made = self._object(id, "the drop")
                 require(made.to_drop, f"{id} was dropped, and nobody had asked for it")
                 del self._objects[id]
@@ -271,6 +267,7 @@ class StorageResponseRules:
         return made
 
     def _staged(self, uuid: str, response: StagedBatches) -> None:
+        # Answered once; with Canceled only after a cancel.
         canceled = self._oneshots.pop(uuid, None)
         require(
             canceled is not None, f"the one-shot ingestion {uuid} was answered twice, or never run"

@@ -282,7 +282,7 @@ class LocalReplicaSupply:
 
         async def connect() -> ReplicaClient:
             # One replica alone: an external system should be read once.
-            return self._wrap_storage(await self._hosts.connect_storage(self._hosts.names[0]))
+            return self._wrap_storage(await self._hosts.connect(self._hosts.names[0], "storage"))
 
         return connect
 
