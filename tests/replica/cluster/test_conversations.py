@@ -57,10 +57,10 @@ from actors.model.protocol.internal import (
 )
 from actors.replica.cluster.partitioned import ConnectionLimits, PartitionedState
 from actors.replica.cluster.rules import CommandRules, ResponseRules
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.replica.compute import events as e
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
-from actors.replica.sequencer import CommandOrder
 from actors.runtime.errors import PenstockError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings

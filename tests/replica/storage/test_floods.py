@@ -21,7 +21,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import ProposeCommand
 from actors.model.protocol.storage import UpdateStorageConfiguration
 from actors.replica.cluster import WorkerCluster
-from actors.replica.sequencer import CommandOrder
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from cluster_house import Fake, InlineClock, Stage  # type: ignore[import-not-found]

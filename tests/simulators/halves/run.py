@@ -18,7 +18,7 @@ from actors.channel_adapter import ConnectClient, DisconnectClient
 from actors.model.protocol import compute, storage
 from actors.model.protocol.internal import Half, ProposeCommand, TaggedCommand
 from actors.model.protocol.storage_internal import ForwardedCommand
-from actors.replica.sequencer import CommandOrder
+from actors.replica.cluster.sequencer import CommandOrder
 from actors.replica.storage import events as e
 from actors.runtime.errors import PenstockError
 from tests.simulators.halves import schedule as plan

@@ -42,12 +42,12 @@ from actors.replica.cluster.conversations import (
     StorageConversation,
 )
 from actors.replica.cluster.partitioned import ConnectionLimits
+from actors.replica.cluster.sequencer import Sequencer
 from actors.replica.cluster.serving import ConversationServer, bind_listener
 from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.live import ActorFactory
 from actors.replica.dataflow.copying import CopyTask
 from actors.replica.dataflow.dataflow import DataflowActor
-from actors.replica.sequencer import Sequencer
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, FlowWindow
 from actors.runtime.settings import Settings

@@ -17,6 +17,7 @@ import pyarrow as pa
 from actors.model.plan.schema import TIME
 from actors.model.plan.updates import between, consolidate, from_ipc, to_ipc
 from actors.model.protocol import storage
+from actors.model.protocol.client_commands import merge_configuration
 from actors.model.protocol.compute import (
     Command,
     ConnectionRefused,
@@ -55,7 +56,6 @@ from actors.model.protocol.storage import (
     StatisticsUpdates,
     StatusUpdate,
 )
-from actors.replica.compute.history import merge_configuration
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime.errors import InvalidUsage, OperationCanceled, RemoteProtocolError
 from actors.runtime.progress import EMPTY, Frontier, ObjectId, is_empty

@@ -24,10 +24,10 @@ Invariants: `validate`. `handle` gets the time as an argument.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
+from actors.model.protocol.client_commands import HalfClient
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -101,35 +101,22 @@ from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 # - a one-shot ingestion is answered once.
 
 
-LOST_MAX: Final = 1024
-"""Number of clients remembered that disconnected before their Hello."""
-
-
-class ClientView:
+class ClientView(HalfClient[StorageHistory]):
     """State of the client; see the module's docstring. `tasks` and `health` belong to
     `StorageState`."""
 
     def __init__(
         self, index: int, count: int, tasks: StorageTaskRunner, health: HealthBoard
     ) -> None:
+        super().__init__()
         self._index = index
         self._count = count
         self._tasks = tasks
         self._health = health
-        self.nonce: Nonce | None = None
-        self.connected = False
-        self.incoming: StorageHistory | None = None
-        """Commands of a client before InitializationComplete."""
         self.wanted = StorageDefinitions()
         self.known: dict[ObjectId, Frontier] = {}
         """Reported upper of each id; for a one-shot ingestion: that it was answered."""
         self.now_ms = 0
-        self._lost: OrderedDict[Nonce, None] = OrderedDict()
-
-    @property
-    def muted(self) -> bool:
-        """Return whether responses are withheld: no client is connected, or it is initializing."""
-        return not self.connected or self.incoming is not None
 
     def owns(self, id: ObjectId) -> bool:
         """Return whether this worker runs the task of an object; an export's is its source's."""
@@ -139,24 +126,11 @@ class ClientView:
 
     def hello(self, command: Hello) -> list[e.Effect]:
         """Switch to a client, unless it disconnected already."""
-        self.nonce = command.nonce
-        self.connected = command.nonce not in self._lost
-        self._lost.pop(command.nonce, None)
-        self.incoming = StorageHistory()
-        return [e.SwitchStorageClient(command.nonce if self.connected else None)]
+        return [e.SwitchStorageClient(self.begin(command.nonce, StorageHistory()))]
 
     def lost(self, nonce: Nonce) -> list[e.Effect]:
         """Note that the current, a former or a future client disconnected."""
-        if nonce != self.nonce:
-            # Its Hello may still come, and must not connect it.
-            self._lost[nonce] = None
-            if len(self._lost) > LOST_MAX:
-                self._lost.popitem(last=False)
-            return []
-        if not self.connected:
-            return []
-        self.connected = False
-        return [e.SwitchStorageClient(None)]
+        return [e.SwitchStorageClient(None)] if self.disconnect(nonce) else []
 
     def initialized(self) -> int:
         """Take over the client's collected commands; return how many compactions were skipped."""
