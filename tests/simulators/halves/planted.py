@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from actors.channel_adapter import NonceVerdict, StashRules
 from actors.model.protocol.compute import CreateDataflow
 from actors.model.protocol.internal import TaggedCommand
-from actors.model.protocol.storage import SinkDescription
+from actors.model.protocol.storage import FrontierUpper, SinkDescription
 from actors.model.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
 from actors.replica.cluster import partitioned
-from actors.replica.cluster import storage_connection as storage_partitioned
+from actors.replica.cluster.partitioned import StoragePartitioned
 from actors.replica.compute import history as compute_reconcile
 from actors.replica.compute.history import ReconcileObstacle
 from actors.replica.compute.reads import PeekHolds
@@ -91,11 +91,16 @@ def compaction_of_another(right: Any, self: DesiredState, id: str, frontier: Fro
         right(self, each, frontier)
 
 
-@PLANTED.planted
-def furthest_upper_told() -> Iterator[None]:
+@PLANTED.replaces(StoragePartitioned, "_upper")
+def furthest_upper_told(
+    self: StoragePartitioned, part: int, response: FrontierUpper
+) -> FrontierUpper | None:
     """Report an upper when the first worker has reported it."""
-    with mock.patch.object(storage_partitioned, "min", max, create=True):
-        yield
+    found = self._object(part, response.id, "an upper")
+    if response.upper <= found.reported:
+        return None
+    found.reported = response.upper
+    return response
 
 
 @PLANTED.planted
