@@ -23,16 +23,15 @@ from actors.control.controller.replicas.replica import (
 )
 from actors.control.controller.replicas.replica_merge import MergedResponses, ReplicaMerge
 from actors.durable.persist import CompareAndSet, PersistClient
+from actors.durable.persist.small_documents import decode_document
 from actors.model.protocol.api import ChangeReplicas, ReplicaReport, ReplicaStatus
 from actors.model.protocol.compute import Command
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.cluster import ClusterStatistics
 from actors.replica.cluster.hosts import LocalReplicas
 from actors.runtime.errors import (
-    CorruptData,
     InvalidUsage,
     PenstockError,
-    StateDirectoryError,
     StorageError,
     UnknownObject,
 )
@@ -51,12 +50,6 @@ FORMAT_VERSION: Final = 1
 ATTEMPTS_MAX: Final = 5
 
 
-class _Format(msgspec.Struct, frozen=True):
-    """The part of the document that every version can read."""
-
-    format: int
-
-
 class ReplicaSet(msgspec.Struct, frozen=True):
     """The durable document."""
 
@@ -72,17 +65,9 @@ def encode(setting: int, names: Sequence[str]) -> bytes:
 
 
 def decode(data: bytes) -> ReplicaSet:
-    """Return the decoded document. Raises `StateDirectoryError` (another format), `CorruptData`."""
-    try:
-        found = msgspec.msgpack.decode(data, type=_Format).format
-        if found != FORMAT_VERSION:
-            raise StateDirectoryError(
-                f"the document of replicas has format {found}; this version knows "
-                f"{FORMAT_VERSION}: use the version that wrote it, or another state directory"
-            )
-        return msgspec.msgpack.decode(data, type=ReplicaSet)
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"consensus key {REPLICAS_KEY!r}: {error}", determinate=True) from None
+    """Return the decoded document. Raises `StateDirectoryError` (a newer format), `CorruptData`."""
+    what = "the document of replicas"
+    return decode_document(REPLICAS_KEY, data, ReplicaSet, what=what, format=FORMAT_VERSION)
 
 
 def names_of(found: ReplicaSet | None, setting: int) -> tuple[str, ...]:
