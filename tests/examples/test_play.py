@@ -9,7 +9,7 @@ import pytest
 from actors.runtime.errors import InvalidUsage
 from actors.testing.virtual_time import VirtualTimeLoop
 from penstock_flights.flights import FlightDelta, FlightTransaction, arrow_schema, history, read
-from penstock_flights.play import ChangeLog, pace
+from penstock_flights.play import ChangeLog, changes_of, pace
 
 
 def carriers(*rows: tuple[str, str]) -> pa.Table:
@@ -44,10 +44,19 @@ def test_changes_count_an_update_twice() -> None:
     assert [transaction.changes for transaction in STREAM] == [2, 4, 1]
 
 
+def test_transactions_as_the_client_takes_them() -> None:
+    made = changes_of(STREAM[1])
+    deltas = {delta.table: delta for delta in STREAM[1].deltas}
+    assert set(made) == {"carriers", "weather"}
+    for table, change in made.items():
+        assert change.insert is deltas[table].insert
+        assert change.update is deltas[table].update
+        assert change.delete is None
+
+
 def test_no_transaction_of_the_stream_names_a_table_twice() -> None:
     for transaction in history(read(), days=20):
-        tables = [delta.table for delta in transaction.deltas]
-        assert len(set(tables)) == len(tables)
+        assert len(changes_of(transaction)) == len(transaction.deltas)
 
 
 def test_the_stream_keeps_its_pace() -> None:

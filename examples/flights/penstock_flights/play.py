@@ -14,6 +14,7 @@ import anyio
 import msgspec
 import pyarrow as pa
 
+from actors.doors.client.client import TableWrite
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Time
 from penstock_flights.flights import TABLES, FlightDelta, FlightTransaction, arrow_schema
@@ -165,6 +166,14 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     ]
     rows: list[dict[str, Any]] = pa.table(columns, names=table.column_names).to_pylist()
     return rows
+
+
+def changes_of(transaction: FlightTransaction) -> dict[str, TableWrite]:
+    """Return a transaction as `Client.write` takes it."""
+    return {
+        delta.table: TableWrite(insert=delta.insert, update=delta.update)
+        for delta in transaction.deltas
+    }
 
 
 async def pace(
