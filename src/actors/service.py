@@ -365,7 +365,6 @@ class Service:
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
-                self._connect_storage,
                 lambda kept: replica_set.store_names(persist, settings, kept),
             )
         self._clusters = cluster = await WorkerCluster.start(
@@ -383,7 +382,7 @@ class Service:
             return self._connect(await cluster.connect(), "r1")
 
         async def connect_storage() -> ReplicaClient:
-            return self._connect_storage(await cluster.connect("storage"))
+            return self._connect(await cluster.connect("storage"), "r1")
 
         storage = None if connectors is None else connect_storage
         return FixedReplicas({"r1": connect}, cluster.statistics, storage)
@@ -394,7 +393,7 @@ class Service:
         return await PersistClient.open(directory, self.settings, self._clock)
 
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings)
+        return CheckedClient(client.trust(), self.settings, client.half)
 
     def _reach_out(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
@@ -404,9 +403,6 @@ class Service:
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
         return self._connectors.half(persist)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings, "storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""

@@ -216,6 +216,9 @@ class _Service(Service):
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         self.clusters = self._clusters
         world = self._world
+        if client.half == "storage":
+            heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
+            return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
         return FaultyClusterClient(self._way(client), world.injector, world.guarded(watch.heard))
 
@@ -234,11 +237,6 @@ class _Service(Service):
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        world = self._world
-        heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
-        return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)

@@ -228,8 +228,8 @@ class FixedReplicas:
 
 
 class LocalReplicaSupply:
-    """The replicas of this process. `wrap` decorates each connection, `wrap_storage` those to a
-    storage half; `remember` makes their names durable."""
+    """The replicas of this process. `wrap` decorates each connection to a half; `remember` makes
+    their names durable."""
 
     owner = ""
     arrivals = None
@@ -238,12 +238,10 @@ class LocalReplicaSupply:
         self,
         hosts: LocalReplicas,
         wrap: Callable[[LocalClient, str], ReplicaClient],
-        wrap_storage: Callable[[LocalClient], ReplicaClient],
         remember: Remember,
     ) -> None:
         self._hosts = hosts
         self._wrap = wrap
-        self._wrap_storage = wrap_storage
         self._remember = remember
 
     async def keep(self, names: Sequence[str]) -> None:
@@ -267,7 +265,8 @@ class LocalReplicaSupply:
 
         async def connect() -> ReplicaClient:
             # One replica alone: an external system should be read once.
-            return self._wrap_storage(await self._hosts.connect(self._hosts.names[0], "storage"))
+            name = self._hosts.names[0]
+            return self._wrap(await self._hosts.connect(name, "storage"), name)
 
         return connect
 
