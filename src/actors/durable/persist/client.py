@@ -417,12 +417,11 @@ class PersistClient:
         rows: int,
         time_min: Time,
         time_max: Time,
-        has_errors: bool = False,
     ) -> BatchPart:
         """Move a Parquet file (columns, ``__time``, ``__diff``) in as a part. Raises as
         `write_parts` does."""
         state, times = await self.state(shard), (time_min, time_max)
-        return await self._parts.adopt(state, path, rows, times, has_errors)
+        return await self._parts.adopt(state, path, rows, times)
 
     def reserve_folder(self, shard: ShardId) -> tuple[str, str, str] | None:
         """Return a reservation, for `release_folder`, and where Spark may write blobs under it: the
