@@ -424,7 +424,7 @@ def _sum_nested(updates: pa.Table, names: Sequence[str]) -> pa.Table:
     return kept.append_column(pa.field(DIFF, pa.int64()), pa.array(list(sums.values()), pa.int64()))
 
 
-# -- Rows cut into pieces that fit a message, each an Arrow IPC stream. Pure -----------------------
+# -- results in pieces -----------------------------------------------------------------------------
 
 
 class ResultPiece(msgspec.Struct, frozen=True, gc=False):
