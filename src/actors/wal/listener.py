@@ -80,18 +80,25 @@ from actors.wal.stream import PgStream
 from actors.wal.timeline import LogEnds, WalTimeline
 from actors.wal.timelines import TimelineRegistry
 
-# -- Streams a timeline's log to a reader that asked for it by START_REPLICATION -------------------
-# Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
-# term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
-# without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's oldest
-# transactions count for as long as it is connected, a consumer's feedback goes to all proposers.
-
+log = logging.getLogger("penstock.wal")
 
 KEEPALIVE_MS: Final = 1_000
+SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
+"""Parameters that PostgreSQL's own receivers ask for before they begin."""
+
+# -- readers ---------------------------------------------------------------------------------------
 
 
 class WalSender:
-    """Serves one reader; `run` is its whole life."""
+    """Serves one reader that asked for a timeline's log by START_REPLICATION; `run` is its whole
+    life.
+
+    Pieces of the log go out in order, from the LSN that was asked for, up to the commit LSN; with a
+    term, up to the flushed LSN, for as long as the acceptor is in that term. After `KEEPALIVE_MS`
+    without news a keepalive goes. Concurrently, what the reader sends is handled: a standby's
+    oldest transactions count for as long as it is connected, a consumer's feedback goes to all
+    proposers.
+    """
 
     def __init__(
         self,
@@ -181,10 +188,7 @@ class WalSender:
                     pass  # a standby's position is not used
 
 
-log = logging.getLogger("penstock.wal")
-
-SHOWN: Final = {"wal_segment_size": "16MB", "data_directory_mode": "0700"}
-"""Parameters that PostgreSQL's own receivers ask for before they begin."""
+# -- the listener ----------------------------------------------------------------------------------
 
 
 class WalListener:
