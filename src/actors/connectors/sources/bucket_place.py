@@ -488,9 +488,6 @@ def _unreachable(error: StorageError) -> SourceUnreachable:
     return SourceUnreachable(str(error), hint_for(str(error), _NEEDED))
 
 
-# -- Opens the place that a path or URL names: a folder, or a place in a bucket --------------------
-
-
 def open_place(
     path: str,
     pattern: str,
@@ -498,8 +495,9 @@ def open_place(
     around: ConnectorContext,
     opened: Opener = BucketStore.open,
 ) -> FilesPlace:
-    """Return the place. Raises `InvalidUsage` for a bucket that may not be read; a folder is looked
-    up when it is first used."""
+    """Return the place that a path or URL names: a folder, or a place in a bucket. Raises
+    `InvalidUsage` for a bucket that may not be read; a folder is looked up when it is first
+    used."""
     if is_bucket(path):
         return BucketPlace(path, pattern, recursive, around, opened)
     return FolderPlace(path, pattern, recursive, around)
