@@ -566,11 +566,6 @@ def _shown(settings: Settings) -> str:
 
 
 # -- A replica in a process of its own -------------------------------------------------------------
-# It opens the stores without taking them over (`persist.replica_fence`), serves both halves of the
-# replica protocol, and registers its address, by which a controller finds it. A crash of one of its
-# actors ends the process, for whoever restarts it: the other replicas and the controller see only a
-# lost connection.
-
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
@@ -606,7 +601,13 @@ def storage_place(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica; it is used as a `Service` is."""
+    """One replica in a process of its own; it is used as a `Service` is.
+
+    It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
+    the replica protocol, and registers its address, by which a controller finds it. A crash of one
+    of its actors ends the process, for whoever restarts it: the other replicas and the controller
+    see only a lost connection.
+    """
 
     @property
     def address(self) -> str:
