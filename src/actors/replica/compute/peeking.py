@@ -55,10 +55,9 @@ from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
-# -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
-# Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
-# selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
-# rows are then streamed like those of an index.
+log = logging.getLogger("penstock.worker")
+
+# -- peeks of a shard ------------------------------------------------------------------------------
 
 
 class ShardPeekRead:
@@ -125,6 +124,10 @@ async def shard_answer(
 ) -> PeekRows | PeekStashed | PeekError:
     """Return the rows of a shard at the peek's time; wait until that time is sealed.
 
+    Reads parts one after another. Those whose statistics exclude rows that pass the filter are not
+    read. Only updates that the peek selects are kept: in memory, and beyond `GATHERED_BYTES` in a
+    temporary arrangement on disk, whose rows are then streamed like those of an index.
+
     Args:
         limits: Bytes of a response, and of its inline rows before the stash is used.
         reader_id: Name of the lease; must be fresh.
@@ -160,7 +163,7 @@ async def shard_answer(
             await clock.run_blocking(gathered.close)
 
 
-log = logging.getLogger("penstock.worker")
+# -- a worker's peeks ------------------------------------------------------------------------------
 
 INSPECT_TIMEOUT_MS: Final = 1_000
 """Time within which a dataflow must report its inputs, or be left out."""

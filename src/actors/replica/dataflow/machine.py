@@ -771,11 +771,9 @@ class DataflowMachine:
     """The transitions; any other event is ignored. `handle` checks the states that they lead to."""
 
 
-# -- Checks the invariants of a dataflow's machine; tests call it after every event. Pure ----------
-
-
 def check_machine(machine: DataflowMachine) -> None:
-    """Assert the invariants that `machine` names. Raise `AssertionError`."""
+    """Assert the invariants that the module's docstring names; tests call it after every event.
+    Raise `AssertionError`."""
     assert (machine.step is not None) == (machine.state in CARRYING), (machine.state, machine.step)
     if machine.hi is not None:
         assert machine.hi > machine.lo
