@@ -33,13 +33,8 @@ from actors.connectors.sinks.staging import (
 )
 from actors.connectors.sources.source import SourceUnreachable
 from actors.durable.object_store.bucket_calls import BucketCalls
-from actors.durable.object_store.bucket_paths import (
-    BucketPath,
-    allowed_bucket,
-    hint_for,
-    is_bucket,
-    reason,
-)
+from actors.durable.object_store.bucket_errors import hint_for, reason
+from actors.durable.object_store.bucket_paths import BucketPath, allowed_bucket, is_bucket
 from actors.durable.object_store.bucket_store import (
     PAGE_KEYS,
     FetchedObject,

@@ -44,7 +44,8 @@ from actors.connectors.sources.file_places import (
 )
 from actors.connectors.sources.file_reading import MalformedFile
 from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
-from actors.durable.object_store.bucket_paths import allowed_bucket, hint_for, is_bucket
+from actors.durable.object_store.bucket_errors import hint_for
+from actors.durable.object_store.bucket_paths import allowed_bucket, is_bucket
 from actors.durable.object_store.bucket_store import (
     PIECE_BYTES,
     BucketStore,
