@@ -28,7 +28,7 @@ from source_world import (  # type: ignore[import-not-found]
     spark_schema,
 )
 
-from actors.durable.persist import ShardAppend
+from actors.durable.persist import ShardAppend, guest_leases
 from actors.durable.persist import handed as handed_leases
 from actors.durable.persist.attach import ShardPlace, open_as_guest
 from actors.durable.persist.handed import HandedLeases
@@ -519,7 +519,7 @@ class Clock(SystemClock):
 
 
 def test_handed_leases(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handed_leases, "GUEST_LEASES_MAX", 8)
+    monkeypatch.setattr(guest_leases, "GUEST_LEASES_MAX", 8)
     world.append(10, [(1, "a", 3, 1)])
     clock = Clock()
 

@@ -17,11 +17,11 @@ import msgspec
 import pyarrow as pa
 
 from actors.durable.persist.attach import open_blobs, open_documents, suggest_names
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 from actors.durable.persist.filtering import PartFilter, PartVerdict
 from actors.durable.persist.handed import HandedLeases, SplitLease
 from actors.durable.persist.location import BlobStore, ConsensusStore
 from actors.durable.persist.shard import BatchPart, ShardState, shard_key
-from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
 from actors.engine.spark.source.options import ColumnCheck, ReadOptions, conditions_of
 from actors.engine.spark.source.rows import (
     ReadTask,
