@@ -22,14 +22,7 @@ from pyspark.sql.types import StructType
 
 from actors.durable.persist.handed import consumer_hold
 from actors.durable.persist.shard import ShardState
-from actors.engine.spark.source.options import (
-    CHANGE_COLUMNS,
-    NEWEST,
-    SNAPSHOT,
-    ColumnCheck,
-    checks_of,
-    read_options,
-)
+from actors.engine.spark.source.options import CHANGE_COLUMNS, NEWEST, SNAPSHOT, read_options
 from actors.engine.spark.source.planning import (
     LoadedFrame,
     OpenedPlace,
@@ -38,6 +31,7 @@ from actors.engine.spark.source.planning import (
     open_stores,
     plan,
 )
+from actors.engine.spark.source.pushed_filters import ColumnCheck, checks_of
 from actors.engine.spark.source.reading import ShardPartition, read
 from actors.engine.spark.source.rows import ReadWindow
 from actors.engine.spark.spark_releases import installed_version, shape_options, stream_limits
