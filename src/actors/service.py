@@ -29,7 +29,8 @@ from actors.connectors.storage_connectors import StorageConnectors
 from actors.control.access.access_rules import RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions
 from actors.control.controller.catalog import boot
-from actors.control.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
+from actors.control.controller.catalog.analysis_requests import analyzer, plan_checker
+from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.subscribed_views import drop_left_views
 from actors.control.controller.catalog.upgrades import upgrade_views
 from actors.control.controller.controller import Controller

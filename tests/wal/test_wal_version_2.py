@@ -13,6 +13,7 @@ from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-no
 
 from actors.wal import codec_v2
 from actors.wal.dialling import AcceptorConnection, start_replication
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -21,7 +22,6 @@ from actors.wal.messages import (
     ProposerMessage,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback
 
 ASKED = "START_WAL_PUSH (proto_version '2', allow_timeline_creation 'true')"
 END = next(end for _, end in LOG.records if end - START > 100)

@@ -15,6 +15,7 @@ import struct
 from typing import Final
 
 from actors.runtime.errors import LocalProtocolError
+from actors.wal.feedback_codec import encode_feedback, read_feedback
 from actors.wal.fields import ID_DIGITS, Bytes, MessageFields, check_wal, is_id, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,
@@ -29,7 +30,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback, read_feedback
 
 VERSION: Final = 2
 GREETING: Final = ord("g")

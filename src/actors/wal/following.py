@@ -25,9 +25,10 @@ import msgspec
 from actors.runtime.errors import ConnectionBroken, MalformedFrame, PenstockError, WalRemoved
 from actors.runtime.kernel import ActorClock
 from actors.wal.dialling import AcceptorAddress, AcceptorConnection, start_replication
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.lsn import lsn_text, parse_lsn
 from actors.wal.messages import PageserverFeedback
-from actors.wal.replication import encode_feedback, pg_time
+from actors.wal.replication import pg_time
 
 # -- one acceptor ----------------------------------------------------------------------------------
 

@@ -42,7 +42,7 @@ from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGat
 from actors.wal import codec_v2, codec_v3
 from actors.wal.lsn import SEGMENT_BYTES, lsn_text
 from actors.wal.messages import HotStandbyFeedback, PageserverFeedback, ProposerGreeting
-from actors.wal.peers import COLUMNS, peer_status, status_row
+from actors.wal.peer_status import COLUMNS, peer_status, status_row
 from actors.wal.receiver import (
     ConnectionOutcome,
     CopyEnd,

@@ -19,7 +19,8 @@ from typing import Final
 import msgspec
 
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError, WalRemoved, storage_error
-from actors.wal.files import ControlState, FileSystem, OpenFile, OperatingSystemFiles
+from actors.wal.acceptor_stores import ControlState
+from actors.wal.files import FileSystem, OpenFile, OperatingSystemFiles
 from actors.wal.lsn import INVALID, SEGMENT_BYTES, lsn_text
 from actors.wal.records import MAGICS, BadRecord, RecordScanner
 from actors.wal.segments import LogSegment, SegmentFiles, first_headers
@@ -113,7 +114,7 @@ def _rewrite(segments: SegmentFiles, begin_lsn: int, end_lsn: int) -> None:
 
 
 class FileWal:
-    """The log of one folder: a `stores.WalStore`. `open` creates it."""
+    """The log of one folder: an `acceptor_stores.WalStore`. `open` creates it."""
 
     def __init__(self, segments: SegmentFiles, state: ControlState, end_lsn: int) -> None:
         self._segments = segments
@@ -180,7 +181,7 @@ class FileWal:
         return self._flush_record_lsn
 
     def initialize(self, start_lsn: int) -> None:
-        """See `stores.WalStore`. Removes what an earlier attempt left."""
+        """See `acceptor_stores.WalStore`. Removes what an earlier attempt left."""
         self._check_usable()
         if self._write_lsn:
             raise InvalidUsage(
@@ -206,7 +207,7 @@ class FileWal:
             file.close()
 
     def write(self, begin_lsn: int, wal: bytes) -> None:
-        """See `stores.WalStore`. Bytes that are no records change nothing."""
+        """See `acceptor_stores.WalStore`. Bytes that are no records change nothing."""
         self._check_usable()
         if self.pending_truncation:
             raise InvalidUsage(
@@ -258,7 +259,7 @@ class FileWal:
             self._segments.finish(number)
 
     def flush(self) -> None:
-        """See `stores.WalStore`."""
+        """See `acceptor_stores.WalStore`."""
         self._check_usable()
         if self._flush_record_lsn == self._write_record_lsn:
             return
@@ -267,7 +268,7 @@ class FileWal:
         self._flush_lsn, self._flush_record_lsn = self._write_lsn, self._write_record_lsn
 
     def truncate(self, end_lsn: int) -> None:
-        """See `stores.WalStore`."""
+        """See `acceptor_stores.WalStore`."""
         self._check_usable()
         if self._write_record_lsn and end_lsn > self._write_record_lsn:
             raise InvalidUsage(

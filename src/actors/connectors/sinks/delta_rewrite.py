@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.connectors.sinks.formats import OutputFiles
-from actors.connectors.sinks.outlets import SinkThreads
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sinks.staging import SinkStaging, as_storage_errors
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
