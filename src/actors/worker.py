@@ -56,19 +56,18 @@ from actors.model.protocol.internal import (
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
-from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute.dataflow_children import DataflowChildren
 from actors.replica.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
+from actors.replica.compute.index_installer import IndexInstaller
+from actors.replica.compute.input_tasks import InputTasks
 from actors.replica.compute.live import (
     ActorFactory,
     ChildrenTurn,
-    DataflowChildren,
     DataflowEnded,
     DataflowRemoved,
     DataflowStopped,
     FromDataflow,
-    IndexInstaller,
     IndexTurn,
-    InputTasks,
     InsertAgain,
     InstallFinished,
     LiveRendering,
@@ -84,6 +83,7 @@ from actors.replica.compute.live import (
 from actors.replica.compute.logs import WorkerLogs
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.peeking import PeekRunner
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot

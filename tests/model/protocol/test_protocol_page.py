@@ -47,7 +47,7 @@ from actors.replica.cluster.rules import (
     mermaid,
 )
 from actors.replica.compute import events as e
-from actors.replica.compute.history import MEANING
+from actors.replica.compute.reconciliation import MEANING
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime import errors

@@ -31,7 +31,7 @@ from actors.model.protocol.internal import (
     SequencedCommand,
     WritesAllowed,
 )
-from actors.replica.compute.history import ReplacedDataflow
+from actors.replica.compute.reconciliation import ReplacedDataflow
 from actors.runtime.progress import Frontier, Nonce, Time
 
 PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError

@@ -34,15 +34,9 @@ from actors.model.protocol.relations import worker_relation
 from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
 from actors.replica.compute.live import LiveRendering, PeekFinished, WorkerSite
 from actors.replica.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
-from actors.replica.compute.peeks import (
-    HashShare,
-    PeekSpec,
-    PeekStash,
-    answer_on_loop,
-    error_of,
-    index_answer,
-    select_keys,
-)
+from actors.replica.compute.peek_keys import select_keys
+from actors.replica.compute.peek_stash import PeekStash
+from actors.replica.compute.peeks import HashShare, PeekSpec, answer_on_loop, error_of, index_answer
 from actors.runtime.errors import (
     ActorDead,
     ConnectionBroken,

@@ -85,8 +85,9 @@ from actors.replica.compute.events import (
     SwitchComputeClient,
     TellDataflow,
 )
-from actors.replica.compute.history import ComputeHistory, RunningDataflow, reconcile
+from actors.replica.compute.history import ComputeHistory
 from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.reconciliation import RunningDataflow, reconcile
 from actors.replica.compute.rendered import RenderedDataflow
 from actors.runtime.errors import LocalProtocolError
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty

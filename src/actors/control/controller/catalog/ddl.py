@@ -51,7 +51,7 @@ from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.plan.updates import from_ipc
 from actors.model.protocol.api import TIME_ZONE, CreateIndex, CreateTable, CreateView
 from actors.model.protocol.relations import SUBSCRIBED_PREFIX, check_name, fold, is_subscribed_view
-from actors.replica.dataflow.hydrate import note_key
+from actors.replica.dataflow.hydration_journal import note_key
 from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,

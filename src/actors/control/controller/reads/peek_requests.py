@@ -17,7 +17,8 @@ from actors.model.protocol.api import ReadObject
 from actors.model.protocol.compute import Peek, ShardImport, ShardTarget
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy
 from actors.model.protocol.row_finishing import check_finishing
-from actors.replica.compute.peeks import PeekFilter, is_exact_integer_key
+from actors.replica.compute.peek_keys import is_exact_integer_key
+from actors.replica.compute.peeks import PeekFilter
 from actors.runtime.errors import InvalidUsage, PenstockError
 from actors.runtime.progress import Time
 
