@@ -566,7 +566,7 @@ def _shown(settings: Settings) -> str:
     return ", ".join([settings.state_dir, *urls])
 
 
-# -- A replica in a process of its own -------------------------------------------------------------
+# -- a replica in a process of its own -------------------------------------------------------------
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0

@@ -61,7 +61,7 @@ class KeyLocks:
                 del self._held[key]
 
 
-# -- Waiters for changes of documents, within this process -----------------------------------------
+# -- waiters ---------------------------------------------------------------------------------------
 
 
 class DocumentWaiters:

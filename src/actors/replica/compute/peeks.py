@@ -42,7 +42,7 @@ from actors.replica.compute.peek_keys import (
 from actors.runtime.errors import InvalidUsage, to_wire
 from actors.runtime.threshold_probes import POINT_ROWS
 
-# -- Filters and projects the rows of a peek, batch by batch. Pure ---------------------------------
+# -- filter and projection -------------------------------------------------------------------------
 
 
 class PeekFilter:
@@ -96,7 +96,7 @@ def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])
 
 
-# -- Peek responses that need no read --------------------------------------------------------------
+# -- answers without a read ------------------------------------------------------------------------
 
 
 NOTHING: Final = PeekRows(b"", 0)

@@ -113,7 +113,7 @@ from actors.runtime.threshold_probes import STEP_ROWS
 _DISTRUSTED: Final = (ProtocolError, UnsoundFilter)  # earlier descriptions may be wrong, too
 
 
-# -- Targets that several transitions share --------------------------------------------------------
+# -- targets that several transitions share --------------------------------------------------------
 
 _COMPUTED: Final = (DataflowPhase.COMMITTING, DataflowPhase.INSTALLING)
 _NEXT: Final = (
