@@ -10,15 +10,11 @@ this very sink.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
 from actors.runtime.errors import InvalidUsage
-
-if TYPE_CHECKING:
-    pass
-
 
 FEATURES: Final = frozenset(
     {

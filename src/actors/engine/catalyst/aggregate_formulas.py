@@ -51,7 +51,16 @@ MOMENTS: Final = frozenset(_OF_PAIRS) | frozenset(_OF_VALUES)
 
 
 def moment_formula(kind: str, values: tuple[str, ...], behind: str, *, distinct: bool) -> str:
-    """Return the text of an aggregate of `MOMENTS` over one or two values.
+    """Return the text of an aggregate of `MOMENTS` over one or two values: covariance, correlation,
+    regression, skewness or kurtosis, as a function of the bag of rows.
+
+    Spark merges moments in the order in which rows come, so that floats differ in their last bits.
+    Here they are summed over the sorted values, the means first: equal for equal rows, and as
+    exact.
+
+    Source: Spark's ``Covariance``, ``PearsonCorrelation``, ``CentralMomentAgg`` and
+    ``linearRegression.scala`` define which results are NULL; the first argument of ``regr_*(y, x)``
+    is y.
 
     Args:
         kind: Catalyst's name of the aggregate.
