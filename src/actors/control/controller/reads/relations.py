@@ -27,9 +27,8 @@ from actors.control.controller.catalog.catalog import (
 from actors.control.controller.connectors.objects import ConnectorObjects
 from actors.control.controller.object_conditions import lag_ms
 from actors.control.controller.reads.copies import RunningCopies
-from actors.control.controller.reads.peek_requests import prototype
 from actors.control.controller.reads.queries import RunningQueries
-from actors.control.controller.reads.reads import RELATION, PendingReads
+from actors.control.controller.reads.reads import RELATION, PendingReads, prototype
 from actors.control.controller.reads.status import shown_condition
 from actors.control.controller.reads.subscribes import RunningSubscribes
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
