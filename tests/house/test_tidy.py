@@ -59,6 +59,7 @@ ROOM_ARROWS_MAX = 86
 GLUED = frozenset(
     {
         "connectors.sources.postgres_survey",
+        "connectors.sources.wal",
         "control.controller.reads.reads",
         "control.controller.replicas.instance",
         "control.controller.replicas.replica",

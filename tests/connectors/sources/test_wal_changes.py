@@ -21,8 +21,7 @@ from actors.connectors.sources.source import (
     SourceRows,
 )
 from actors.connectors.sources.source_secrets import check_secrets
-from actors.connectors.sources.wal import WalSource
-from actors.connectors.sources.wal_changes import WalChanges, WalPosition, read_position
+from actors.connectors.sources.wal import WalChanges, WalPosition, WalSource, read_position
 from actors.connectors.sources.wal_config import WalConfig
 from actors.doors.client.connectors import _encoded
 from actors.model.plan.schema import TableColumn, TableSchema
