@@ -1,4 +1,4 @@
-"""Commands that show a running service, or its recorded traces."""
+"""Commands that show a running service and change how it runs, or show its recorded traces."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from actors.doors.commands.console import (
     run_loop,
     service_command,
     set_up_logging,
+    with_client,
 )
 from actors.runtime.errors import InvalidUsage
 
@@ -291,6 +292,20 @@ async def _sessions(target: ServiceTarget, end: int, cancel: int) -> list[dict[s
         rows = await client.peek("penstock.sessions", order_by=["number"])
         found: list[dict[str, Any]] = rows.to_pylist()
         return found
+
+
+source = typer.Typer(help="Sources: what a dropped one has left outside.", no_args_is_help=True)
+
+
+@source.command("forget")
+@service_command
+def forget_source(
+    target: ServiceTarget, name: Annotated[str, typer.Argument(help="The dropped source's name.")]
+) -> None:
+    """Gives up removing what a dropped source has left outside (a replication slot)."""
+    set_up_logging("warning")
+    kept = with_client(target, lambda client: client.forget_source(name))
+    print(f"no longer tried: {kept} stays outside until somebody removes it there")
 
 
 @service_command
