@@ -52,7 +52,9 @@ async def test_tables_views_and_rows_from_a_shell(tmp_path: Path) -> None:
                 raise done.exception
             return str(done.output).strip()
 
-        async def wrong(kind: type[Exception], text: str, *arguments: str, stdin: str = "") -> None:
+        async def wrong(
+            kind: type[BaseException], text: str, *arguments: str, stdin: str = ""
+        ) -> None:
             with pytest.raises(kind, match=text):
                 await said(*arguments, stdin=stdin)
 

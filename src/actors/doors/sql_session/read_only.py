@@ -65,10 +65,8 @@ def command_of(statement: sql.SqlStatement) -> str:
     ('DROP TABLE', 'DELETE')
     """
     match statement:
-        case sql.DropObjectsStatement(kind=kind):
-            return f"DROP {kind.upper()}"
-        case sql.AlterObjectStatement(kind=kind):
-            return f"ALTER {kind.upper()}"
+        case sql.ChangeStatement(command=command):
+            return command
         case sql.CopyStatement():
             return "COPY FROM"
     # The classes are named after their commands.

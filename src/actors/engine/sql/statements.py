@@ -10,16 +10,18 @@ case. Pure.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.protocol.api import CatalogStatement
+from actors.model.protocol.role_messages import RoleStatement
+from actors.runtime.errors import InvalidUsage, PenstockError
 
 QualifiedName: TypeAlias = tuple[str, ...]
 ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
 RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
-AccessRight: TypeAlias = Literal["read", "write", "create", "admin", "connect", "execute code"]
 SECRET_SHOWN: Final = "***"
 """Text shown in place of a secret."""
 
@@ -69,197 +71,56 @@ class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
-# -- tables, sources, views, indexes, sinks ------------------------------------------------------
+# -- changes of objects and roles ----------------------------------------------------------------
 
 
-class ColumnDefinition(msgspec.Struct, frozen=True, kw_only=True):
-    """A column as defined. `type` is Spark's type text, whatever the dialect."""
+class ChangeStatement(SqlStatement, frozen=True, kw_only=True):
+    """A statement that changes objects or roles: the requests that carry it out, and what only a
+    session can add to them."""
 
-    position: int
-    name: str
-    type: str
-    not_null: bool = False
-    comment: str | None = None
-    default: TextSpan | None = None
+    command: str
+    """Its first words, such as ``CREATE TABLE``."""
+    requests: tuple[CatalogStatement | RoleStatement, ...] = ()
+    """One; of a DROP one for each name. Their number is 0 until a client sends them."""
+    refused: str = ""
+    """Why the service cannot carry it out, if it is known by now; then it has no requests."""
+    names: tuple[QualifiedName, ...] = ()
+    """The objects or roles that it is about, as written."""
+    kind: ObjectKind | None = None
+    """Kind of the present objects that it is about; None: it has none, or only roles."""
+    skipped: tuple[type[PenstockError], ...] = ()
+    """Errors that IF EXISTS and IF NOT EXISTS make a notice."""
+    query: TextSpan | None = None
+    """Query of a view, for `CreateView.sql`."""
+    defaults: Mapping[str, TextSpan | None] = {}
+    """Expressions of DEFAULT by column, for `column_defaults`; None: it is dropped."""
+    only_new_columns: bool = False
+    """True if columns that are there already are not added (ADD COLUMN IF NOT EXISTS)."""
+    password: SecretSpan | None = None
+    """New password of a role, for `verifier`."""
 
 
-class CreateTableStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE TABLE name (columns)``."""
-
-    name: QualifiedName
-    columns: tuple[ColumnDefinition, ...]
-    key: tuple[str, ...] = ()
-    """Columns of the PRIMARY KEY, spelled as the columns are."""
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
-
-    def schema(self) -> TableSchema:
-        """Return the columns as a schema; those of the PRIMARY KEY are NOT NULL."""
-        columns = (
-            TableColumn(each.name, each.type, not (each.not_null or each.name in self.key))
-            for each in self.columns
-        )
-        return TableSchema(tuple(columns), self.key)
+def change_statement(
+    requests: Callable[[], tuple[CatalogStatement | RoleStatement, ...]], **fields: Any
+) -> ChangeStatement:
+    """Return a statement with the requests that a function makes. A name or a property that the
+    service does not have is told when the statement is carried out: the text may be Spark's."""
+    try:
+        return ChangeStatement(requests=requests(), **fields)
+    except InvalidUsage as error:
+        return ChangeStatement(refused=str(error), **fields)
 
 
 class CreateTableAsStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE TABLE name AS query``."""
+    """``CREATE TABLE name AS query``. The columns of `created` are those of the query."""
 
-    name: QualifiedName
+    created: ChangeStatement
     query: QueryStatement
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
 
-
-class SourceTableName(msgspec.Struct, frozen=True, kw_only=True):
-    """One table of a source: its name outside, and its name here (empty: none was given)."""
-
-    position: int
-    outside: QualifiedName
-    name: QualifiedName = ()
-
-
-class CreateSourceStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE SOURCE name USING kind``."""
-
-    name: QualifiedName
-    kind: str
-    options: dict[str, str] = {}
-    tables: tuple[SourceTableName, ...] | None = None
-    """Tables of FOR TABLES; None for FOR ALL TABLES, and if neither was written."""
-    if_not_exists: bool = False
-
-
-class CreateMaterializedViewStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE MATERIALIZED VIEW name AS query``."""
-
-    name: QualifiedName
-    query: TextSpan
-    or_replace: bool = False
-    if_not_exists: bool = False
-    policy: RefreshPolicy | None = None
-    comment: str | None = None
-    properties: dict[str, str] = {}
-
-
-class CreateViewStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE VIEW name AS query``: a view that is inlined where it is read."""
-
-    name: QualifiedName
-    query: TextSpan
-    or_replace: bool = False
-    if_not_exists: bool = False
-    comment: str | None = None
-    properties: dict[str, str] = {}
-
-
-class CreateIndexStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE INDEX name ON object (columns)``; `name` None if none was given."""
-
-    name: QualifiedName | None
-    object: QualifiedName
-    columns: tuple[str, ...]
-    if_not_exists: bool = False
-
-
-class CreateSinkStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE SINK name FROM object USING kind``."""
-
-    name: QualifiedName
-    object: QualifiedName
-    kind: str
-    options: dict[str, str] = {}
-    if_not_exists: bool = False
-
-
-# -- changes of objects --------------------------------------------------------------------------
-
-
-class SetPolicyAction(msgspec.Struct, frozen=True, tag=True):
-    """``SET REFRESH POLICY``."""
-
-    policy: RefreshPolicy
-
-
-class SetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
-    """``SET TBLPROPERTIES``."""
-
-    properties: dict[str, str]
-
-
-class UnsetPropertiesAction(msgspec.Struct, frozen=True, tag=True):
-    """``UNSET TBLPROPERTIES``; with `if_exists` it is no error that one is not set."""
-
-    keys: tuple[str, ...]
-    if_exists: bool = False
-
-
-class RenameAction(msgspec.Struct, frozen=True, tag=True):
-    """``RENAME TO``."""
-
-    name: QualifiedName
-
-
-class AddColumnsAction(msgspec.Struct, frozen=True, tag=True):
-    """``ADD COLUMNS``; with `if_not_exists` it is no error that one is there."""
-
-    columns: tuple[ColumnDefinition, ...]
-    if_not_exists: bool = False
-
-
-class SetDefaultAction(msgspec.Struct, frozen=True, tag=True):
-    """``ALTER COLUMN column SET DEFAULT expression``; without one ``DROP DEFAULT``."""
-
-    column: str
-    default: TextSpan | None = None
-
-
-class AddTablesAction(msgspec.Struct, frozen=True, tag=True):
-    """``ADD TABLES`` of a source."""
-
-    tables: tuple[SourceTableName, ...]
-
-
-AlterAction: TypeAlias = (
-    SetPolicyAction
-    | SetPropertiesAction
-    | UnsetPropertiesAction
-    | RenameAction
-    | AddColumnsAction
-    | SetDefaultAction
-    | AddTablesAction
-)
-
-
-class AlterObjectStatement(SqlStatement, frozen=True, kw_only=True):
-    """``ALTER kind name action``."""
-
-    kind: ObjectKind
-    name: QualifiedName
-    action: AlterAction
-    if_exists: bool = False
-
-
-class DropObjectsStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP kind names``. Without `cascade` an object with dependants stays."""
-
-    kind: ObjectKind
-    names: tuple[QualifiedName, ...]
-    if_exists: bool = False
-    cascade: bool = False
-
-
-class CommentOnStatement(SqlStatement, frozen=True, kw_only=True):
-    """``COMMENT ON kind name IS comment``; None removes it.
-
-    The name of a column is its object's name and the column.
-    """
-
-    kind: ObjectKind | Literal["column", "schema"]
-    name: QualifiedName
-    comment: str | None
+    @property
+    def names(self) -> tuple[QualifiedName, ...]:
+        """Return the table's name."""
+        return self.created.names
 
 
 # -- questions about objects ---------------------------------------------------------------------
@@ -349,7 +210,7 @@ class ExplainStatement(SqlStatement, frozen=True, kw_only=True):
     """``EXPLAIN``: of a query, or of a materialized view before it is created."""
 
     mode: ExplainMode
-    statement: QueryStatement | CreateMaterializedViewStatement
+    statement: QueryStatement | ChangeStatement
 
 
 # -- changes of rows -----------------------------------------------------------------------------
@@ -605,45 +466,8 @@ class NoOperationStatement(SqlStatement, frozen=True, kw_only=True):
 # -- roles ---------------------------------------------------------------------------------------
 
 
-class RoleOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Options of a role; None where none was given."""
-
-    login: bool | None = None
-    password: SecretSpan | None = None
-    no_password: bool = False
-    """True for ``PASSWORD NULL``."""
-
-
-class CreateRoleStatement(SqlStatement, frozen=True, kw_only=True):
-    """``CREATE ROLE name``; CREATE USER is the same with LOGIN."""
-
-    name: str
-    options: RoleOptions = RoleOptions()
-    if_not_exists: bool = False
-
-
-class AlterRoleStatement(SqlStatement, frozen=True, kw_only=True):
-    """``ALTER ROLE name options``."""
-
-    name: str
-    options: RoleOptions
-
-
-class DropRolesStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP ROLE names``."""
-
-    names: tuple[str, ...]
-    if_exists: bool = False
-
-
 class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
     """``CREATE TOKEN FOR ROLE name``: a role's proof at Spark Connect's door."""
-
-    role: str
-
-
-class DropTokensStatement(SqlStatement, frozen=True, kw_only=True):
-    """``DROP TOKENS FOR ROLE name``."""
 
     role: str
 
@@ -657,28 +481,3 @@ class ShowGrantsStatement(SqlStatement, frozen=True, kw_only=True):
 
     object: QualifiedName = ()
     role: str | None = None
-
-
-GrantScope: TypeAlias = Literal["objects", "schema", "all tables", "service"]
-
-
-class GrantStatement(SqlStatement, frozen=True, kw_only=True):
-    """``GRANT rights ON objects TO roles``. Without ON the scope is the whole service.
-
-    SELECT is ``read``; INSERT, UPDATE and DELETE are ``write``; ALL is both.
-    """
-
-    rights: tuple[AccessRight, ...]
-    scope: GrantScope
-    roles: tuple[str, ...]
-    names: tuple[QualifiedName, ...] = ()
-    """Objects, or schemas; of ``all tables`` the schemas, if any was named."""
-
-
-class RevokeStatement(SqlStatement, frozen=True, kw_only=True):
-    """``REVOKE rights ON objects FROM roles``; see `GrantStatement`."""
-
-    rights: tuple[AccessRight, ...]
-    scope: GrantScope
-    roles: tuple[str, ...]
-    names: tuple[QualifiedName, ...] = ()

@@ -16,15 +16,7 @@ import msgspec
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.message_parts import ColumnComparison, ObjectStatistics, RowSetFinishing
-from actors.model.protocol.role_messages import (
-    AlterRole,
-    ChangeRights,
-    CheckRight,
-    CreateRole,
-    DropRoles,
-    ListRoles,
-    RolesReport,
-)
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RolesReport, RoleStatement
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
@@ -482,12 +474,23 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     """True if `CopyProgressed` is wanted."""
 
 
-Request: TypeAlias = (
+CatalogStatement: TypeAlias = (
     CreateTable
     | CreateView
-    | AlterObject
     | CreateIndex
+    | CreateSource
+    | CreateSink
+    | AlterObject
+    | AlterSource
     | DropObject
+    | DropSource
+    | DropSink
+)
+"""Statements that change the catalog, from the grammar to the controller. Number 0: a statement
+that no connection has sent yet."""
+Request: TypeAlias = (
+    CatalogStatement
+    | RoleStatement
     | WriteTables
     | ReadObject
     | SubscribeObject
@@ -502,18 +505,9 @@ Request: TypeAlias = (
     | DescribeQuery
     | ExplainQuery
     | CopyTo
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
     | ListSources
     | ForgetSource
     | CopyFromFiles
-    | CreateRole
-    | AlterRole
-    | DropRoles
-    | ChangeRights
     | ListRoles
     | CheckRight
     | SignalSession
@@ -740,22 +734,7 @@ Answer: TypeAlias = (
 )
 
 
-Traced: TypeAlias = (
-    WriteTables
-    | ReadObject
-    | SubscribeObject
-    | CreateTable
-    | CreateView
-    | AlterObject
-    | CreateIndex
-    | DropObject
-    | RunQuery
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
-)
+Traced: TypeAlias = CatalogStatement | WriteTables | ReadObject | SubscribeObject | RunQuery
 """Requests that carry a trace context and are traced."""
 
 
