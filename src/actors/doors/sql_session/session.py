@@ -182,7 +182,7 @@ class SqlSession:
             case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
                 return await writing.returned_shape(self.context, statement, parameters)
         # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
-        if not isinstance(statement, _SHOWING):
+        if not isinstance(statement, sql.ShowingStatement):
             return None
         result = await self.execute(statement, parameters)
         if result.batches is not None:
@@ -468,16 +468,6 @@ class SqlSession:
         return StatementResult(statement.tag)
 
 
-_SHOWING: Final = (
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
-)
 _ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
 
 

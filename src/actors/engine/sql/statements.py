@@ -71,6 +71,17 @@ class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
     position: int
 
 
+class ReadingStatement(SqlStatement, frozen=True, kw_only=True):
+    """A statement that changes nothing, so that a read-only transaction may carry it out. What
+    EXECUTE carries out is checked in its turn; VACUUM changes how things are stored, and not what
+    there is, as in PostgreSQL."""
+
+
+class ShowingStatement(ReadingStatement, frozen=True, kw_only=True):
+    """A statement that shows what there is: rows, whose columns are known when it is carried
+    out."""
+
+
 # -- changes of objects and roles ----------------------------------------------------------------
 
 
@@ -130,7 +141,7 @@ ShownKind: TypeAlias = Literal[
 ]
 
 
-class ShowObjectsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowObjectsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW TABLES`` and the like. `schema` empty: the current one."""
 
     kind: ShownKind
@@ -143,20 +154,20 @@ class ShowObjectsStatement(SqlStatement, frozen=True, kw_only=True):
     """True for ``SHOW TABLE EXTENDED``."""
 
 
-class ShowColumnsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowColumnsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW COLUMNS FROM object``."""
 
     object: QualifiedName
 
 
-class ShowCreateStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowCreateStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW CREATE kind name``."""
 
     kind: ObjectKind
     name: QualifiedName
 
 
-class ShowSettingStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowSettingStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW setting``, and ``SET setting`` in Spark's dialect; ``all`` for all of them."""
 
     name: str
@@ -176,7 +187,7 @@ class QueryPin(msgspec.Struct, frozen=True, kw_only=True):
     clause: TextSpan
 
 
-class QueryStatement(SqlStatement, frozen=True, kw_only=True):
+class QueryStatement(ReadingStatement, frozen=True, kw_only=True):
     """A query. `query` is its text without a trailing ``AS OF`` of the whole query."""
 
     query: TextSpan
@@ -184,7 +195,7 @@ class QueryStatement(SqlStatement, frozen=True, kw_only=True):
     pins: tuple[QueryPin, ...] = ()
 
 
-class SubscribeStatement(SqlStatement, frozen=True, kw_only=True):
+class SubscribeStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SUBSCRIBE``: of a query, or of an object by its name."""
 
     query: TextSpan | None = None
@@ -195,7 +206,7 @@ class SubscribeStatement(SqlStatement, frozen=True, kw_only=True):
     up_to: TextSpan | None = None
 
 
-class DescribeStatement(SqlStatement, frozen=True, kw_only=True):
+class DescribeStatement(ShowingStatement, frozen=True, kw_only=True):
     """``DESCRIBE``: of an object, or of a query."""
 
     name: QualifiedName | None = None
@@ -206,7 +217,7 @@ class DescribeStatement(SqlStatement, frozen=True, kw_only=True):
 ExplainMode: TypeAlias = Literal["plain", "incremental", "analyze"]
 
 
-class ExplainStatement(SqlStatement, frozen=True, kw_only=True):
+class ExplainStatement(ShowingStatement, frozen=True, kw_only=True):
     """``EXPLAIN``: of a query, or of a materialized view before it is created."""
 
     mode: ExplainMode
@@ -262,7 +273,7 @@ class RefreshViewStatement(SqlStatement, frozen=True, kw_only=True):
     name: QualifiedName
 
 
-class MaintainStatement(SqlStatement, frozen=True, kw_only=True):
+class MaintainStatement(ReadingStatement, frozen=True, kw_only=True):
     """``VACUUM`` or ``ANALYZE``, which the service does by itself."""
 
     verb: str
@@ -347,40 +358,40 @@ class TransactionModes(msgspec.Struct, frozen=True, kw_only=True):
     read_only: bool | None = None
 
 
-class BeginStatement(SqlStatement, frozen=True, kw_only=True):
+class BeginStatement(ReadingStatement, frozen=True, kw_only=True):
     """``BEGIN``, ``START TRANSACTION``."""
 
     modes: TransactionModes = TransactionModes()
 
 
-class SetTransactionStatement(SqlStatement, frozen=True, kw_only=True):
+class SetTransactionStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SET TRANSACTION``; for later transactions too if `session`."""
 
     modes: TransactionModes
     session: bool = False
 
 
-class CommitStatement(SqlStatement, frozen=True, kw_only=True):
+class CommitStatement(ReadingStatement, frozen=True, kw_only=True):
     """``COMMIT``, ``END``."""
 
 
-class RollbackStatement(SqlStatement, frozen=True, kw_only=True):
+class RollbackStatement(ReadingStatement, frozen=True, kw_only=True):
     """``ROLLBACK``, ``ABORT``."""
 
 
-class SavepointStatement(SqlStatement, frozen=True, kw_only=True):
+class SavepointStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SAVEPOINT name``."""
 
     name: str
 
 
-class ReleaseSavepointStatement(SqlStatement, frozen=True, kw_only=True):
+class ReleaseSavepointStatement(ReadingStatement, frozen=True, kw_only=True):
     """``RELEASE SAVEPOINT name``."""
 
     name: str
 
 
-class RollbackToStatement(SqlStatement, frozen=True, kw_only=True):
+class RollbackToStatement(ReadingStatement, frozen=True, kw_only=True):
     """``ROLLBACK TO SAVEPOINT name``."""
 
     name: str
@@ -389,7 +400,7 @@ class RollbackToStatement(SqlStatement, frozen=True, kw_only=True):
 # -- the session ---------------------------------------------------------------------------------
 
 
-class SetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+class SetVariableStatement(ReadingStatement, frozen=True, kw_only=True):
     """``SET name = values``; no values for DEFAULT. TIME ZONE is the setting ``timezone``."""
 
     name: str
@@ -397,19 +408,19 @@ class SetVariableStatement(SqlStatement, frozen=True, kw_only=True):
     local: bool = False
 
 
-class ResetVariableStatement(SqlStatement, frozen=True, kw_only=True):
+class ResetVariableStatement(ReadingStatement, frozen=True, kw_only=True):
     """``RESET name``; None for ALL."""
 
     name: str | None
 
 
-class UseSchemaStatement(SqlStatement, frozen=True, kw_only=True):
+class UseSchemaStatement(ReadingStatement, frozen=True, kw_only=True):
     """``USE schema``."""
 
     name: QualifiedName
 
 
-class DeclareCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class DeclareCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DECLARE name CURSOR FOR source``."""
 
     name: str
@@ -418,7 +429,7 @@ class DeclareCursorStatement(SqlStatement, frozen=True, kw_only=True):
     binary: bool = False
 
 
-class FetchCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class FetchCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``FETCH count FROM name``, forward; None for ALL. `move`: rows are passed over (MOVE)."""
 
     name: str
@@ -426,13 +437,13 @@ class FetchCursorStatement(SqlStatement, frozen=True, kw_only=True):
     move: bool = False
 
 
-class CloseCursorStatement(SqlStatement, frozen=True, kw_only=True):
+class CloseCursorStatement(ReadingStatement, frozen=True, kw_only=True):
     """``CLOSE name``; None for ALL."""
 
     name: str | None
 
 
-class PrepareTextStatement(SqlStatement, frozen=True, kw_only=True):
+class PrepareTextStatement(ReadingStatement, frozen=True, kw_only=True):
     """``PREPARE name (types) AS statement``; `types` are Spark's."""
 
     name: str
@@ -440,24 +451,24 @@ class PrepareTextStatement(SqlStatement, frozen=True, kw_only=True):
     types: tuple[str, ...] = ()
 
 
-class ExecutePreparedStatement(SqlStatement, frozen=True, kw_only=True):
+class ExecutePreparedStatement(ReadingStatement, frozen=True, kw_only=True):
     """``EXECUTE name (arguments)``."""
 
     name: str
     arguments: tuple[TextSpan, ...] = ()
 
 
-class DeallocateStatement(SqlStatement, frozen=True, kw_only=True):
+class DeallocateStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DEALLOCATE name``; None for ALL."""
 
     name: str | None
 
 
-class DiscardAllStatement(SqlStatement, frozen=True, kw_only=True):
+class DiscardAllStatement(ReadingStatement, frozen=True, kw_only=True):
     """``DISCARD ALL``."""
 
 
-class NoOperationStatement(SqlStatement, frozen=True, kw_only=True):
+class NoOperationStatement(ReadingStatement, frozen=True, kw_only=True):
     """A statement that is accepted and does nothing; `tag` is its name, such as ``LISTEN``."""
 
     tag: str
@@ -472,11 +483,11 @@ class CreateTokenStatement(SqlStatement, frozen=True, kw_only=True):
     role: str
 
 
-class ShowRolesStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowRolesStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW ROLES``."""
 
 
-class ShowGrantsStatement(SqlStatement, frozen=True, kw_only=True):
+class ShowGrantsStatement(ShowingStatement, frozen=True, kw_only=True):
     """``SHOW GRANTS ON object FOR role``; both may be left out."""
 
     object: QualifiedName = ()
