@@ -5,6 +5,9 @@ Every request has a `request` number, unique within its connection; its answers 
 `ReadObject` by one or more `ReadContents`, the last without `more`; `CopyTo` and `CopyFromFiles` by
 their progress where it is wanted, then by one answer; every other request by exactly one answer.
 Rows travel as Arrow IPC streams. New fields last, with defaults.
+
+The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`): here
+it is a kind and bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +23,9 @@ from actors.model.protocol.role_messages import CheckRight, ListRoles, RolesRepo
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
-# -- Requests of the Python client about sources and sinks, and their answers; part of `api` -------
-# The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`):
-# here it is a kind and bytes. New fields last, with defaults.
-
+PROTOCOL_VERSION: Final = 1
+COPY_FILE_BYTES: Final = 256 << 20
+"""Size of one file of a copy, unless a client asks for another."""
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of a session's time zone."""
 
@@ -195,11 +197,6 @@ class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     sources: tuple[SourceStatus, ...]
 
 
-PROTOCOL_VERSION = 1
-COPY_FILE_BYTES: Final = 256 << 20
-"""Size of one file of a copy, unless a client asks for another."""
-
-
 # A client may be of another release than the service. So tags stay when classes are renamed, fields
 # that are added come last with a default, and an unknown message is a named error.
 class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
@@ -320,7 +317,6 @@ class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
 
     request: int
     changes: tuple[TableChange, ...]
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
 class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
@@ -333,7 +329,6 @@ class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
     """Arrow IPC stream of the key values to look up (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     filter: tuple[ColumnComparison, ...] = ()
     """Comparisons that a row must pass, all of them."""
     project: tuple[str, ...] | None = None
@@ -350,7 +345,6 @@ class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     up_to: Frontier | None = None
     """Only changes with ``time < up_to``; then the empty upper and the end."""
     snapshot: bool = True
@@ -429,7 +423,6 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     deadline_ms: int | None = None
     engine: bool = False
     """True if the engine must run even a plain read."""
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
