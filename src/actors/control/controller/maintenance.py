@@ -1,7 +1,12 @@
-"""Maintenance: compacts shards that grew, at intervals, gives back the space of those that no
-longer grow, and removes orphaned blobs.
+"""Tasks of the controller that run beside it, for as long as the service does.
 
-A shard whose maintenance fails is retried when it grows again; failures are only logged.
+Maintenance compacts shards that grew, at intervals, gives back the space of those that no longer
+grow, and removes orphaned blobs. A shard whose maintenance fails is retried when it grows again;
+failures are only logged.
+
+Another task follows the changes that other processes make to the same stores. When its watch ends,
+it halts the service: another one has taken over the stores (`WriterFenced`), or the stores report
+no changes any more.
 """
 
 from __future__ import annotations
@@ -20,9 +25,7 @@ from actors.runtime.kernel import Actor, RunningEffect
 from actors.runtime.progress import ShardId
 from actors.runtime.settings import Settings
 
-# -- FollowTask: watches the changes that other processes make to the same stores ------------------
-# It halts the service when the watch ends: another service has taken over the stores
-# (`WriterFenced`), or the stores report no changes any more.
+log = logging.getLogger("penstock.maintenance")
 
 
 class _Ended(msgspec.Struct, frozen=True, gc=False):
@@ -48,9 +51,6 @@ class FollowTask(Actor[_Ended]):
     async def receive(self, message: _Ended) -> None:
         log.error("halting: %s", message.error)
         self._halt(message.error)
-
-
-log = logging.getLogger("penstock.maintenance")
 
 
 class _Due(msgspec.Struct, frozen=True, gc=False):

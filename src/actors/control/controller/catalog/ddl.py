@@ -74,7 +74,10 @@ from actors.runtime.settings import Settings
 from actors.runtime.spans import span
 from actors.runtime.telemetry import SPARK_JOB
 
-# -- Sends queries to the engine for analysis ------------------------------------------------------
+log = logging.getLogger("penstock.controller")
+
+AS_OF_ATTEMPTS_MAX: Final = 5
+COLUMNS_MAX: Final = 1024
 
 
 def analyzer(
@@ -139,12 +142,6 @@ def check_subscribed_view(request: CreateView) -> None:
             f"{SUBSCRIBED_PREFIX}, a query, a time zone, a refresh policy and a time, and nothing "
             "else"
         )
-
-
-log = logging.getLogger("penstock.controller")
-
-AS_OF_ATTEMPTS_MAX: Final = 5
-COLUMNS_MAX: Final = 1024
 
 
 class CatalogChanged(msgspec.Struct, frozen=True):

@@ -20,9 +20,9 @@ import msgspec
 
 from actors.control.access.access_rules import UNPROVEN, AccessRules
 from actors.control.access.role_registry import CONNECT, OWN, RIGHTS, ROLES_KEY, RoleRegistry
+from actors.control.controller.catalog.boot import load_roles
 from actors.control.controller.catalog.catalog import SOURCE_TABLE, TABLE, VIEW, CatalogObject
 from actors.control.controller.roles.request_rights import object_named
-from actors.control.controller.roles.role_record import load_roles
 from actors.control.controller.state import ControllerState, reply_error, to_penstock_error
 from actors.durable.persist import CompareAndSet
 from actors.model.pgwire.scram import ScramVerifier, parse_verifier
