@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final, TextIO
 import msgspec
 import typer
 
-from actors.doors.commands.console import (
-    ServiceTarget,
-    run_loop,
-    service_command,
-    set_up_logging,
-)
+from actors.doors.commands.console import ServiceTarget, service_command, with_client
 from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, UnknownObject
 from actors.runtime.kernel import SystemClock
 
@@ -76,7 +71,6 @@ def copy_from(
     status 2 when nothing was copied, or when it is open whether it was: then ask again with the
     same --uuid.
     """
-    set_up_logging("warning")
     if kind not in FORMATS:
         raise BadSettings(f"--format {kind}: must be one of {', '.join(FORMATS)}")
     chosen: CopyFormat = kind  # type: ignore[assignment]
@@ -96,15 +90,8 @@ def copy_from(
             progress=None if shown is None else shown.show,
         )
 
-    async def run() -> CopiedRows:
-        # Imported here: `--help` and bad options need no Arrow.
-        from actors.doors.client.client import Client
-
-        async with await Client.connect(target.address, settings=target.settings) as client:
-            return await copy(client)
-
     try:
-        done = run_loop(run)
+        done = with_client(target, copy)
     # The line that is written over must be ended before an error is printed.
     finally:
         if shown is not None:
@@ -178,36 +165,32 @@ def insert(
     Dates and times are ISO 8601, binary is base64, "NaN" a float, a map an object. Every 10,000
     lines are one write, all or none. When one fails, those before it stay.
     """
-    set_up_logging("warning")
     if file == STDIN:
-        rows, time = run_loop(lambda: _insert(target, name, sys.stdin.buffer))
+        rows, time = with_client(target, lambda client: _insert(client, name, sys.stdin.buffer))
     else:
         try:
             opened = file.open("rb")
         except OSError as error:
             raise BadSettings(f"{file} cannot be read: {error.strerror}") from None
         with opened:
-            rows, time = run_loop(lambda: _insert(target, name, opened))
+            rows, time = with_client(target, lambda client: _insert(client, name, opened))
     print(f"{rows} rows are in {name}" + (f" at {time}" if rows else ""))
 
 
-async def _insert(target: ServiceTarget, name: str, lines: BinaryIO) -> tuple[int, int]:
-    from actors.doors.client.client import Client
-
+async def _insert(client: Client, name: str, lines: BinaryIO) -> tuple[int, int]:
     done = time = 0
-    async with await Client.connect(target.address, settings=target.settings) as client:
-        objects = {found.name.lower(): found for found in (await client.status()).objects}
-        table = objects.get(name.lower())
-        if table is None or table.schema is None:
-            raise UnknownObject(f"there is no table {name}")
-        try:
-            for rows in read_rows(lines, table.schema, table.column_defaults.keys()):
-                time = await client.insert(name, rows)
-                done += len(rows)
-        except PenstockError as error:
-            if done:
-                print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
-            raise error
+    objects = {found.name.lower(): found for found in (await client.status()).objects}
+    table = objects.get(name.lower())
+    if table is None or table.schema is None:
+        raise UnknownObject(f"there is no table {name}")
+    try:
+        for rows in read_rows(lines, table.schema, table.column_defaults.keys()):
+            time = await client.insert(name, rows)
+            done += len(rows)
+    except PenstockError as error:
+        if done:
+            print(f"penstock: the first {done} rows are in {name}", file=sys.stderr)
+        raise error
     return done, time
 
 

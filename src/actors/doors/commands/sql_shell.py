@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
-from actors.doors.commands.console import ServiceTarget, run_loop, service_command, set_up_logging
+from actors.doors.commands.console import ServiceTarget, run_loop, service_command
 from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, SqlSyntaxError
 
 if TYPE_CHECKING:
@@ -57,7 +57,6 @@ def sql(
     ] = None,
 ) -> None:
     """Runs SQL statements, or a shell with history and completion (\\? tells its commands)."""
-    set_up_logging("warning")
     texts = [*(command or ()), *(_read(path) for path in file or ())]
     failed = run_loop(lambda: _run(target, texts))
     if failed:
