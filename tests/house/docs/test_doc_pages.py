@@ -83,7 +83,7 @@ class House:
             "AWS_ENDPOINT_URL": self.bucket.url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_REGION": "us-east-1",
-            "PENSTOCK_DB": "a password",
+            "DB_PASSWORD": "a password",
             "PENSTOCK_SECRET_SHOP": "a password",
             "PENSTOCK_COPY_DIR": str(folder / "copies"),
             "PENSTOCK_SOURCE_DIRS": str(folder),
