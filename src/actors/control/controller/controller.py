@@ -122,20 +122,12 @@ from actors.engine.views.explain import explain
 from actors.model.plan.jobs import ExecutorMessage
 from actors.model.protocol.api import (
     ActorReport,
-    AlterObject,
-    AlterSource,
+    CatalogStatement,
     ChangeReplicas,
     CopyFromFiles,
     CopyTo,
-    CreateIndex,
-    CreateSink,
-    CreateSource,
-    CreateTable,
     CreateView,
     DescribeQuery,
-    DropObject,
-    DropSink,
-    DropSource,
     EndRequest,
     ExplainQuery,
     ExplainView,
@@ -171,14 +163,7 @@ from actors.model.protocol.compute import (
     UpdateConfiguration,
 )
 from actors.model.protocol.relations import is_relation
-from actors.model.protocol.role_messages import (
-    AlterRole,
-    ChangeRights,
-    CheckRight,
-    CreateRole,
-    DropRoles,
-    ListRoles,
-)
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RoleStatement
 from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
@@ -632,22 +617,11 @@ class Controller(Actor[ControllerMessage]):
                 session.reply(self._sources.report(request, role))
             case ForgetSource():
                 self._sources.leftovers.forget(session, request)
-            case (
-                CreateTable()
-                | CreateView()
-                | AlterObject()
-                | CreateIndex()
-                | DropObject()
-                | CreateSource()
-                | AlterSource()
-                | DropSource()
-                | CreateSink()
-                | DropSink()
-            ):
+            case _ if isinstance(request, CatalogStatement):
                 self._statements.submit(session, request, role)
             case ChangeReplicas():
                 self._change_replicas(session, request)
-            case CreateRole() | AlterRole() | DropRoles() | ChangeRights():
+            case _ if isinstance(request, RoleStatement):
                 self._roles.submit(session, request, role)
             case ListRoles():
                 session.reply(self._roles.report(request))

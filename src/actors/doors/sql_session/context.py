@@ -34,6 +34,7 @@ from actors.doors.sql_session.transaction import OpenTransaction
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.doors.sql_session.written_times import WrittenTimes
 from actors.engine.sql.dialects import SparkText, to_spark, without_schema
+from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
 from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.sql.type_names import WrittenType
@@ -58,11 +59,6 @@ from actors.runtime.errors import (
 from actors.runtime.progress import Time
 from actors.runtime.settings import Settings
 
-SCHEMAS: Final = frozenset({"public", "default"})
-"""Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
-DATABASE: Final = "penstock"
-"""Name of the database, and of the schema of the relations about the service itself."""
-CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
 TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
 PLAIN_VIEW: Final = "plain view"
@@ -73,31 +69,6 @@ class ActiveTransaction(InvalidUsage):
     """The transaction has begun to read or write, so that its modes cannot change any more."""
 
     sqlstate = "25001"
-
-
-def object_name(name: QualifiedName) -> str:
-    """Return the name of an object without its catalog and schema.
-
-    >>> object_name(("penstock", "public", "orders"))
-    'orders'
-    >>> object_name(("penstock", "objects"))
-    'penstock.objects'
-
-    Raises:
-        InvalidUsage: The name is of another catalog or schema.
-    """
-    parts = list(name)
-    if len(parts) == 3 and parts[0].lower() in CATALOGS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() in SCHEMAS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() == DATABASE:
-        return f"{DATABASE}.{parts[1]}"
-    if len(parts) != 1:
-        raise InvalidUsage(
-            f"{'.'.join(name)}: all objects are in the schema public; write {parts[-1]}"
-        )
-    return parts[0]
 
 
 class SessionCatalog:

@@ -14,13 +14,13 @@ from actors.doors.sql_session.context import (
     QUERIED_KINDS,
     READABLE_KINDS,
     SessionContext,
-    object_name,
 )
 from actors.doors.sql_session.own_changes import read_own_row
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.system_rows import with_system_rows
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import QueryStatement, TextSpan
 from actors.engine.views.plain_views import find_relations, inline_views
 from actors.engine.views.query_analysis import find_mentioned_tables

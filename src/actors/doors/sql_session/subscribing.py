@@ -31,6 +31,7 @@ from actors.engine.sql.statements import SubscribeStatement, TextSpan
 from actors.engine.views.simple import SimpleRead, simple_read
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import consolidate
+from actors.model.protocol.api import TIME_ZONE, CreateView
 from actors.model.protocol.relations import SUBSCRIBED_PREFIX
 from actors.model.protocol.row_filter import PreparedComparison, passing_rows, prepare_comparison
 from actors.runtime.errors import InvalidUsage, PenstockError, from_wire
@@ -201,13 +202,17 @@ async def _query_view(
     text = _query_text(context, statement, parameters)
     try:
         async with context.placed_errors(text):
-            await client.create_subscribed_view(
+            zone = context.spark_zone
+            view = CreateView(
+                0,
                 name,
                 text.text,
-                time_zone=context.spark_zone,
+                conf={TIME_ZONE: zone} if zone else {},
                 refresh_policy=context.variables.get("penstock.refresh_policy"),
                 as_of=as_of,
+                for_subscribe=True,
             )
+            await client.submit(view)
             # Its columns: the catalog has analysed the query, and is not asked to do so again.
         schemas = {each.name: each.schema for each in (await client.status()).objects}
         schema = schemas.get(name)
