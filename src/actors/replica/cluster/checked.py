@@ -26,7 +26,6 @@ from actors.model.protocol.compute import (
     Peek,
     PeekCanceled,
     PeekResponse,
-    PeekRows,
     Response,
     StatusResponse,
     SubscribeBatch,
@@ -275,10 +274,6 @@ class CheckedClient:
             self._judged = None
             sent += 1
         return sent
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`. The peek is not sent, so it is not checked."""
-        return None if self._failed is not None else self._inner.answer(peek)
 
     def _judge(self, command: Any) -> None:
         if self._failed is not None:

@@ -349,13 +349,6 @@ NOTHING: Final = PeekRows(b"", 0)
 """Response of a worker that has no part in the peek."""
 
 
-class HashShare(msgspec.Struct, frozen=True, gc=False):
-    """A worker's part of an index: the hashes with ``hash % count == index``."""
-
-    index: int
-    count: int
-
-
 def chosen_worker(name: str, count: int) -> int:
     """Return the worker that does the work of only one; it is the same in every process."""
     return zlib.crc32(name.encode()) % count
@@ -370,69 +363,68 @@ def error_of(error: Exception) -> PeekError:
 # -- of an index ---------------------------------------------------------------------------------
 
 
-def answer_on_loop(
-    arrangement: Arrangement, peek: Peek, share: HashShare, bytes_max: int
+def one_key_answer(
+    arrangement: Arrangement, views: Sequence[ArrangementSnapshot], peek: Peek, bytes_max: int
 ) -> PeekRows | None:
-    """Return the answer if it is cheaper than a thread: one key of integers and text, few rows.
+    """Return the answer to a peek of one key if that takes no longer than a thread would: a key of
+    integers, booleans and text, and few rows. None: call `PeekSpec.answer`, which also finds the
+    errors.
 
-    Return None otherwise; then call `index_answer`. Raise `ReadBelowSince`, `InvalidUsage` and
-    `ResourceClosed`.
+    Args:
+        arrangement: One of those that were partitioned by the key's hash.
+        views: The contents of all of them at the peek's time, in their order.
+        peek: The peek.
+        bytes_max: Limit of the answer.
     """
-    key = _only_key(arrangement, peek)
-    if key is None:
-        return None
-    view = arrangement.view(peek.time + 1)
-    if key.hash % share.count != share.index:
-        # An error update answers a peek of any key: leave it to `index_answer`.
-        return None if _has_errors(view) else NOTHING
-    return _rows(arrangement, view, key, bytes_max)
-
-
-def all_at_once(arrangements: Sequence[Arrangement], peek: Peek, bytes_max: int) -> PeekRows | None:
-    """Return one answer out of all workers' partitions, as `answer_on_loop` does for one."""
-    key = _only_key(arrangements[0], peek)
-    if key is None:
-        return None
-    views = [arrangement.view(peek.time + 1) for arrangement in arrangements]
-    owner = key.hash % len(views)
-    if any(_has_errors(view) for view in views):
-        return None
-    return _rows(arrangements[owner], views[owner], key, bytes_max)
-
-
-def _only_key(arrangement: Arrangement, peek: Peek) -> OneKey | None:
     if peek.filter or peek.project is not None or peek.finishing is not None:
         return None
-    return one_key(arrangement.key, arrangement.key_types, peek)
-
-
-def _has_errors(view: ArrangementSnapshot) -> bool:
-    return any(run.has_errors for run in view.runs)
-
-
-def _rows(
-    arrangement: Arrangement, view: ArrangementSnapshot, key: OneKey, bytes_max: int
-) -> PeekRows | None:
-    places = view.point(key.hash)
-    # Rows in several places must be summed: leave that to a thread.
-    if places is None or len(places) > 1:
+    key = one_key(arrangement.key, arrangement.key_types, peek)
+    if key is None:
         return None
-    if not places:
-        nothing = stream_of(arrangement.opening, ())
-        return PeekRows(nothing, 0) if len(nothing) <= bytes_max else None
-    ((run, block, first, beyond),) = places
-    if not (is_plain(run, view.before) and run.positive):
+    rows = rows_of_key(views, key.hash, tuple(zip(arrangement.key, key.values, strict=True)))
+    if rows is None:
         return None
-    # Comparing more rows would block the event loop.
-    if POINT_ROWS.exceeded_by(beyond - first):
-        return None
-    for name, value in zip(arrangement.key, key.values, strict=True):
-        held = block.values.column(name)
-        if any(held[row].as_py() != value for row in range(first, beyond)):
-            return None  # another key of the same hash
-    rows = block.values.slice(first, beyond - first)
-    arrow = stream_of(arrangement.opening, (rows,))
+    arrow = stream_of(arrangement.opening, (rows,) if rows.num_rows else ())
     return PeekRows(arrow, rows.num_rows) if len(arrow) <= bytes_max else None
+
+
+def rows_of_key(
+    views: Sequence[ArrangementSnapshot], wanted: int, values: Sequence[tuple[str, Any]]
+) -> pa.RecordBatch | None:
+    """Return the rows with these values out of the partitions of contents, with their weights; None
+    if they are many, or the long way must tell an error.
+
+    Args:
+        views: Contents that were partitioned by the hash of a key, in their order.
+        wanted: The hash of the key.
+        values: The columns' values, among them those of the key. Python's equality must be that of
+            the columns' types.
+    """
+    # An error belongs to every answer.
+    if any(run.has_errors for view in views for run in view.runs):
+        return None
+    view = views[wanted % len(views)]
+    places = view.point(wanted)
+    if places is None:
+        return None
+    if POINT_ROWS.exceeded_by(sum(beyond - first for _, _, first, beyond in places)):
+        return None
+    if len(places) == 1 and is_plain(places[0][0], view.before) and places[0][0].positive:
+        _, block, first, beyond = places[0]
+        rows = block.values.slice(first, beyond - first)
+    else:
+        # Rows that were changed lately are in several places.
+        summed = [each for each in view.rows(np.array([wanted], np.uint64)) if each.num_rows]
+        if not summed:
+            return pa.RecordBatch.from_pylist([], checked_columns(view.schema, view.schema.names))
+        if len(summed) > 1 or any(weight < 0 for weight in summed[0].column(DIFF).to_pylist()):
+            return None
+        rows = summed[0]
+    columns = [rows.column(name).to_pylist() for name, _ in values]
+    given = [value for _, value in values]
+    # Another key may have the same hash.
+    same = [row for row in range(rows.num_rows) if [each[row] for each in columns] == given]
+    return rows if len(same) == rows.num_rows else rows.take(pa.array(same, pa.int64()))
 
 
 class PeekSpec:

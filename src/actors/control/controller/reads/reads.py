@@ -11,7 +11,7 @@ when they were passed on, or when no client needs them.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +21,7 @@ from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.control.controller.catalog.ddl import columns_named
 from actors.control.controller.messages import PinnedObjects, PinObjects
-from actors.control.controller.reads.keyed_reads import KeyedAnswered, KeyedReads
+from actors.control.controller.reads.rows_at_hand import KeyedLookup, RowsAtHand, ways_to_read
 from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.control.controller.state import (
     ControllerState,
@@ -30,6 +30,7 @@ from actors.control.controller.state import (
     to_penstock_error,
 )
 from actors.control.controller.tables.rows import fit
+from actors.engine.views.read_choice import ReadChoice
 from actors.model.plan.schema import arrow_type
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.model.protocol.api import (
@@ -49,7 +50,6 @@ from actors.model.protocol.compute import (
     PeekResponse,
     PeekRows,
     PeekStashed,
-    PeekTarget,
     ShardImport,
     ShardTarget,
 )
@@ -155,14 +155,17 @@ class ReadShape(msgspec.Struct, frozen=True):
     """Key columns in the object's spelling."""
     types: tuple[pa.DataType, ...]
     imported: ShardImport
+    ways: tuple[ReadChoice, ...]
+    """Ways to read these keys."""
 
     @classmethod
-    def of(cls, entry: CatalogObject, request: ReadObject) -> ReadShape:
+    def of(cls, catalog: CatalogSnapshot, entry: CatalogObject, request: ReadObject) -> ReadShape:
         """Return the shape of a request. Raises `InvalidUsage`."""
         columns = columns_named(entry, request.key_columns)
         types = {column.name: column.type for column in entry.schema.columns}
         wanted = tuple(arrow_type(types[name]) for name in columns)
-        return cls(entry, columns, wanted, shard_import(entry))
+        ways = ways_to_read(catalog, entry, columns, by_key=bool(columns))
+        return cls(entry, columns, wanted, shard_import(entry), ways)
 
     def peek(self, request: ReadObject, time: Time) -> Peek:
         """Return the shard peek that answers the request, without its uuid. Raises
@@ -202,21 +205,8 @@ class ReadShapeCache:
             if entry.kind == INDEX:
                 on = catalog.by_id(entry.depends[0])
                 raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
-            found = self._shapes[named] = ReadShape.of(entry, request)
+            found = self._shapes[named] = ReadShape.of(catalog, entry, request)
         return found
-
-
-def index_can_answer(key: tuple[str, ...], peek: Peek) -> bool:
-    """Return whether an index on `key` can answer the peek: by lookup, or by a scan if the peek has
-    no key."""
-    if peek.key_columns:
-        return set(key) == set(peek.key_columns)
-    return True
-
-
-def filter_fixes_key(key: tuple[str, ...], peek: Peek) -> bool:
-    """Return whether the filter's equalities fix every column of `key`."""
-    return bool(key) and set(key) <= {one.column for one in peek.filter if one.op == "="}
 
 
 class StashedTransfer:
@@ -261,6 +251,13 @@ class SinceRead(msgspec.Struct, frozen=True, gc=False):
     error: PenstockError | None = None
 
 
+class KeysFound(msgspec.Struct, frozen=True, gc=False):
+    """A look-up of many keys has ended in its thread; without rows the read goes the next way."""
+
+    number: int
+    arrow: bytes | None
+
+
 class PartRead(msgspec.Struct, frozen=True, gc=False):
     """A part of a stashed result was read; None: it was deleted."""
 
@@ -289,6 +286,10 @@ class _Pending(msgspec.Struct):
     rights: HeldRights = TRUSTED
     peek: Peek | None = None
     """The peek to send, but for its uuid and, where an index serves, its target."""
+    ways: Sequence[ReadChoice] = ()
+    """Ways that have not been tried yet."""
+    awaits: CatalogObject | None = None
+    """The object, or its index, whose upper it waits for."""
     serve: Callable[[], None] | None = None
     """Serves the request again; set while it waits for a table's first contents."""
     ready: bool = False
@@ -302,9 +303,9 @@ class _Pending(msgspec.Struct):
 class PendingReads:
     """All pending reads and waits."""
 
-    def __init__(self, state: ControllerState, keyed: KeyedReads) -> None:
+    def __init__(self, state: ControllerState, at_hand: RowsAtHand) -> None:
         self._state = state
-        self._keyed = keyed
+        self._at_hand = at_hand
         self._numbers = 0
         self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
@@ -332,12 +333,13 @@ class PendingReads:
         number = self._begin(
             session, request.request, entry, time, request, request.deadline_ms, rights
         )
-        self._pending[number].peek = peek
+        pending = self._pending[number]
+        pending.peek, pending.ways = peek, self._ways(shape, peek)
         shard = entry.shard
         assert shard is not None, entry.name
         # The service's own hold covers the time; further back the durable since decides.
         if state.retain.keeps(shard, time):
-            self._pending[number].ready = True
+            pending.ready = True
             self._go_on(number)
             return
         state.ctx.effect(
@@ -345,6 +347,12 @@ class PendingReads:
             done=lambda found: SinceRead(number, found.since),
             failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
         )
+
+    def _ways(self, shape: ReadShape, peek: Peek) -> Sequence[ReadChoice]:
+        fixed = {each.column for each in peek.filter if each.op == "="}
+        if shape.columns or not fixed:
+            return shape.ways
+        return ways_to_read(self._state.catalog, shape.entry, fixed, by_key=False)
 
     def read_relation(
         self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
@@ -354,8 +362,10 @@ class PendingReads:
         number = self._begin(
             session, request.request, entry, peek.time, request, request.deadline_ms
         )
-        self._pending[number].peek = peek
-        self._pending[number].ready = True
+        pending = self._pending[number]
+        # Each worker answers with its own rows, as one of them does with a shard's.
+        pending.peek, pending.ways = peek, [ReadChoice("shard")]
+        pending.ready = True
         self._go_on(number)
 
     def wait_for(
@@ -447,14 +457,13 @@ class PendingReads:
 
     def _go_on(self, number: int) -> None:
         pending = self._pending[number]
-        id_ = pending.entry.id
         sealed = pending.entry.kind == RELATION or (
             self._state.frontiers.upper(pending.entry) > pending.time
         )
         if not sealed:
-            self._waiting.setdefault(id_, {})[number] = None
+            self._wait(number, pending.entry)
             return
-        self._waits_no_more(number, id_)
+        self._waits_no_more(number)
         if pending.serve is not None:
             # First, since `serve` enters the same request again.
             self._forget(number)
@@ -467,57 +476,80 @@ class PendingReads:
             pending.session.reply(RequestDone(pending.request))
             self._forget(number)
             return
-        if not self._answer_keyed(number, pending.entry, peek):
-            self._send_peek(number, pending, peek)
+        self._find_rows(number, pending, peek)
 
-    def _answer_keyed(self, number: int, entry: CatalogObject, peek: Peek) -> bool:
-        """Answer a read of a table's keys here, or begin to. Return False if it cannot be."""
-        keyed = self._keyed.begin(entry, peek)
-        if keyed is None:
-            return False
-        if keyed.is_short:
-            arrow = keyed.answer()
+    def _find_rows(self, number: int, pending: _Pending, peek: Peek) -> None:
+        """Read by the first way that is ready."""
+        ways = pending.ways = deque(pending.ways)
+        while ways:
+            way = ways.popleft()
+            index = self._index_of(way, peek)
+            if way.index is not None and index is None:
+                continue
+            # A traced peek is sent to the workers, so that its spans show it.
+            here = way.key and (index is None or pending.traceparent is None)
+            found = self._at_hand.look_up(pending.entry, way, peek) if here else None
+            if found is None and here and index is not None and self._will_be_at_hand(index, peek):
+                ways.appendleft(way)
+                self._wait(number, index)
+                return
+            if isinstance(found, KeyedLookup) and not found.is_short:
+                self._look_up_beside(number, found)
+                return
+            arrow = found.answer() if isinstance(found, KeyedLookup) else found
             if arrow is not None:
-                self.keyed_answered(KeyedAnswered(number, arrow))
-            return arrow is not None
+                self.keys_found(KeysFound(number, arrow))
+                return
+            if way.way != "memory":
+                self._send_peek(number, pending, peek, way)
+                return
+
+    def _index_of(self, way: ReadChoice, peek: Peek) -> CatalogObject | None:
+        """Return the index of a way, if it has the contents at the peek's time, or will have them
+        when its workers have come so far."""
+        frontiers, catalog = self._state.frontiers, self._state.catalog
+        index = None if way.index is None else catalog.get(way.index.id)
+        if index is None:
+            return None
+        first = frontiers.readable_from(index.id)
+        return index if first <= peek.time and frontiers.upper(index) > first else None
+
+    def _will_be_at_hand(self, index: CatalogObject, peek: Peek) -> bool:
+        behind = self._state.frontiers.upper(index) <= peek.time
+        return behind and self._at_hand.has_partitions(index)
+
+    def _wait(self, number: int, awaited: CatalogObject) -> None:
+        """Let a request wait for an upper to advance."""
+        self._pending[number].awaits = awaited
+        self._waiting.setdefault(awaited.id, {})[number] = None
+
+    def _look_up_beside(self, number: int, keys: KeyedLookup) -> None:
         clock = self._state.ctx.clock
         self._state.ctx.effect(
-            lambda: clock.run_blocking(keyed.answer),
-            done=lambda arrow: KeyedAnswered(number, arrow),
-            failed=lambda error: KeyedAnswered(number, None),
+            lambda: clock.run_blocking(keys.answer),
+            done=lambda arrow: KeysFound(number, arrow),
+            failed=lambda error: KeysFound(number, None),
         )
-        return True
 
-    def keyed_answered(self, message: KeyedAnswered) -> None:
-        """Pass a table's rows of some keys to the session, or let the replica find them."""
+    def keys_found(self, message: KeysFound) -> None:
+        """Pass rows of some keys to the session, or read by the next way."""
         pending = self._pending.get(message.number)
         if pending is None or pending.peek is None:
             return
         if message.arrow is None:
-            self._send_peek(message.number, pending, pending.peek)
+            self._find_rows(message.number, pending, pending.peek)
             return
         self._reply(pending, message.arrow)
         self._forget(message.number)
 
-    def _send_peek(self, number: int, pending: _Pending, peek: Peek) -> None:
+    def _send_peek(self, number: int, pending: _Pending, peek: Peek, way: ReadChoice) -> None:
         pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
         self._by_uuid[pending.uuid] = number
-        target = self._target(pending, peek)
+        target = peek.target
+        if way.index is not None:
+            target = IndexTarget(self._state.catalog.by_id(way.index.id).dataflow_id)
         with use_context(pending.traceparent):
             self._state.command(msgspec.structs.replace(peek, uuid=pending.uuid, target=target))
-
-    def _target(self, pending: _Pending, peek: Peek) -> PeekTarget:
-        state, entry = self._state, pending.entry
-        # Chosen when the peek is sent: an index may have become readable while the read waited.
-        readable = [
-            index
-            for index in state.catalog.indexes(entry.id)
-            if index_can_answer(index.key, peek)
-            and state.frontiers.readable_from(index.id) <= pending.time
-            and state.frontiers.upper(index) > state.frontiers.readable_from(index.id)
-        ]
-        best = [index for index in readable if filter_fixes_key(index.key, peek)] or readable
-        return IndexTarget(best[0].dataflow_id) if best else peek.target
 
     # -- ending --------------------------------------------------------------------------------
 
@@ -626,7 +658,7 @@ class PendingReads:
         if pending.uuid is not None:
             why = "the replica has not answered the peek"
         else:
-            why = self._state.waiting_for(pending.entry)
+            why = self._state.waiting_for(pending.awaits or pending.entry)
         text = f"{what} {pending.entry.name} at {pending.time}: not within "
         self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
@@ -651,7 +683,10 @@ class PendingReads:
                 self._forget(number)
 
     def dropped(self, entry: CatalogObject) -> None:
-        """Fail the requests that wait for a dropped object."""
+        """Fail the requests that wait for a dropped object; without an index they are read by the
+        next way."""
+        if entry.kind == INDEX:
+            self.advanced(entry.id)
         for number, pending in list(self._pending.items()):
             if pending.entry.id == entry.id:
                 self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
@@ -689,16 +724,17 @@ class PendingReads:
         reply_error(pending.session, pending.request, error)
         self._forget(number, answered=answered)
 
-    def _waits_no_more(self, number: int, id_: ObjectId) -> None:
-        waiting = self._waiting.get(id_)
-        if waiting is not None:
-            waiting.pop(number, None)
+    def _waits_no_more(self, number: int) -> None:
+        awaited, self._pending[number].awaits = self._pending[number].awaits, None
+        if awaited is not None:
+            waiting = self._waiting[awaited.id]
+            del waiting[number]
             if not waiting:
-                del self._waiting[id_]
+                del self._waiting[awaited.id]
 
     def _forget(self, number: int, *, answered: bool = False) -> None:
+        self._waits_no_more(number)
         pending = self._pending.pop(number)
-        self._waits_no_more(number, pending.entry.id)
         pending.timer.cancel()
         if pending.course is not None:
             # The peek is over: only parts are left to delete.
