@@ -55,7 +55,7 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.message_parts import ColumnComparison, OrderBy
 from actors.model.protocol.row_finishing import check_finishing
-from actors.replica.compute.peeks import PeekFilter, is_exact_integer_key
+from actors.replica.compute.peeks import PeekFilter, one_key
 from actors.runtime.errors import (
     DeadlineExceeded,
     InvalidUsage,
@@ -81,11 +81,12 @@ def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...]
         return (), None
     columns = columns_named(entry, request.key_columns)
     types = {column.name: column.type for column in entry.schema.columns}
-    # Fast path: values that have the columns' types already need no decoding.
-    if is_exact_integer_key(
-        columns, tuple(arrow_type(types[name]) for name in columns), request.key
-    ):
-        return columns, request.key
+    kinds = tuple(arrow_type(types[name]) for name in columns)
+    # Fast path: integers that have the columns' types already need no cast.
+    if all(map(pa.types.is_integer, kinds)):
+        found = one_key(columns, kinds, request.key)
+        if found is not None and None not in found.values:
+            return columns, request.key
     rows = _decoded(entry, request.key)
     if rows.num_columns != len(columns):
         raise InvalidUsage(
@@ -107,6 +108,8 @@ def _decoded(entry: CatalogObject, data: bytes) -> pa.Table:
 def fit_peek(entry: CatalogObject, request: ReadObject, peek: Peek) -> Peek:
     """Return the peek with the request's filter, columns and finishing. Raises `InvalidUsage`."""
     finishing = request.finishing
+    if not request.filter and request.project is None and finishing is None:
+        return peek
     if finishing is not None:
         check_finishing(finishing)
         order_by = tuple(
@@ -147,66 +150,13 @@ def prototype(entry: CatalogObject, request: ReadObject, time: Time, imported: S
     return fit_peek(entry, request, peek)
 
 
-class ReadShape(msgspec.Struct, frozen=True):
-    """The parts of a peek that reads of the same name and key columns share."""
-
-    entry: CatalogObject
-    columns: tuple[str, ...]
-    """Key columns in the object's spelling."""
-    types: tuple[pa.DataType, ...]
-    imported: ShardImport
-    ways: tuple[ReadChoice, ...]
-    """Ways to read these keys."""
-
-    @classmethod
-    def of(cls, catalog: CatalogSnapshot, entry: CatalogObject, request: ReadObject) -> ReadShape:
-        """Return the shape of a request. Raises `InvalidUsage`."""
-        columns = columns_named(entry, request.key_columns)
-        types = {column.name: column.type for column in entry.schema.columns}
-        wanted = tuple(arrow_type(types[name]) for name in columns)
-        ways = ways_to_read(catalog, entry, columns, by_key=bool(columns))
-        return cls(entry, columns, wanted, shard_import(entry), ways)
-
-    def peek(self, request: ReadObject, time: Time) -> Peek:
-        """Return the shard peek that answers the request, without its uuid. Raises
-        `InvalidUsage`."""
-        key = request.key
-        bare = not request.filter and request.project is None and request.finishing is None
-        if (
-            bare
-            and key is not None
-            and self.columns
-            and is_exact_integer_key(self.columns, self.types, key)
-        ):
-            return Peek("", ShardTarget(self.entry.id, self.imported), time, self.columns, key)
-        return prototype(self.entry, request, time, self.imported)
-
-
-SHAPES_MAX: Final = 1024
-
-
-class ReadShapeCache:
-    """A cache of shapes, cleared when the catalog changes."""
-
-    def __init__(self) -> None:
-        self._catalog: CatalogSnapshot | None = None
-        self._shapes: dict[tuple[str, tuple[str, ...]], ReadShape] = {}
-
-    def of(self, catalog: CatalogSnapshot, request: ReadObject) -> ReadShape:
-        """Return the request's shape. Raises `InvalidUsage` and `UnknownObject`."""
-        if catalog is not self._catalog or len(self._shapes) >= SHAPES_MAX:
-            self._catalog = catalog
-            # Bounded by clearing: it is a cache, and shapes of a former catalog must not be used.
-            self._shapes.clear()
-        named = request.name, request.key_columns
-        found = self._shapes.get(named)
-        if found is None:
-            entry = catalog.find_stored(request.name, "read")
-            if entry.kind == INDEX:
-                on = catalog.by_id(entry.depends[0])
-                raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
-            found = self._shapes[named] = ReadShape.of(catalog, entry, request)
-        return found
+def _object_read(catalog: CatalogSnapshot, name: str) -> CatalogObject:
+    """Return the object that is read. Raises `InvalidUsage` and `UnknownObject`."""
+    entry = catalog.find_stored(name, "read")
+    if entry.kind == INDEX:
+        on = catalog.by_id(entry.depends[0])
+        raise InvalidUsage(f"{entry.name} is an index: read {on.name}, which it serves")
+    return entry
 
 
 class StashedTransfer:
@@ -307,7 +257,6 @@ class PendingReads:
         self._state = state
         self._at_hand = at_hand
         self._numbers = 0
-        self._shapes = ReadShapeCache()
         self._pending: dict[int, _Pending] = {}
         self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
@@ -324,17 +273,16 @@ class PendingReads:
     ) -> None:
         """Begin a read, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
-        shape = self._shapes.of(state.catalog, request)
-        entry = shape.entry
+        entry = _object_read(state.catalog, request.name)
         time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
         _check_time(f"read of {entry.name}", time)
         state.check_ahead(f"read of {entry.name}", time)
-        peek = shape.peek(request, time)
+        peek = prototype(entry, request, time, shard_import(entry))
         number = self._begin(
             session, request.request, entry, time, request, request.deadline_ms, rights
         )
         pending = self._pending[number]
-        pending.peek, pending.ways = peek, self._ways(shape, peek)
+        pending.peek, pending.ways = peek, self._ways(entry, peek)
         shard = entry.shard
         assert shard is not None, entry.name
         # The service's own hold covers the time; further back the durable since decides.
@@ -348,11 +296,11 @@ class PendingReads:
             failed=lambda error: SinceRead(number, 0, to_penstock_error(error)),
         )
 
-    def _ways(self, shape: ReadShape, peek: Peek) -> Sequence[ReadChoice]:
-        fixed = {each.column for each in peek.filter if each.op == "="}
-        if shape.columns or not fixed:
-            return shape.ways
-        return ways_to_read(self._state.catalog, shape.entry, fixed, by_key=False)
+    def _ways(self, entry: CatalogObject, peek: Peek) -> Sequence[ReadChoice]:
+        equal = (each.column for each in peek.filter if each.op == "=")
+        by_key = bool(peek.key_columns)
+        fixed = peek.key_columns if by_key else equal
+        return ways_to_read(self._state.catalog, entry, fixed, by_key=by_key)
 
     def read_relation(
         self, session: ActorAddress[Any], request: ReadObject, entry: CatalogObject, peek: Peek
