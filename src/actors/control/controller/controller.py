@@ -546,6 +546,8 @@ class Controller(Actor[ControllerMessage]):
         check_settings(request.conf, self._settings.engine_shuffle_partitions_max)
         if isinstance(request, RunQuery | DescribeQuery) or self._state.access.is_free(role):
             return True
+        if isinstance(request, ExplainQuery) and request.refresh_policy == "none":
+            return True
         # What a view's text names is known only when it has been analysed.
         self._queries.check_inputs(session, request, role)
         return False
@@ -610,6 +612,8 @@ class Controller(Actor[ControllerMessage]):
                 self._queries.query(session, request, role)
             case DescribeQuery():
                 self._queries.describe(session, request, role)
+            case ExplainQuery(refresh_policy="none"):
+                self._queries.explain(session, request)
             case ExplainQuery():
                 self._statements.explain(session, request)
             case SubscribeObject():

@@ -409,8 +409,9 @@ class Client(ClientSources, ClientRoles):
     async def explain_query(
         self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
     ) -> str:
-        """Return the plan by which a view of this query would be maintained. Nothing is created.
-        Raises as `create_materialized_view`."""
+        """Return the plan by which a view of this query would be maintained; with the policy "none"
+        the way in which its rows would be read now. Nothing is created. Raises as
+        `create_materialized_view`."""
         number = self._exchange.number()
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text

@@ -14,7 +14,7 @@ until the table is arranged.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
 import msgspec
@@ -22,12 +22,14 @@ import msgspec
 from actors.engine.views.compile import CHANGES_MEANING
 from actors.engine.views.simple import SimpleRead, simple_read
 from actors.model.plan.schema import TableSchema
-from actors.model.protocol.relations import is_relation
+from actors.model.protocol.message_parts import ColumnComparison
 from actors.runtime.progress import ObjectId
 
 ReadWay: TypeAlias = Literal["memory", "index", "shard", "spark"]
 
 NOT_PLAIN: Final = "it is more than columns, comparisons, order and limit of one object"
+
+_FLOATING: Final = frozenset({"float", "real", "double"})
 
 
 class KnownIndex(msgspec.Struct, frozen=True):
@@ -44,12 +46,16 @@ class ReadChoice(msgspec.Struct, frozen=True):
     way: ReadWay
     key: tuple[str, ...] = ()
     index: KnownIndex | None = None
+    own: bool = False
+    """True if the changes of the session's open transaction are laid over the rows."""
 
     @property
     def reason(self) -> str:
         """Return why rows are found in this way, for people."""
         key = f"({', '.join(self.key)})"
         match self.way:
+            case "memory" if self.own:
+                return "by PRIMARY KEY, with the changes of the open transaction over it"
             case "memory":
                 return f"by PRIMARY KEY {key}" if self.key else "what the service knows of itself"
             case "index":
@@ -95,23 +101,26 @@ def choose_query(
     read = simple_read(sql, schemas)
     if read is None:
         return QueryChoice(None, NOT_PLAIN)
-    # The rows of one key can be told from those that the transaction has changed.
-    if read.name in changed and (read.finishing or not _names_key(read, schemas[read.name])):
+    if read.name in changed and not _is_of_one_key(read, schemas[read.name]):
         return QueryChoice(None, f"the changes of the open transaction are laid over {read.name}")
     return QueryChoice(read)
 
 
-def _names_key(read: SimpleRead, schema: TableSchema) -> bool:
-    return bool(schema.key) and set(schema.key) <= fixed_columns(read)
+def _is_of_one_key(read: SimpleRead, schema: TableSchema) -> bool:
+    """Return whether the rows can be told from those that a transaction has changed."""
+    key = [column for column in schema.columns if column.name in schema.key]
+    # NaN equals itself to Spark, and not among the keys that the session compares.
+    if not key or read.finishing or any(each.type.lower() in _FLOATING for each in key):
+        return False
+    return {each.name for each in key} <= fixed_columns(read.filter)
 
 
-def fixed_columns(read: SimpleRead) -> frozenset[str]:
-    """Return the columns that a plain read compares with one value."""
-    return frozenset(each.column for each in read.filter if each.op == "=")
+def fixed_columns(filter: Sequence[ColumnComparison]) -> frozenset[str]:
+    """Return the columns that a filter compares with one value each."""
+    return frozenset(each.column for each in filter if each.op == "=")
 
 
 def choose_ways(
-    name: str,
     primary_key: tuple[str, ...],
     indexes: Iterable[KnownIndex],
     fixed: Collection[str],
@@ -121,22 +130,19 @@ def choose_ways(
     """Return the ways to read an object, the cheapest first.
 
     Args:
-        name: The object's.
         primary_key: Columns by which a table is arranged; none for other objects.
         indexes: Those on the object.
         fixed: Columns that the read fixes to a value, or to one of several.
         by_key: Whether `fixed` are the columns of given keys; else they are of a filter.
 
     >>> by_kind = KnownIndex("u7", "by_kind", ("kind",))
-    >>> ways = choose_ways("goods", ("id",), [by_kind], {"id", "kind"})
+    >>> ways = choose_ways(("id",), [by_kind], {"id", "kind"})
     >>> [f"{each.way}: {each.reason}" for each in ways[:3]]
     ['memory: by PRIMARY KEY (id)', 'index: by_kind (kind)', 'index: by_kind, whole: its rows are \
 summed up']
-    >>> [each.way for each in choose_ways("goods", ("id",), [by_kind], {"name"}, by_key=True)]
+    >>> [each.way for each in choose_ways(("id",), [by_kind], {"name"}, by_key=True)]
     ['shard']
     """
-    if is_relation(name):
-        return (ReadChoice("memory"),)
     ways = []
     if primary_key and set(primary_key) <= set(fixed):
         ways.append(ReadChoice("memory", primary_key))
@@ -147,3 +153,20 @@ summed up']
     if not by_key:
         ways += [ReadChoice("index", (), each) for each in known]
     return (*ways, ReadChoice("shard"))
+
+
+def explain_read(read: SimpleRead, way: ReadChoice) -> list[str]:
+    """Return how the rows of a plain read are found, a line each."""
+    lines = [f"Read of {read.name}, without Spark", f"  from {way.way}: {way.reason}"]
+    lines.append(f"  columns: {', '.join(read.project)}")
+    if read.filter:
+        lines.append(f"  filter: {', '.join(f'{each.column} {each.op}' for each in read.filter)}")
+    if read.finishing is not None:
+        order = ", ".join(each.column for each in read.finishing.order_by) or "none"
+        lines.append(f"  order: {order}; limit: {read.finishing.limit}")
+    return lines
+
+
+def explain_spark(names: Sequence[str], reason: str) -> list[str]:
+    """Return why Spark runs a query that names these objects, a line each."""
+    return [f"Run by Spark, over {', '.join(names) or 'no table'}", f"  reason: {reason}"]

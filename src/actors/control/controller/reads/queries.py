@@ -37,6 +37,7 @@ from actors.control.access.role_registry import READ
 from actors.control.controller.catalog.boot import last_sealed_time, shard_import
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.control.controller.catalog.ddl import analyzer
+from actors.control.controller.reads.rows_at_hand import first_way
 from actors.control.controller.roles.request_rights import named_denial, readable_by
 from actors.control.controller.roles.revocation import HeldRights, RunningRequest, held_reads
 from actors.control.controller.state import (
@@ -45,10 +46,14 @@ from actors.control.controller.state import (
     reply_error,
     to_penstock_error,
 )
-from actors.engine.views.compile import CHANGES_MEANING
 from actors.engine.views.plain_sql import query_text
-from actors.engine.views.query_analysis import AnalyzeQuery, analyzed_query
-from actors.engine.views.simple import SimpleRead, simple_read
+from actors.engine.views.query_analysis import AnalyzeQuery, analyzed_query, find_mentioned_tables
+from actors.engine.views.read_choice import (
+    QueryChoice,
+    choose_query,
+    explain_read,
+    explain_spark,
+)
 from actors.model.plan.jobs import ExecutorMessage, SelectContents
 from actors.model.plan.schema import (
     DIFF,
@@ -65,9 +70,10 @@ from actors.model.protocol.api import (
     QueryDescribed,
     ReadContents,
     ReadInstead,
+    RequestDone,
     RunQuery,
 )
-from actors.model.protocol.relations import RELATIONS
+from actors.model.protocol.relations import RELATION_SCHEMAS, is_relation
 from actors.replica.compute.peeks import row_too_large
 from actors.replica.dataflow.engine import EngineClient, JobResult, MadeFiles
 from actors.replica.dataflow.recompute import open_contents
@@ -208,17 +214,16 @@ class RunningQueries:
     def _read_instead(self, sql: str, request: RunQuery, role: str | None) -> ReadInstead | None:
         if request.engine:
             return None
-        relations = {name: relation.schema for name, relation in RELATIONS.items()}
-        found = self._plain_read(sql, request, self._state.catalog.readable())
+        found = self._choose(sql, request, self._state.catalog.readable()).read
         if found is None:
             return None
-        # The client sends the read, which is checked again: this spares it the way.
-        if found.name not in relations:
-            entry = self._state.catalog.find(found.name)
-            self._state.access.check(role, READ, entry.id, entry.name)
         as_of = request.as_of
-        if as_of is None and found.name not in relations and not request.latest:
-            as_of = readable_time(self._state, [self._state.catalog.find(found.name)])
+        if not is_relation(found.name):
+            entry = self._state.catalog.find(found.name)
+            # The client sends the read, which is checked again: this spares it the way.
+            self._state.access.check(role, READ, entry.id, entry.name)
+            if as_of is None and not request.latest:
+                as_of = readable_time(self._state, [entry])
         return ReadInstead(
             request.request,
             found.name,
@@ -229,23 +234,31 @@ class RunningQueries:
             found.finishing,
         )
 
-    def _plain_read(
+    def _choose(
         self,
         sql: str,
-        request: RunQuery | DescribeQuery,
+        request: RunQuery | DescribeQuery | ExplainQuery,
         readable: Mapping[str, TableSchema],
-    ) -> SimpleRead | None:
-        """Return the plain read that a query is; None if Spark must run it, as it does a long one:
-        to read it would hold up the loop."""
+    ) -> QueryChoice:
+        """Return whether a query is a plain read of these objects, or Spark's, as a long one is: to
+        read it would hold up the loop."""
         if len(sql) > PLAIN_CHARACTERS_MAX:
-            return None
-        # No setting of Spark may give the text another meaning than it has here.
+            return QueryChoice(None, f"its text has more than {PLAIN_CHARACTERS_MAX} characters")
         names = [*self._state.settings.spark_conf, *request.conf]
-        if any(name.lower().startswith(CHANGES_MEANING) for name in names):
-            return None
-        relations = {name: relation.schema for name, relation in RELATIONS.items()}
         inlined, _ = self._state.catalog.inlined(sql)
-        return simple_read(inlined, {**readable, **relations})
+        return choose_query(inlined, {**readable, **RELATION_SCHEMAS}, names)
+
+    def explain(self, session: ActorAddress[Any], request: ExplainQuery) -> None:
+        """Answer with the way in which a query's rows would be read now."""
+        state, sql = self._state, query_text(request.sql)
+        readable = state.catalog.readable()
+        found = self._choose(sql, request, readable)
+        if found.read is None:
+            views = (each.name for each in state.catalog.plain_views_in(sql))
+            lines = explain_spark([*find_mentioned_tables(sql, readable), *views], found.reason)
+        else:
+            lines = explain_read(found.read, first_way(state, found.read))
+        session.reply(RequestDone(request.request, "\n".join(lines)))
 
     def describe(
         self, session: ActorAddress[Any], request: DescribeQuery, role: str | None = None
@@ -255,9 +268,9 @@ class RunningQueries:
         state = self._state
         sql = query_text(request.sql)
         readable = readable_by(state.access, state.catalog, role)
-        found = self._plain_read(sql, request, readable)
+        found = self._choose(sql, request, readable).read
         if found is not None:
-            schema = (readable.get(found.name) or RELATIONS[found.name].schema).renamed(
+            schema = (readable.get(found.name) or RELATION_SCHEMAS[found.name]).renamed(
                 dict(zip(found.project, found.names, strict=True))
             )
             session.reply(QueryDescribed(request.request, schema))

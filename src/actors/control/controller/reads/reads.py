@@ -21,7 +21,12 @@ from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.control.controller.catalog.ddl import columns_named
 from actors.control.controller.messages import PinnedObjects, PinObjects
-from actors.control.controller.reads.rows_at_hand import KeyedLookup, RowsAtHand, ways_to_read
+from actors.control.controller.reads.rows_at_hand import (
+    KeyedLookup,
+    RowsAtHand,
+    ready_index,
+    ways_to_read,
+)
 from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
 from actors.control.controller.state import (
     ControllerState,
@@ -30,7 +35,7 @@ from actors.control.controller.state import (
     to_penstock_error,
 )
 from actors.control.controller.tables.rows import fit
-from actors.engine.views.read_choice import ReadChoice
+from actors.engine.views.read_choice import ReadChoice, fixed_columns
 from actors.model.plan.schema import arrow_type
 from actors.model.plan.updates import from_ipc, to_ipc
 from actors.model.protocol.api import (
@@ -297,9 +302,8 @@ class PendingReads:
         )
 
     def _ways(self, entry: CatalogObject, peek: Peek) -> Sequence[ReadChoice]:
-        equal = (each.column for each in peek.filter if each.op == "=")
         by_key = bool(peek.key_columns)
-        fixed = peek.key_columns if by_key else equal
+        fixed = peek.key_columns if by_key else fixed_columns(peek.filter)
         return ways_to_read(self._state.catalog, entry, fixed, by_key=by_key)
 
     def read_relation(
@@ -431,7 +435,7 @@ class PendingReads:
         ways = pending.ways = deque(pending.ways)
         while ways:
             way = ways.popleft()
-            index = self._index_of(way, peek)
+            index = ready_index(self._state, way, peek.time)
             if way.index is not None and index is None:
                 continue
             # A traced peek is sent to the workers, so that its spans show it.
@@ -451,16 +455,6 @@ class PendingReads:
             if way.way != "memory":
                 self._send_peek(number, pending, peek, way)
                 return
-
-    def _index_of(self, way: ReadChoice, peek: Peek) -> CatalogObject | None:
-        """Return the index of a way, if it has the contents at the peek's time, or will have them
-        when its workers have come so far."""
-        frontiers, catalog = self._state.frontiers, self._state.catalog
-        index = None if way.index is None else catalog.get(way.index.id)
-        if index is None:
-            return None
-        first = frontiers.readable_from(index.id)
-        return index if first <= peek.time and frontiers.upper(index) > first else None
 
     def _will_be_at_hand(self, index: CatalogObject, peek: Peek) -> bool:
         behind = self._state.frontiers.upper(index) <= peek.time

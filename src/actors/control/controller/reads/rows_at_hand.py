@@ -29,9 +29,11 @@ from actors.control.controller.tables.table_arrangements import TableArrangement
 from actors.durable.arrangement.arrangement import Arrangement
 from actors.durable.arrangement.hashing import Hashes, hash_values
 from actors.durable.arrangement.reading import ArrangementSnapshot
-from actors.engine.views.read_choice import KnownIndex, ReadChoice, choose_ways
+from actors.engine.views.read_choice import KnownIndex, ReadChoice, choose_ways, fixed_columns
+from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import DIFF
 from actors.model.protocol.compute import Peek
+from actors.model.protocol.relations import is_relation
 from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.peeks import PeekSpec, one_key_answer, rows_of_key
 from actors.runtime.errors import PenstockError
@@ -225,7 +227,29 @@ def ways_to_read(
     """Return the ways to read an object of the catalog, as `choose_ways` does."""
     primary = entry.schema.key if entry.kind == TABLE else ()
     indexes = known_indexes(catalog, entry.id)
-    return choose_ways(entry.name, primary, indexes, set(fixed), by_key=by_key)
+    return choose_ways(primary, indexes, set(fixed), by_key=by_key)
+
+
+def first_way(state: ControllerState, read: SimpleRead) -> ReadChoice:
+    """Return the way of a plain read at the latest time; that from memory also where a table is
+    arranged only by the read itself."""
+    if is_relation(read.name):
+        return ReadChoice("memory")
+    entry = state.catalog.find(read.name)
+    for way in ways_to_read(state.catalog, entry, fixed_columns(read.filter), by_key=False):
+        if way.index is None or ready_index(state, way, state.latest(entry)) is not None:
+            return way
+    raise AssertionError("the last way is always there")
+
+
+def ready_index(state: ControllerState, way: ReadChoice, time: Time) -> CatalogObject | None:
+    """Return the index of a way, if it has the contents at a time, or will have them when its
+    workers have come so far."""
+    index = None if way.index is None else state.catalog.get(way.index.id)
+    if index is None:
+        return None
+    first = state.frontiers.readable_from(index.id)
+    return index if first <= time and state.frontiers.upper(index) > first else None
 
 
 def _resolved(catalog: CatalogSnapshot, selection: PointSelection) -> _Resolved | None:
