@@ -39,6 +39,8 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import InstallUpdates
 from actors.model.protocol.message_parts import ColumnComparison
 from actors.replica.compute.index import ClusterPartitions, IndexInsertion, IndexPartition
+from actors.runtime.settings import Settings
+from actors.testing.drawn_settings import kernel_limits_of
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("n", "int")))
 WORKERS = 2
@@ -119,11 +121,13 @@ class IndexedTable:
 
 
 @asynccontextmanager
-async def indexed(tmp_path: Path) -> AsyncIterator[IndexedTable]:
-    async with started(tmp_path) as world:
-        made = IndexedTable(world, tmp_path / "index")
-        await made.make()
-        yield made
+async def indexed(tmp_path: Path, keys_on_loop: int = 256) -> AsyncIterator[IndexedTable]:
+    limits = Settings(kernel_limits={"keyed_on_loop": keys_on_loop})
+    with kernel_limits_of(limits):
+        async with started(tmp_path) as world:
+            made = IndexedTable(world, tmp_path / "index")
+            await made.make()
+            yield made
 
 
 async def test_rows_of_keys_are_read_without_a_worker(tmp_path: Path) -> None:
@@ -151,8 +155,11 @@ async def test_other_reads_go_to_the_workers(tmp_path: Path) -> None:
         assert (await table.sent(table.by_key(1))).target == IndexTarget(table.id)
 
 
-async def test_an_error_in_a_partition_is_told_by_the_workers(tmp_path: Path) -> None:
-    async with indexed(tmp_path) as table:
+@pytest.mark.parametrize("on_loop", [1, 256])
+async def test_an_error_in_a_partition_is_told_by_the_workers(tmp_path: Path, on_loop: int) -> None:
+    async with indexed(tmp_path, on_loop) as table:
+        # Many keys are looked up in a thread.
+        assert await table.rows(table.by_key(0, 2, 77)) == [0, 2, 3, 5, 6, 8]
         time = await table.write({"id": 100, "n": 1})
         table.install(time, [], error="boom")
         table.report(time)

@@ -25,7 +25,7 @@ from actors.model.plan.schema import TableSchema
 from actors.model.protocol.message_parts import ColumnComparison
 from actors.runtime.progress import ObjectId
 
-ReadWay: TypeAlias = Literal["memory", "index", "shard", "spark"]
+ReadWay: TypeAlias = Literal["memory", "index", "shard"]
 
 NOT_PLAIN: Final = "it is more than columns, comparisons, order and limit of one object"
 

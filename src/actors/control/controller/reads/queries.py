@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -37,9 +36,10 @@ from actors.control.access.role_registry import READ
 from actors.control.controller.catalog.boot import last_sealed_time, shard_import
 from actors.control.controller.catalog.catalog import CatalogObject
 from actors.control.controller.catalog.ddl import analyzer
+from actors.control.controller.open_requests import OpenRequests
 from actors.control.controller.reads.rows_at_hand import first_way
 from actors.control.controller.roles.request_rights import named_denial, readable_by
-from actors.control.controller.roles.revocation import HeldRights, RunningRequest, held_reads
+from actors.control.controller.roles.revocation import HeldRights, held_reads
 from actors.control.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -81,7 +81,6 @@ from actors.runtime.errors import (
     DeadlineExceeded,
     DefiniteError,
     InvalidUsage,
-    OperationCanceled,
     PenstockError,
     QueryRejected,
     ReadBelowSince,
@@ -137,7 +136,8 @@ class InputsChecked(msgspec.Struct, frozen=True, gc=False):
 QueryTurn: TypeAlias = QueryPiece | QueryEnded | QueryLate
 
 
-class _Running(msgspec.Struct):
+class _Running(msgspec.Struct, eq=False):
+    id: int
     session: ActorAddress[Any]
     request: RunQuery
     time: Time
@@ -157,9 +157,15 @@ class _Running(msgspec.Struct):
     effect: RunningEffect | None = None
     telling: bool = False
     state: str = "waiting for other queries"
+    entry: None = None
+    """A query ends with its inputs' rows at hand, whatever is dropped meanwhile."""
+
+    @property
+    def number(self) -> int:
+        return self.request.request
 
 
-class RunningQueries:
+class RunningQueries(OpenRequests[_Running]):
     """All running queries."""
 
     def __init__(
@@ -169,16 +175,13 @@ class RunningQueries:
         scratch: Path,
         await_contents: Callable[[ActorAddress[Any], RunQuery, str | None, CatalogObject], None],
     ) -> None:
+        super().__init__()
         self._state = state
         self._await_contents = await_contents
         self._executor = executor
         self._scratch = scratch
         self._numbers = 0
         self._running: dict[int, _Running] = {}
-        self._by_request: dict[tuple[str, int], int] = {}
-
-    def __len__(self) -> int:
-        return len(self._running)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -328,7 +331,8 @@ class RunningQueries:
         state = self._state
         self._numbers += 1
         number = self._numbers
-        self._running[number] = _Running(
+        made = self._running[number] = _Running(
+            number,
             session,
             request,
             readable_time(state, ()) if request.as_of is None else request.as_of,
@@ -340,7 +344,7 @@ class RunningQueries:
             TRACEPARENT.get(),
             HeldRights(role),
         )
-        self._by_request[session.path, request.request] = number
+        self._opened(made)
         self._start_next()
 
     def _start_next(self) -> None:
@@ -388,73 +392,44 @@ class RunningQueries:
                 answer = ReadContents(request, running.time, arrow, not last, reads)
                 running.session.reply(answer)
                 if last:
-                    self._forget(message.number)
+                    self._end(running, None)
                 else:
                     self._start_next()
             case QueryEnded(awaited=CatalogObject() as table):
                 # Only the analysis has told what it reads.
-                self._forget(message.number)
+                self._end(running, None)
                 self._await_contents(running.session, running.request, running.role, table)
             case QueryEnded(error=error):
                 if error is not None:
-                    self._fail(message.number, error)
+                    self._end(running, error)
             case QueryLate():
                 text = (
                     f"query over {running.names or 'no table'} at {running.time}: not within "
                     f"{running.deadline_ms} ms: it was {running.state}"
                 )
-                self._fail(message.number, DeadlineExceeded(text))
+                self._end(running, DeadlineExceeded(text))
 
     def delivered(self, session: str, request: int) -> bool:
         """Let the run send its next piece. Return False if there is no such query."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._running[number].taken.set()
-        return True
+        running = self._open.get((session, request))
+        if running is not None:
+            running.taken.set()
+        return running is not None
 
     # -- ending --------------------------------------------------------------------------------
 
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all queries with the rights that they need: of those that are not analysed yet
-        none is known."""
-        for (session, request), number in self._by_request.items():
-            yield RunningRequest(session, request, self._running[number].rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Cancel a query with an error (None: its client has asked for it). Return False if there
-        is none of that number."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._fail(number, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """End the queries of a closed session."""
-        for (path, _), number in list(self._by_request.items()):
-            if path == session:
-                self._forget(number)
-
-    def _fail(self, number: int, error: PenstockError) -> None:
-        running = self._running[number]
-        reply_error(running.session, running.request.request, error)
-        self._forget(number)
-
-    def _forget(self, number: int) -> None:
-        running = self._running.pop(number)
-        del self._by_request[running.session.path, running.request.request]
-        running.timer.cancel()
-        if running.effect is not None:
+    def _end(self, made: _Running, error: PenstockError | None) -> None:
+        if error is not None:
+            reply_error(made.session, made.number, error)
+        del self._running[made.id]
+        self._closed(made)
+        made.timer.cancel()
+        if made.effect is not None:
             # Cancels the Spark job, and drops holds, leases and files (`_Run`).
-            running.effect.cancel()
+            made.effect.cancel()
         self._start_next()
 
     # -- reporting -----------------------------------------------------------------------------
-
-    def by_session(self) -> Counter[str]:
-        """Return the number of queries of each session."""
-        return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the queries' rows of ``penstock.peeks``."""

@@ -10,7 +10,7 @@ when they were passed on, or when no client needs them.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -21,13 +21,14 @@ from actors.control.controller.catalog.boot import shard_import
 from actors.control.controller.catalog.catalog import INDEX, CatalogObject, CatalogSnapshot
 from actors.control.controller.catalog.ddl import columns_named
 from actors.control.controller.messages import PinnedObjects, PinObjects
+from actors.control.controller.open_requests import OpenRequests
 from actors.control.controller.reads.rows_at_hand import (
     KeyedLookup,
     RowsAtHand,
     ready_index,
     ways_to_read,
 )
-from actors.control.controller.roles.revocation import TRUSTED, HeldRights, RunningRequest
+from actors.control.controller.roles.revocation import TRUSTED, HeldRights
 from actors.control.controller.state import (
     ControllerState,
     NoContentsYet,
@@ -67,7 +68,6 @@ from actors.runtime.errors import (
     OperationCanceled,
     PenstockError,
     ReadBelowSince,
-    UnknownObject,
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
@@ -227,9 +227,10 @@ class DeadlinePassed(msgspec.Struct, frozen=True, gc=False):
     number: int
 
 
-class _Pending(msgspec.Struct):
+class _Pending(msgspec.Struct, eq=False):
+    id: int
     session: ActorAddress[Any]
-    request: int
+    number: int
     entry: CatalogObject
     time: Time
     read: ReadObject | None
@@ -255,21 +256,18 @@ class _Pending(msgspec.Struct):
     """Transfer of the stashed answer to the session."""
 
 
-class PendingReads:
+class PendingReads(OpenRequests[_Pending]):
     """All pending reads and waits."""
 
     def __init__(self, state: ControllerState, at_hand: RowsAtHand) -> None:
+        super().__init__()
         self._state = state
         self._at_hand = at_hand
         self._numbers = 0
         self._pending: dict[int, _Pending] = {}
-        self._by_request: dict[tuple[str, int], int] = {}
         self._by_uuid: dict[str, int] = {}
         self._waiting: dict[ObjectId, dict[int, None]] = {}
         """Numbers of the requests that wait for an object's upper."""
-
-    def __len__(self) -> int:
-        return len(self._pending)
 
     # -- beginning -----------------------------------------------------------------------------
 
@@ -366,7 +364,8 @@ class PendingReads:
         self._numbers += 1
         number = self._numbers
         timer = state.ctx.after(wait_ms, DeadlinePassed(number))
-        self._pending[number] = _Pending(
+        made = self._pending[number] = _Pending(
+            number,
             session,
             request,
             entry,
@@ -378,7 +377,7 @@ class PendingReads:
             rights,
             traceparent=TRACEPARENT.get(),
         )
-        self._by_request[session.path, request] = number
+        self._opened(made)
         return number
 
     # -- progress ------------------------------------------------------------------------------
@@ -389,13 +388,13 @@ class PendingReads:
         if pending is None:
             return
         if message.error is not None:
-            self._fail(message.number, message.error)
+            self._end(pending, message.error)
         elif pending.time < message.since:
             text = (
                 f"{pending.entry.kind} {pending.entry.name} cannot be read at {pending.time}: "
                 f"its history begins at {message.since}"
             )
-            self._fail(message.number, ReadBelowSince(text))
+            self._end(pending, ReadBelowSince(text))
         else:
             pending.ready = True
             self._go_on(message.number)
@@ -415,18 +414,18 @@ class PendingReads:
         if not sealed:
             self._wait(number, pending.entry)
             return
-        self._waits_no_more(number)
+        self._waits_no_more(pending)
         if pending.serve is not None:
             # First, since `serve` enters the same request again.
-            self._forget(number)
+            self._end(pending, None)
             # The request's own trace goes on, and not that of the response which moved the upper.
             with use_context(pending.traceparent):
                 pending.serve()
             return
         peek = pending.peek
         if peek is None:
-            pending.session.reply(RequestDone(pending.request))
-            self._forget(number)
+            pending.session.reply(RequestDone(pending.number))
+            self._end(pending, None)
             return
         self._find_rows(number, pending, peek)
 
@@ -446,6 +445,9 @@ class PendingReads:
                 self._wait(number, index)
                 return
             if isinstance(found, KeyedLookup) and not found.is_short:
+                if index is not None:
+                    # If they cannot be had here, the workers look them up.
+                    ways.appendleft(ReadChoice("index", (), way.index))
                 self._look_up_beside(number, found)
                 return
             arrow = found.answer() if isinstance(found, KeyedLookup) else found
@@ -482,7 +484,7 @@ class PendingReads:
             self._find_rows(message.number, pending, pending.peek)
             return
         self._reply(pending, message.arrow)
-        self._forget(message.number)
+        self._end(pending, None)
 
     def _send_peek(self, number: int, pending: _Pending, peek: Peek, way: ReadChoice) -> None:
         pending.uuid = f"{self._state.ctx.random.getrandbits(128):032x}"
@@ -508,18 +510,18 @@ class PendingReads:
         match result:
             case PeekRows(arrow):
                 self._reply(pending, arrow)
-                self._forget(number, answered=True)
+                self._end(pending, None, answered=True)
             case PeekStashed():
                 self._begin_course(number, pending, result)
             case PeekError(code, text):
-                self._fail(number, from_wire(code, text, True), answered=True)
+                self._end(pending, from_wire(code, text, True), answered=True)
             case PeekCanceled():
                 error = OperationCanceled(f"the read of {pending.entry.name} was canceled")
-                self._fail(number, error, answered=True)
+                self._end(pending, error, answered=True)
 
     def _reply(self, pending: _Pending, arrow: bytes, *, more: bool = False) -> None:
         """Hand rows to the session."""
-        request, reads = pending.request, pending.rights.reads
+        request, reads = pending.number, pending.rights.reads
         pending.session.reply(ReadContents(request, pending.time, arrow, more, reads))
 
     def _begin_course(self, number: int, pending: _Pending, stashed: PeekStashed) -> None:
@@ -533,7 +535,7 @@ class PendingReads:
         more = course.next() is not None
         self._reply(pending, inline, more=more)
         if not more:
-            self._forget(number, answered=True)
+            self._end(pending, None, answered=True)
 
     def _read_part(self, number: int, course: StashedTransfer) -> None:
         state, key = self._state, course.next()
@@ -550,29 +552,28 @@ class PendingReads:
         if pending is None or pending.course is None:
             return
         if message.error is not None:
-            self._fail(message.number, message.error, answered=True)
+            self._end(pending, message.error, answered=True)
         elif message.arrow is None:
             limit = self._state.settings.stash_orphan_ms
             text = (
                 f"the read of {pending.entry.name} was not taken within {limit} ms "
                 "(stash_orphan_ms): its result is gone; read again"
             )
-            self._fail(message.number, DeadlineExceeded(text), answered=True)
+            self._end(pending, DeadlineExceeded(text), answered=True)
         else:
             more = pending.course.sent()
             self._reply(pending, message.arrow, more=more)
             if not more:
-                self._forget(message.number, answered=True)
+                self._end(pending, None, answered=True)
 
     def delivered(self, session: str, request: int) -> bool:
         """Delete the part that the client was sent, and read the next. Return False if there is no
         such read."""
-        number = self._by_request.get((session, request))
-        pending = None if number is None else self._pending[number]
-        if number is None or pending is None or pending.course is None:
+        pending = self._open.get((session, request))
+        if pending is None or pending.course is None:
             return False
         self._remove(pending.course.passed_on())
-        self._read_part(number, pending.course)
+        self._read_part(pending.id, pending.course)
         return True
 
     def unread(self, keys: list[str]) -> None:
@@ -594,7 +595,7 @@ class PendingReads:
         if pending.serve is not None:
             text = f"{pending.entry.name} has no contents yet: none came within "
             why = self._state.waiting_for(pending.entry)
-            self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
+            self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
             return
         what = "wait for" if pending.read is None else "read of"
         if pending.uuid is not None:
@@ -602,42 +603,16 @@ class PendingReads:
         else:
             why = self._state.waiting_for(pending.awaits or pending.entry)
         text = f"{what} {pending.entry.name} at {pending.time}: not within "
-        self._fail(number, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
-
-    def running(self) -> Iterator[RunningRequest]:
-        """Yield all requests with the rights that they need."""
-        for (session, request), number in self._by_request.items():
-            yield RunningRequest(session, request, self._pending[number].rights)
-
-    def cancel(self, session: str, request: int, error: PenstockError | None = None) -> bool:
-        """Cancel a request with an error (None: its client has asked for it). Return False if
-        there is none of that number."""
-        number = self._by_request.get((session, request))
-        if number is None:
-            return False
-        self._fail(number, error or OperationCanceled("canceled on request"))
-        return True
-
-    def session_closed(self, session: str) -> None:
-        """Drop the requests of a closed session."""
-        for (path, _), number in list(self._by_request.items()):
-            if path == session:
-                self._forget(number)
+        self._end(pending, DeadlineExceeded(f"{text}{pending.deadline_ms} ms: {why}"))
 
     def dropped(self, entry: CatalogObject) -> None:
         """Fail the requests that wait for a dropped object; without an index they are read by the
         next way."""
         if entry.kind == INDEX:
             self.advanced(entry.id)
-        for number, pending in list(self._pending.items()):
-            if pending.entry.id == entry.id:
-                self._fail(number, UnknownObject(f"{entry.kind} {entry.name} was dropped"))
+        super().dropped(entry)
 
     # -- reporting -----------------------------------------------------------------------------
-
-    def by_session(self) -> Counter[str]:
-        """Return the number of requests of each session."""
-        return Counter(path for path, _ in self._by_request)
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Yield the requests' rows of ``penstock.peeks``."""
@@ -651,7 +626,7 @@ class PendingReads:
                 state = "waiting until sealed" if pending.ready else "checking"
             yield (
                 pending.session.path,
-                pending.request,
+                pending.number,
                 "wait" if pending.read is None else "read",
                 pending.entry.name,
                 pending.time,
@@ -661,28 +636,28 @@ class PendingReads:
                 pending.uuid,
             )
 
-    def _fail(self, number: int, error: PenstockError, *, answered: bool = False) -> None:
-        pending = self._pending[number]
-        reply_error(pending.session, pending.request, error)
-        self._forget(number, answered=answered)
-
-    def _waits_no_more(self, number: int) -> None:
-        awaited, self._pending[number].awaits = self._pending[number].awaits, None
+    def _waits_no_more(self, pending: _Pending) -> None:
+        awaited, pending.awaits = pending.awaits, None
         if awaited is not None:
             waiting = self._waiting[awaited.id]
-            del waiting[number]
+            del waiting[pending.id]
             if not waiting:
                 del self._waiting[awaited.id]
 
-    def _forget(self, number: int, *, answered: bool = False) -> None:
-        self._waits_no_more(number)
-        pending = self._pending.pop(number)
+    def _end(
+        self, pending: _Pending, error: PenstockError | None, *, answered: bool = False
+    ) -> None:
+        """See `OpenRequests`. `answered`: its peek has ended."""
+        if error is not None:
+            reply_error(pending.session, pending.number, error)
+        self._waits_no_more(pending)
+        del self._pending[pending.id]
         pending.timer.cancel()
         if pending.course is not None:
             # The peek is over: only parts are left to delete.
             self._remove(pending.course.abandoned())
             answered = True
-        del self._by_request[pending.session.path, pending.request]
+        self._closed(pending)
         if pending.uuid is not None:
             del self._by_uuid[pending.uuid]
             # Removes the peek from the history, too: a replica that connects later must not run it.
