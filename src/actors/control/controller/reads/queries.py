@@ -47,14 +47,14 @@ from actors.control.controller.state import (
     to_penstock_error,
 )
 from actors.engine.views.plain_sql import query_text
-from actors.engine.views.query_analysis import AnalyzeQuery, analyzed_query, find_mentioned_tables
+from actors.engine.views.query_analysis import analyzed_query, find_mentioned_tables
 from actors.engine.views.read_choice import (
     QueryChoice,
     choose_query,
     explain_read,
     explain_spark,
 )
-from actors.model.plan.jobs import ExecutorMessage, SelectContents
+from actors.model.plan.jobs import ExecutorMessage, QueryAnalyzed, SelectContents
 from actors.model.plan.schema import (
     DIFF,
     SYSTEM_COLUMNS,
@@ -279,17 +279,15 @@ class RunningQueries(OpenRequests[_Running]):
             session.reply(QueryDescribed(request.request, schema))
             return
         self._numbers += 1
-        analyze = self._analyzer(f"describe-{self._numbers}", role)
+        name = f"describe-{self._numbers}"
 
         async def describe() -> None:
             try:
                 text = await _inlined(state, sql)
-                conf = tuple(sorted(request.conf.items()))
-                analyzed = await analyzed_query(text, readable, analyze, conf)
+                analyzed = await _analysed(state, self._executor, name, text, request.conf, role)
                 session.reply(QueryDescribed(request.request, analyzed.schema))
             except Exception as error:  # noqa: BLE001 - each is the client's answer
-                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
-                reply_error(session, request.request, denied)
+                reply_error(session, request.request, to_penstock_error(error))
 
         state.ctx.effect(describe, done=lambda _: None)
 
@@ -300,26 +298,20 @@ class RunningQueries(OpenRequests[_Running]):
         its query does; else answer with the error."""
         state = self._state
         self._numbers += 1
-        analyze = self._analyzer(f"inputs-{self._numbers}", role)
-        readable = readable_by(state.access, state.catalog, role)
+        name = f"inputs-{self._numbers}"
         # As it is compiled: with the queries of the plain views that it names.
         sql, _ = state.catalog.inlined(request.sql)
 
         async def check() -> InputsChecked | None:
             try:
-                conf = tuple(sorted(request.conf.items()))
-                analyzed = await analyzed_query(sql, readable, analyze, conf)
-                inputs = [state.catalog.find(name) for name in analyzed.inputs]
+                analyzed = await _analysed(state, self._executor, name, sql, request.conf, role)
+                inputs = [state.catalog.find(each) for each in analyzed.inputs]
             except Exception as error:  # noqa: BLE001 - each is the client's answer
-                denied = named_denial(state.access, state.catalog, role, to_penstock_error(error))
-                reply_error(session, request.request, denied)
+                reply_error(session, request.request, to_penstock_error(error))
                 return None
             return InputsChecked(session, request, role, held_reads(role, inputs))
 
         state.ctx.effect(check, done=lambda checked: checked)
-
-    def _analyzer(self, name: str, role: str | None) -> AnalyzeQuery:
-        return analyzer(self._executor, name, restricted=not self._state.access.is_free(role))
 
     def _begin(
         self,
@@ -448,6 +440,24 @@ class RunningQueries(OpenRequests[_Running]):
             )
 
 
+async def _analysed(
+    state: ControllerState,
+    executor: ActorAddress[ExecutorMessage],
+    name: str,
+    sql: str,
+    conf: Mapping[str, str],
+    role: str | None,
+) -> QueryAnalyzed:
+    """Return what Spark finds in a query over the objects that a role may read. Raises
+    `AccessDenied` for others, and as `analyzed_query` does."""
+    analyze = analyzer(executor, name, restricted=not state.access.is_free(role))
+    readable = readable_by(state.access, state.catalog, role)
+    try:
+        return await analyzed_query(sql, readable, analyze, tuple(sorted(conf.items())))
+    except UnknownObject as error:
+        raise named_denial(state.access, state.catalog, role, error) from None
+
+
 async def _inlined(state: ControllerState, sql: str) -> str:
     """Return a query with the plain views that it names inlined, in a thread if it is long."""
     catalog = state.catalog
@@ -517,15 +527,11 @@ class _Run:
         """Return the query's columns, and note its inputs and its time."""
         state, running, request = self._state, self._running, self._running.request
         # What is run afterwards is this text, over the inputs that are found here.
-        restricted = not state.access.is_free(running.role)
-        analyze = analyzer(self._executor, f"{self._name}/analyze", restricted=restricted)
-        readable = readable_by(state.access, state.catalog, running.role)
-        try:
-            conf = tuple(sorted(request.conf.items()))
-            self._sql = await _inlined(state, request.sql)
-            analyzed = await analyzed_query(self._sql, readable, analyze, conf)
-        except UnknownObject as error:
-            raise named_denial(state.access, state.catalog, running.role, error) from None
+        self._sql = await _inlined(state, request.sql)
+        name = f"{self._name}/analyze"
+        analyzed = await _analysed(
+            state, self._executor, name, self._sql, request.conf, running.role
+        )
         self._inputs = [state.catalog.find(name) for name in analyzed.inputs]
         running.rights = held_reads(running.role, self._inputs)
         # A right may have gone during the analysis; from here on the controller ends the query.

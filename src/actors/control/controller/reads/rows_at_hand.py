@@ -37,7 +37,7 @@ from actors.model.protocol.relations import is_relation
 from actors.replica.compute.index import ClusterPartitions
 from actors.replica.compute.peeks import PeekSpec, one_key_answer, rows_of_key
 from actors.runtime.errors import PenstockError
-from actors.runtime.progress import ObjectId, Time
+from actors.runtime.progress import Time
 from actors.runtime.threshold_probes import KEYED_ON_LOOP
 
 _RESOLVED_MAX: Final = 1_024
@@ -216,17 +216,13 @@ class RowsAtHand:
             return found
 
 
-def known_indexes(catalog: CatalogSnapshot, id_: ObjectId) -> list[KnownIndex]:
-    """Return the indexes on an object."""
-    return [KnownIndex(each.id, each.name, each.key) for each in catalog.indexes(id_)]
-
-
 def ways_to_read(
     catalog: CatalogSnapshot, entry: CatalogObject, fixed: Iterable[str], *, by_key: bool
 ) -> tuple[ReadChoice, ...]:
     """Return the ways to read an object of the catalog, as `choose_ways` does."""
     primary = entry.schema.key if entry.kind == TABLE else ()
-    indexes = known_indexes(catalog, entry.id)
+    found = catalog.indexes(entry.id)
+    indexes = [KnownIndex(each.id, each.name, each.key) for each in found]
     return choose_ways(primary, indexes, set(fixed), by_key=by_key)
 
 
