@@ -73,6 +73,7 @@ class OpenRequests(Generic[R]):
 
     def session_closed(self, session: str) -> None:
         """End the requests of a closed session."""
+        # Over a list: those that end leave the table.
         for made in list(self._open.values()):
             if made.session.path == session:
                 self._end(made, None)

@@ -30,6 +30,7 @@ async def read_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
+    # Without changes of its own the service decides how the query is read.
     changed = await _changed_text(context, statement, parameters)
     if changed is not None:
         rights = context.read_rights()

@@ -95,6 +95,7 @@ def choose_query(
     >>> choose_query("SELECT b FROM t WHERE b = 1", tables, changed={"t"}).reason
     'the changes of the open transaction are laid over t'
     """
+    # Such a setting gives a text another meaning than it has to `simple_read`.
     for name in conf:
         if name.lower().startswith(CHANGES_MEANING):
             return QueryChoice(None, f"the setting {name} may change what its text means")
@@ -147,6 +148,7 @@ summed up']
     if primary_key and set(primary_key) <= set(fixed):
         ways.append(ReadChoice("memory", primary_key))
     known = list(indexes)
+    # An index that narrows is looked up; any other is walked, which still spares the summing up.
     narrow = [each for each in known if each.key and set(each.key) <= set(fixed)]
     ways += [ReadChoice("index", each.key, each) for each in narrow]
     # The statistics of a shard's parts exclude those without the keys; an index has none.

@@ -1,5 +1,9 @@
 """Runs a worker's peeks, beside the event loop.
 
+The parts of a shard are read one after another, but for those whose statistics exclude rows that
+pass the filter. Only updates that the peek selects are kept: in memory, and beyond `GATHERED_BYTES`
+in a temporary arrangement on disk, whose rows are then streamed like those of an index.
+
 Stopping a peek does not stop the piece that a thread is making. Its stashed blobs are removed at
 the next collection.
 """
@@ -53,10 +57,10 @@ from actors.runtime.progress import Time
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
-# -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
-# Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
-# selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
-# rows are then streamed like those of an index.
+log = logging.getLogger("penstock.worker")
+
+INSPECT_TIMEOUT_MS: Final = 1_000
+"""Time within which a dataflow must report its inputs, or be left out."""
 
 
 class ShardPeekRead:
@@ -156,12 +160,6 @@ async def shard_answer(
     finally:
         with anyio.CancelScope(shield=True):
             await clock.run_blocking(gathered.close)
-
-
-log = logging.getLogger("penstock.worker")
-
-INSPECT_TIMEOUT_MS: Final = 1_000
-"""Time within which a dataflow must report its inputs, or be left out."""
 
 
 class PeekRunner:

@@ -5,7 +5,8 @@ the answer is `ViewInError` instead (an answer is an error or correct, never wro
 makes it `CorruptData` (invalid data), unless the answer was complete before.
 
 Rows pass in batches through keys, check, filter, columns, thinning and pieces. Each stage takes one
-batch at a time, so memory holds what the answer needs, and a limit ends the walk.
+batch at a time, so memory holds what the answer needs, and a limit ends the walk. Keys compare
+null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns does not matter.
 """
 
 from __future__ import annotations
@@ -48,7 +49,15 @@ from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
 from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
 
-# -- Stashes results that are too large for a response in the blob store, piece by piece -----------
+AGAIN_MS: Final = 60_000
+"""Delay before the blobs of a cancelled peek are removed a second time."""
+NOTHING: Final = PeekRows(b"", 0)
+"""Response of a worker that has no part in the peek."""
+_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
+"""Forms of integer keys read before, by the names of their columns and their length."""
+_FORMS_MAX: Final = 256
+
+
 # Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about
 # the size of a response. If there is only one it is the answer itself (`PeekRows`); else each goes
 # into a blob before the next is computed, and the answer names the blobs (`PeekStashed`). So a
@@ -57,10 +66,6 @@ from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROW
 # The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
 # (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
 # start the blobs of earlier ones.
-
-
-AGAIN_MS = 60_000
-"""Delay before the blobs of a cancelled peek are removed a second time."""
 
 
 class PeekStash:
@@ -75,7 +80,6 @@ class PeekStash:
         self._count = 0
         self._due: dict[str, float] = {}
         """Monotonic time at which to remove each blob."""
-        self.bytes_written = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -101,7 +105,6 @@ class PeekStash:
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
                 self._due[key] = clock.monotonic_ms() + self._orphan_ms
-                self.bytes_written += len(piece.arrow)
                 if piece.last:
                     rows = sum(part.rows for part in parts)
                     return PeekStashed(tuple(parts), rows, sum(part.size_bytes for part in parts))
@@ -137,14 +140,7 @@ def row_too_large(bytes_max: int) -> PeekError:
     return PeekError("InvalidUsage", text, "bytes")
 
 
-# -- Casts, looks up and compares the keys of a peek -----------------------------------------------
-# Keys compare null-safe; all NaNs are equal, and -0.0 equals 0.0. The order of the named columns
-# does not matter.
-
-
-_FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
-"""Forms of integer keys read before, by the names of their columns and their length."""
-_FORMS_MAX: Final = 256
+# -- the keys of a peek ----------------------------------------------------------------------------
 
 
 def given_keys(data: bytes) -> pa.Table:
@@ -271,7 +267,7 @@ def _tuples(table: Any) -> list[str]:
     return [repr(row) for row in zip(*columns, strict=True)]
 
 
-# -- Filters and projects the rows of a peek, batch by batch. Pure ---------------------------------
+# -- the filter and the columns of a peek ----------------------------------------------------------
 
 
 class PeekFilter:
@@ -325,11 +321,7 @@ def checked_columns(schema: TableSchema, columns: Sequence[str]) -> pa.Schema:
     return pa.schema([*(held.field(name) for name in columns), pa.field(DIFF, pa.int64())])
 
 
-# -- Peek responses that need no read --------------------------------------------------------------
-
-
-NOTHING: Final = PeekRows(b"", 0)
-"""Response of a worker that has no part in the peek."""
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def chosen_worker(name: str, count: int) -> int:
@@ -341,9 +333,6 @@ def error_of(error: Exception) -> PeekError:
     """Return a failure as the answer to a peek."""
     code, text, _ = to_wire(error)
     return PeekError(code, text)
-
-
-# -- of an index ---------------------------------------------------------------------------------
 
 
 def one_key_answer(

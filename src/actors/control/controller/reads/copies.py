@@ -45,7 +45,7 @@ from actors.runtime.errors import (
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time
+from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time
 
 
 class CopyHeld(msgspec.Struct, frozen=True, gc=False):
@@ -116,9 +116,7 @@ class RunningCopies(OpenRequests[_Copy]):
             raise InvalidUsage(f"{entry.name} is an index: copy {on.name}")
         as_of = request.as_of
         time = max(state.latest_with_contents(entry), entry.as_of) if as_of is None else as_of
-        if not 0 <= time <= TIME_MAX:
-            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
-        state.check_ahead(what, time)
+        state.check_time(what, time)
         if request.deadline_ms is not None and request.deadline_ms <= 0:
             raise InvalidUsage(f"deadline_ms = {request.deadline_ms}: must be greater than zero")
         imported = shard_import(entry)

@@ -89,7 +89,7 @@ from actors.runtime.errors import (
     ViewInError,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import EMPTY, TIME_MAX, Time
+from actors.runtime.progress import EMPTY, Time
 from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TRACEPARENT
 from actors.runtime.threshold_probes import QUERY_ANSWER
@@ -192,9 +192,7 @@ class RunningQueries(OpenRequests[_Running]):
         state, as_of = self._state, request.as_of
         sql = query_text(request.sql)
         if as_of is not None:
-            if not 0 <= as_of <= TIME_MAX:
-                raise InvalidUsage(f"query at {as_of}: a time is from 0 to {TIME_MAX}")
-            state.check_ahead("query", as_of)
+            state.check_time("query", as_of)
         instead = self._read_instead(sql, request, role)
         if instead is not None:
             session.reply(instead)

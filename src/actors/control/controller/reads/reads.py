@@ -1,7 +1,8 @@
 """Reads and waits: each is pending until it is sealed, answered, canceled or late.
 
-A read: name and key are checked → the since is checked → it waits until its time is sealed → one
-Peek → one answer. Every pending request has a deadline, whose error names what was waited for.
+A read: name and key are checked → the since is checked → it waits until its time is sealed → it
+goes the first way that is ready (`read_choice`): its rows are at hand, or one Peek brings one
+answer. Every pending request has a deadline, whose error names what was waited for.
 
 A stashed result goes to the session part by part, the next one when the last was written to the
 client, so that one part is held here. The deadline ends with the peek's answer; parts are deleted
@@ -71,11 +72,14 @@ from actors.runtime.errors import (
     from_wire,
 )
 from actors.runtime.kernel import ActorAddress, RunningEffect
-from actors.runtime.progress import TIME_MAX, ObjectId, Time
+from actors.runtime.progress import ObjectId, Time
 from actors.runtime.spans import use_context
 from actors.runtime.telemetry import TRACEPARENT
 
-# Read requests fitted to an object's names and types, and stashed results in transfer. Pure
+RELATION: Final = "relation"
+"""Kind of the catalog entry that stands for a system relation."""
+
+# -- requests, fitted to the names and types of their objects --------------------------------------
 
 
 def fit_keys(entry: CatalogObject, request: ReadObject) -> tuple[tuple[str, ...], bytes | None]:
@@ -164,6 +168,9 @@ def _object_read(catalog: CatalogSnapshot, name: str) -> CatalogObject:
     return entry
 
 
+# -- requests that wait, or are under way ----------------------------------------------------------
+
+
 class StashedTransfer:
     """A stashed result in transfer to one session: part by part, each deleted when it was sent
     on."""
@@ -192,10 +199,6 @@ class StashedTransfer:
         left = [*self.passed_on(), *self._left]
         self._left.clear()
         return left
-
-
-RELATION: Final = "relation"
-"""Kind of the catalog entry that stands for a system relation."""
 
 
 class SinceRead(msgspec.Struct, frozen=True, gc=False):
@@ -278,8 +281,7 @@ class PendingReads(OpenRequests[_Pending]):
         state = self._state
         entry = _object_read(state.catalog, request.name)
         time = state.latest_with_contents(entry) if request.as_of is None else request.as_of
-        _check_time(f"read of {entry.name}", time)
-        state.check_ahead(f"read of {entry.name}", time)
+        state.check_time(f"read of {entry.name}", time)
         peek = prototype(entry, request, time, shard_import(entry))
         number = self._begin(
             session, request.request, entry, time, request, request.deadline_ms, rights
@@ -324,8 +326,7 @@ class PendingReads(OpenRequests[_Pending]):
         """Begin a wait, which needs these rights. Raises `InvalidUsage` and its children."""
         state = self._state
         entry = state.catalog.find_stored(request.name, "wait")
-        _check_time(f"wait for {entry.name}", request.time)
-        state.check_ahead(f"wait for {entry.name}", request.time)
+        state.check_time(f"wait for {entry.name}", request.time)
         number = self._begin(
             session, request.request, entry, request.time, None, request.deadline_ms, rights
         )
@@ -440,6 +441,8 @@ class PendingReads(OpenRequests[_Pending]):
             # A traced peek is sent to the workers, so that its spans show it.
             here = way.key and (index is None or pending.traceparent is None)
             found = self._at_hand.look_up(pending.entry, way, peek) if here else None
+            # Its workers have not come so far: they report the frontier sooner than they could
+            # answer a peek that waits for it.
             if found is None and here and index is not None and self._will_be_at_hand(index, peek):
                 ways.appendleft(way)
                 self._wait(number, index)
@@ -663,11 +666,6 @@ class PendingReads(OpenRequests[_Pending]):
             # Removes the peek from the history, too: a replica that connects later must not run it.
             if not answered:
                 self._state.command(CancelPeek(pending.uuid))
-
-
-def _check_time(what: str, time: Time) -> None:
-    if not 0 <= time <= TIME_MAX:
-        raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
 
 
 def pin_objects(desk: ControllerState, asked: PinObjects) -> PinnedObjects:

@@ -141,7 +141,7 @@ class RunningSubscribes(OpenRequests[_Subscription]):
             session.reply(RequestDone(request.request))
             return
         if start is not None:
-            state.check_ahead(what, start)
+            state.check_time(what, start)
         # Nothing precedes ``from_=0``: it means the contents at time 0, like an as_of.
         if request.from_:
             as_of, snapshot, delivered = request.from_ - 1, False, request.from_
