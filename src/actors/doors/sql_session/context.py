@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -345,7 +337,7 @@ class SessionContext:
         return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
 
     def choose_query(
-        self, text: str, schemas: Mapping[str, TableSchema], changed: Collection[str] = ()
+        self, text: str, schemas: Mapping[str, TableSchema], changed: Mapping[str, object] = {}
     ) -> QueryChoice:
         """Return whether a query in Spark's dialect is a plain read, as `read_choice.choose_query`
         does, under the settings of the session."""

@@ -27,7 +27,7 @@ def choose_own_read(context: SessionContext, text: str) -> QueryChoice:
     assert context.transaction is not None, "only a transaction has changes of its own"
     changes = context.transaction.tables
     schemas = {name: each.schema for name, each in changes.items()}
-    return context.choose_query(text, schemas, changes.keys())
+    return context.choose_query(text, schemas, changes)
 
 
 async def read_own_row(context: SessionContext, text: str, rights: ReadRights) -> pa.Table | None:
