@@ -32,8 +32,6 @@ from actors.doors.client.answers import (
     CopyFormat,
     SubscribeSpec,
     await_copy_to,
-    close_read,
-    collect_answers,
     follow,
 )
 from actors.doors.client.answers import ChangeBatch as ChangeBatch
@@ -351,8 +349,9 @@ class Client(ClientSources):
     async def explain_query(
         self, sql: str, *, spark_conf: Mapping[str, str] | None = None, refresh_policy: str = "auto"
     ) -> str:
-        """Return the plan by which a view of this query would be maintained. Nothing is created.
-        Raises as `create_materialized_view`."""
+        """Return the plan by which a view of this query would be maintained; with the policy "none"
+        the way in which its rows would be read now. Nothing is created. Raises as
+        `create_materialized_view`."""
         number = self._exchange.number()
         request = ExplainQuery(number, sql, dict(spark_conf or {}), refresh_policy)
         return (await self._exchange.ask(request, RequestDone)).text
@@ -446,11 +445,8 @@ class Client(ClientSources):
         `ReadBelowSince`, `ReadTooFarAhead`, `ViewInError`, `UnknownObject`, `InvalidUsage`.
         """
         spec = ReadSpec.of(name, key, where, columns, order_by, limit, offset)
-        number = self._exchange.number()
-        with root(CLIENT_REQUEST, number, name) as opened:
-            request = spec.read(number, name, as_of, deadline_ms)
-            slot = await self._exchange.open(request, make_request_context(opened))
-            tables = await collect_answers(self._exchange, number, slot, spec)
+        async with contextlib.aclosing(self._pieces(name, as_of, spec, deadline_ms)) as pieces:
+            tables = [piece async for piece in pieces]
         return expand(tables[0] if len(tables) == 1 else pa.concat_tables(tables))
 
     async def peek_batches(
@@ -514,7 +510,10 @@ class Client(ClientSources):
                 if rows is not None:
                     yield rows
         finally:
-            await close_read(self._exchange, number, gathering)
+            self._exchange.close(number)
+            # Answers are still to come.
+            if not gathering.ended and self._exchange.lost is None:
+                await self._exchange.cancel(number)
         rest = gathering.rest()
         if rest is not None:
             yield rest

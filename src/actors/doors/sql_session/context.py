@@ -41,6 +41,7 @@ from actors.engine.sql.type_names import WrittenType
 from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
+from actors.engine.views.read_choice import QueryChoice, choose_query
 from actors.model.pgwire.session_zones import parse_session_zone, parse_spark_zone
 from actors.model.pgwire.sqlstate import names_place, spark_position
 from actors.model.pgwire.time_text import is_utc
@@ -132,6 +133,12 @@ class SessionCatalog:
         if found.kind not in TABLE_KINDS or found.schema is None:
             raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
         return found.name, found.schema
+
+    async def readable(self) -> dict[str, TableSchema]:
+        """Return the columns of all objects that have rows, by their names."""
+        kinds = READABLE_KINDS
+        found = await self.all()
+        return {e.name: e.schema for e in found if e.kind in kinds and e.schema is not None}
 
     async def reads_of(self, name: str) -> ReadObjects:
         """Return an object as one whose rows are read. Raises as `find` does."""
@@ -300,6 +307,14 @@ class SessionContext:
         of it keeps."""
         zone = self.spark_zone
         return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
+
+    def choose_query(
+        self, text: str, schemas: Mapping[str, TableSchema], changed: Mapping[str, object] = {}
+    ) -> QueryChoice:
+        """Return whether a query in Spark's dialect is a plain read, as `read_choice.choose_query`
+        does, under the settings of the session."""
+        names = [*self.settings.spark_conf, *self.spark_settings]
+        return choose_query(text, schemas, names, changed)
 
     @contextmanager
     def as_service(self) -> Iterator[None]:

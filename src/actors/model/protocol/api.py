@@ -446,7 +446,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks for the plan by which a view of this query would be maintained, as text."""
+    """Asks for the plan by which a view of this query would be maintained, as text; with the policy
+    "none", for the way in which its rows would be read now."""
 
     request: int
     sql: str

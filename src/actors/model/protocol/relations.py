@@ -481,6 +481,7 @@ RELATIONS: Final[Mapping[str, SystemRelation]] = {
     relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
 }
 """All relations, by name."""
+RELATION_SCHEMAS: Final = {name: relation.schema for name, relation in RELATIONS.items()}
 
 
 def is_relation(name: str) -> bool:
