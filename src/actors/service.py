@@ -29,7 +29,8 @@ from actors.connectors.storage_connectors import StorageConnectors
 from actors.control.access.access_rules import RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions
 from actors.control.controller.catalog import boot
-from actors.control.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
+from actors.control.controller.catalog.analysis_requests import analyzer, plan_checker
+from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.subscribed_views import drop_left_views
 from actors.control.controller.catalog.upgrades import upgrade_views
 from actors.control.controller.controller import Controller
@@ -562,12 +563,7 @@ def _shown(settings: Settings) -> str:
     return ", ".join([settings.state_dir, *urls])
 
 
-# -- A replica in a process of its own -------------------------------------------------------------
-# It opens the stores without taking them over (`persist.replica_fence`), serves both halves of the
-# replica protocol, and registers its address, by which a controller finds it. A crash of one of its
-# actors ends the process, for whoever restarts it: the other replicas and the controller see only a
-# lost connection.
-
+# -- a replica in a process of its own -------------------------------------------------------------
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
@@ -603,7 +599,13 @@ def storage_place(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica; it is used as a `Service` is."""
+    """One replica in a process of its own; it is used as a `Service` is.
+
+    It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
+    the replica protocol, and registers its address, by which a controller finds it. A crash of one
+    of its actors ends the process, for whoever restarts it: the other replicas and the controller
+    see only a lost connection.
+    """
 
     @property
     def address(self) -> str:

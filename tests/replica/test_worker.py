@@ -64,7 +64,8 @@ from actors.model.protocol.internal import (
     WritesAllowed,
 )
 from actors.replica.compute.index import ClusterPartitions
-from actors.replica.compute.live import ActorFactory, DataflowStopped, FromDataflow, IndexInstaller
+from actors.replica.compute.index_installer import IndexInstaller
+from actors.replica.compute.live import ActorFactory, DataflowStopped, FromDataflow
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
