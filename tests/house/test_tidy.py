@@ -64,16 +64,8 @@ GLUED = frozenset(
         "control.controller.replicas.instance",
         "control.controller.replicas.replica",
         "doors.commands.wal_relay",
-        "replica.cluster.checked",
-        "replica.cluster.connection",
-        "replica.cluster.rules",
-        "replica.cluster.storage_connection",
-        "replica.cluster.storage_rules",
         "replica.compute.peeking",
         "replica.compute.peeks",
-        "replica.storage.half",
-        "replica.storage.history",
-        "replica.storage.state",
     }
 )
 """Modules in which another file's text still stands under a title. None may be added."""
