@@ -58,14 +58,9 @@ ROOM_ARROWS_MAX = 85
 """Such pairs of rooms (and files at the root), and of boxes within a room."""
 GLUED = frozenset(
     {
-        "connectors.sources.postgres_survey",
-        "connectors.sources.wal",
-        "control.controller.reads.reads",
         "control.controller.replicas.instance",
         "control.controller.replicas.replica",
         "doors.commands.wal_relay",
-        "replica.compute.peeking",
-        "replica.compute.peeks",
     }
 )
 """Modules in which another file's text still stands under a title. None may be added."""
