@@ -394,6 +394,7 @@ class CatalogFunctions:
             "pg_conf_load_time": lambda: self.session.started,
             "now": lambda: self.session.now,
             "current_timestamp": lambda: self.session.now,
+            "localtimestamp": lambda: self.session.now,
             "transaction_timestamp": lambda: self.session.now,
             "statement_timestamp": lambda: self.session.now,
             "clock_timestamp": lambda: self.session.now,

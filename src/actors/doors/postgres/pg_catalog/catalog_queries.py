@@ -47,7 +47,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
 )
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
 from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name, parse_query
+from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
 
 COMPILED_QUERIES_MAX: Final = 512
@@ -345,22 +345,10 @@ def _parsed(text: str) -> Any:
     return parse_query(text)
 
 
-_SESSION_NODES: Final = (
-    exp.CurrentUser,
-    exp.CurrentRole,
-    exp.SessionUser,
-    exp.CurrentSchema,
-    exp.CurrentCatalog,
-)
-
-
 def _is_session_node(node: Any) -> bool:
     """Return whether a node asks the server about itself."""
-    if isinstance(node, _SESSION_NODES):
-        return True
     if isinstance(node, exp.Anonymous):
-        name = node.this if isinstance(node.this, str) else identifier_name(node.this)
-        return is_session_function(name.lower())
+        return is_session_function(called_name(node))
     if isinstance(node, exp.Column):
         # USER without quotes is a function; nothing else has that name without a FROM.
         unquoted = isinstance(node.this, exp.Identifier) and not node.this.args.get("quoted")

@@ -39,7 +39,11 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     VECTORS,
 )
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope, RelationShape
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.sql_dialect import (
+    called_name,
+    identifier_name,
+    parse_query,
+)
 from actors.doors.postgres.pg_catalog.typed_sql import (
     NULL_VALUE,
     TypedSql,
@@ -77,42 +81,7 @@ _ARITHMETIC: Final[dict[Any, str]] = {
     exp.BitwiseLeftShift: "<<",
     exp.BitwiseRightShift: ">>",
 }
-_OPERATORS: Final[dict[str, Any]] = {
-    "=": exp.EQ,
-    "<>": exp.NEQ,
-    "!=": exp.NEQ,
-    "<": exp.LT,
-    "<=": exp.LTE,
-    ">": exp.GT,
-    ">=": exp.GTE,
-    "+": exp.Add,
-    "-": exp.Sub,
-    "*": exp.Mul,
-    "/": exp.Div,
-    "%": exp.Mod,
-    "||": exp.DPipe,
-    "~": exp.RegexpLike,
-    "~*": exp.RegexpILike,
-    "~~": exp.Like,
-    "~~*": exp.ILike,
-    "@>": exp.ArrayContainsAll,
-    "<@": exp.ArrayContainedBy,
-    "&&": exp.ArrayOverlaps,
-    "&": exp.BitwiseAnd,
-    "|": exp.BitwiseOr,
-}
-"""The nodes of operators that are written as OPERATOR(pg_catalog.…)."""
-_NEGATED: Final = {"!~": "~", "!~*": "~*", "!~~": "~~", "!~~*": "~~*"}
-_NO_PARENTHESES: Final[dict[Any, str]] = {
-    exp.CurrentUser: "current_user",
-    exp.CurrentRole: "current_role",
-    exp.SessionUser: "session_user",
-    exp.CurrentSchema: "current_schema",
-    exp.CurrentCatalog: "current_catalog",
-    exp.CurrentDate: "current_date",
-    exp.CurrentTimestamp: "current_timestamp",
-    exp.Localtimestamp: "current_timestamp",
-}
+_SIGN: Final = re.compile(r"[-+*/<>=~!@#%^&|`?]+")
 _NUMBER: Final = re.compile(r"(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _UNICODE: Final = re.compile(r"\\(?:\+([0-9a-fA-F]{6})|([0-9a-fA-F]{4}))")
 _TYPED_NAME: Final = re.compile(r'("char"|[^(\[]+)(?:\(([\d,]+)\))?((?:\[\])*)')
@@ -167,8 +136,6 @@ class ExpressionCompiler:
             return self._comparison(node, scope, _COMPARISONS[type(node)])
         if type(node) in _ARITHMETIC:
             return self._arithmetic(node, scope, _ARITHMETIC[type(node)])
-        if type(node) in _NO_PARENTHESES:
-            return self.calls.call(_NO_PARENTHESES[type(node)], [])
         if isinstance(node, exp.Query):
             return self._scalar_subquery(node, scope)
         raise CatalogQueryError(
@@ -362,34 +329,17 @@ class ExpressionCompiler:
         return self._note(left, chosen), self._note(right, chosen)
 
     def _comparison(self, node: Any, scope: QueryScope, operator: str) -> TypedSql:
-        right = node.expression
-        if isinstance(right, exp.Any | exp.All):
-            return self._quantified(
-                self.compile(node.this, scope),
-                operator,
-                right.this,
-                scope,
-                every=isinstance(right, exp.All),
-            )
-        if isinstance(right, exp.Anonymous) and right.name.lower() in ("all", "some", "any"):
-            return self._quantified(
-                self.compile(node.this, scope),
-                operator,
-                right.expressions[0],
-                scope,
-                every=right.name.lower() == "all",
-            )
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            return self._quantified(self.compile(node.this, scope), operator, quantifier, scope)
         one, other = self._pair(node, scope)
         return TypedSql(f"({one.sql} {operator} {other.sql})", BOOL)
 
     def _quantified(
-        self, left: TypedSql, operator: str, values: Any, scope: QueryScope, *, every: bool
+        self, left: TypedSql, operator: str, quantifier: tuple[Any, bool], scope: QueryScope
     ) -> TypedSql:
-        """Compile ``left operator ANY (values)`` and ALL; `values` is an array or a query."""
-        inner = values
-        # ANY (x) and ANY ((x)) are one.
-        while isinstance(inner, exp.Paren):
-            inner = inner.this
+        """Compile ``left operator ANY (values)`` and ALL; the values are an array or a query."""
+        inner, every = quantifier
         negated = "NOT " if every else ""
         plain = operator in (("<>",) if every else ("=",))
         if isinstance(inner, exp.Query):
@@ -428,23 +378,20 @@ class ExpressionCompiler:
         if operator in ("~", "~*"):
             flags = "i" if operator == "~*" else ""
             return f"pg_match({left.sql}, {place}, '{flags}')"
-        if operator == "LIKE":
-            return f"{left.sql} LIKE {place} ESCAPE '\\'"
-        if operator == "ILIKE":
-            return f"lower({left.sql}) LIKE lower({place}) ESCAPE '\\'"
+        if operator.endswith("ILIKE"):
+            like = operator.replace("ILIKE", "LIKE")
+            return f"lower({left.sql}) {like} lower({place}) ESCAPE '\\'"
+        if operator.endswith("LIKE"):
+            return f"{left.sql} {operator} {place} ESCAPE '\\'"
         return f"{left.sql} {operator} {place}"
 
     def _is(self, node: Any, scope: QueryScope) -> TypedSql:
-        negated = "NOT " if node.args.get("negate") else ""
-        if isinstance(node.expression, exp.Null):
-            value = self.compile(node.this, scope)
-            return TypedSql(f"({value.sql} IS {negated}NULL)", BOOL)
+        word = "IS NOT" if node.args.get("negate") else "IS"
         if isinstance(node.expression, exp.Boolean):
             value = self.compile_as(node.this, scope, BOOL)
-            return TypedSql(f"({value.sql} IS {negated}{int(node.expression.this)})", BOOL)
-        # IS UNKNOWN: the same as IS NULL.
-        value = self.compile_as(node.this, scope, BOOL)
-        return TypedSql(f"({value.sql} IS {negated}NULL)", BOOL)
+            return TypedSql(f"({value.sql} {word} {int(node.expression.this)})", BOOL)
+        # IS UNKNOWN is the same as IS NULL.
+        return TypedSql(f"({self.compile(node.this, scope).sql} {word} NULL)", BOOL)
 
     def _in(self, node: Any, scope: QueryScope) -> TypedSql:
         left = self.compile(node.this, scope)
@@ -560,47 +507,39 @@ class ExpressionCompiler:
         return TypedSql(f"pg_concat_arrays({left.sql}, {right.sql})", kind)
 
     def _operator(self, node: Any, scope: QueryScope) -> TypedSql:
+        """Compile ``left OPERATOR(schema.sign) right`` as ``left sign right``."""
         sign = str(node.args["operator"]).rpartition(".")[2]
-        negated = sign in _NEGATED
-        kind = _OPERATORS.get(_NEGATED.get(sign, sign))
-        if kind is None:
+        if _SIGN.fullmatch(sign) is None:
             raise CatalogQueryError(f"operator {sign} is not supported here", NOT_SUPPORTED)
-        made = self.compile(kind(this=node.this, expression=node.expression), scope)
-        return TypedSql(f"(NOT {made.sql})", BOOL) if negated else made
+        # The parser knows which node a sign stands for: two names hold the operands' places.
+        tree = parse_query(f"SELECT one {sign} other").expressions[0]
+        places = {column.name: column for column in tree.find_all(exp.Column)}
+        places["one"].replace(node.this.copy())
+        places["other"].replace(node.expression.copy())
+        return self.compile(tree, scope)
 
     def _match(self, node: Any, scope: QueryScope) -> TypedSql:
         flags = "i" if isinstance(node, exp.RegexpILike) else ""
-        quantified = self._quantified_pattern(node, scope, "~*" if flags else "~")
-        if quantified is not None:
-            return quantified
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            left = self.compile_as(node.this, scope, TEXT)
+            return self._quantified(left, "~*" if flags else "~", quantifier, scope)
         text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT)
         pattern = self.compile_as(node.expression, scope, TEXT)
         return TypedSql(f"pg_match({text.sql}, {pattern.sql}, '{flags}')", BOOL)
 
-    def _quantified_pattern(self, node: Any, scope: QueryScope, word: str) -> TypedSql | None:
-        right = node.expression
-        if isinstance(right, exp.Any | exp.All):
-            values = right.this
-        elif isinstance(right, exp.Anonymous) and right.name.lower() in ("all", "any", "some"):
-            values = right.expressions[0]
-        else:
-            return None
-        every = isinstance(right, exp.All) or right.name.lower() == "all"
-        left = self.compile_as(node.this, scope, TEXT)
-        made = self._quantified(left, word, values, scope, every=every)
-        return TypedSql(f"(NOT {made.sql})", BOOL) if node.args.get("negate") else made
-
     def _like(self, node: Any, scope: QueryScope, escape: str = "\\") -> TypedSql:
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
-        quantified = self._quantified_pattern(node, scope, word)
-        if quantified is not None:
-            return quantified
+        negated = "NOT " if node.args.get("negate") else ""
+        quantifier = _quantifier_of(node.expression)
+        if quantifier is not None:
+            left = self.compile_as(node.this, scope, TEXT)
+            return self._quantified(left, negated + word, quantifier, scope)
         text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT).sql
         pattern = self.compile_as(node.expression, scope, TEXT).sql
         # SQLite's LIKE was told to tell cases apart.
         if word == "ILIKE":
             text, pattern = f"lower({text})", f"lower({pattern})"
-        negated = "NOT " if node.args.get("negate") else ""
         # PostgreSQL's default is a backslash; SQLite has none.
         escaped = f" ESCAPE {quote_text(escape)}" if escape else ""
         return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", BOOL)
@@ -703,3 +642,19 @@ class ExpressionCompiler:
         shift = f"{at.sql} - {first}" if first else at.sql
         element = ELEMENT_OF.get(array.type, TEXT)
         return TypedSql(f"pg_subscript({array.sql}, {shift})", element)
+
+
+def _quantifier_of(node: Any) -> tuple[Any, bool] | None:
+    """Return the values of ANY, SOME or ALL, and whether ALL of them are meant; None for another
+    node."""
+    name = called_name(node)
+    if isinstance(node, exp.Any | exp.All):
+        values, every = node.this, isinstance(node, exp.All)
+    elif name in ("all", "any", "some"):
+        values, every = node.expressions[0], name == "all"
+    else:
+        return None
+    # ANY (x) and ANY ((x)) are one.
+    while isinstance(values, exp.Paren):
+        values = values.this
+    return values, every

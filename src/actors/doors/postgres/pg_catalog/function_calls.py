@@ -6,8 +6,8 @@ a subquery (`obj_description`), or one of Python's, which SQLite knows as ``pg_f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Final
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import msgspec
 
@@ -21,7 +21,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     ANYARRAY,
     ANYELEMENT,
     BOOL,
-    CHAR,
     ELEMENT_OF,
     FLOAT8,
     INT4,
@@ -41,7 +40,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     TEXTUAL,
     UNKNOWN,
     VECTORS,
-    VOID,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
@@ -56,39 +54,16 @@ FUNCTION_PREFIX: Final = "pg_fn_"
 _POLYMORPHIC: Final = frozenset({ANYARRAY, ANYELEMENT, 2276, 2776, 5077, 5078, 5079, 5080})
 """Pseudo-types: any array, element, …, and ``"any"``."""
 _POLYMORPHIC_ARRAYS: Final = frozenset({ANYARRAY, 5078})
-SET_FUNCTIONS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
-    # Columns of what returns sets of rows.
-    "_pg_expandarray": (("x", UNKNOWN), ("n", INT4)),
-    "aclexplode": (
-        ("grantor", OID),
-        ("grantee", OID),
-        ("privilege_type", TEXT),
-        ("is_grantable", BOOL),
-    ),
-    "pg_get_keywords": (
-        ("word", TEXT),
-        ("catcode", CHAR),
-        ("barelabel", BOOL),
-        ("catdesc", TEXT),
-        ("baredesc", TEXT),
-    ),
-    "pg_options_to_table": (("option_name", TEXT), ("option_value", TEXT)),
-}
-EMPTY_SETS: Final[dict[str, tuple[tuple[str, int], ...]]] = {
-    "pg_partition_ancestors": (("relid", REGCLASS),),
-    "pg_partition_tree": (
-        ("relid", REGCLASS),
-        ("parentrelid", REGCLASS),
-        ("isleaf", BOOL),
-        ("level", INT4),
-    ),
-    "pg_listening_channels": (("pg_listening_channels", TEXT),),
-    "pg_get_publication_tables": (("relid", OID), ("attrs", 22), ("qual", 194)),
-    "pg_event_trigger_ddl_commands": (("classid", OID), ("objid", OID)),
-    "pg_sequence_parameters": (("start_value", INT8), ("minimum_value", INT8)),
-    "pg_get_sequence_data": (("last_value", INT8), ("is_called", BOOL)),
-}
-"""Functions whose sets are always empty here: no partitions, sequences, publications."""
+EMPTY_SETS: Final = frozenset(
+    {
+        "pg_event_trigger_ddl_commands",
+        "pg_get_publication_tables",
+        "pg_listening_channels",
+        "pg_partition_ancestors",
+        "pg_partition_tree",
+    }
+)
+"""Functions whose sets are always empty here: no partitions, publications, channels."""
 AGGREGATES: Final = frozenset(
     {
         "array_agg",
@@ -107,16 +82,6 @@ AGGREGATES: Final = frozenset(
         "sum",
     }
 )
-WINDOW_FUNCTIONS: Final[dict[str, int]] = {
-    "row_number": INT8,
-    "rank": INT8,
-    "dense_rank": INT8,
-    "first_value": ANYELEMENT,
-    "last_value": ANYELEMENT,
-    "lag": ANYELEMENT,
-    "lead": ANYELEMENT,
-    "ntile": INT4,
-}
 
 
 class FunctionSignature(msgspec.Struct, frozen=True):
@@ -128,6 +93,10 @@ class FunctionSignature(msgspec.Struct, frozen=True):
     """Arguments without a default."""
     returns_set: bool
     variadic: bool
+    kind: str
+    """A letter, as `pg_proc.prokind` has it."""
+    fields: tuple[tuple[str, int], ...]
+    """The names and types of its OUT parameters."""
 
 
 def json_letters(values: Iterable[TypedSql]) -> str:
@@ -307,7 +276,7 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
     "obj_description": _description(1),
     "pg_column_size": lambda args: TypedSql(f"length({args[0].sql})", INT4),
     "pg_typeof": _type_of,
-    "position": lambda args: TypedSql(f"instr({args[1].sql}, {args[0].sql})", INT4),
+    "position": _native("instr", INT4),
     "power": _native("power", FLOAT8),
     "replace": _native("replace", TEXT),
     "round": _native("round", NUMERIC),
@@ -329,36 +298,34 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
 }
 """Functions that are written in SQLite's SQL, by PostgreSQL's name."""
 
-CONSTANTS: Final[dict[str, TypedSql]] = {
+CONSTANTS: Final[dict[str, str]] = {
     # There are no advisory locks; pools of connections release all of theirs between users.
-    "pg_advisory_unlock_all": TypedSql("''", VOID),
-    "pg_backup_start_time": TypedSql("NULL", 1184),
-    "pg_blocking_pids": TypedSql("'[]'", 1007),
-    "pg_current_xact_id_if_assigned": TypedSql("NULL", 5069),
-    "pg_export_snapshot": TypedSql("NULL", TEXT),
-    "pg_is_in_backup": TypedSql("0", BOOL),
-    "pg_is_in_recovery": TypedSql("0", BOOL),
-    "pg_is_other_temp_schema": TypedSql("0", BOOL),
-    "pg_is_wal_replay_paused": TypedSql("0", BOOL),
-    "pg_last_wal_receive_lsn": TypedSql("NULL", 3220),
-    "pg_last_wal_replay_lsn": TypedSql("NULL", 3220),
-    "pg_last_xact_replay_timestamp": TypedSql("NULL", 1184),
-    "pg_current_wal_lsn": TypedSql("'0/0'", 3220),
-    "pg_current_wal_insert_lsn": TypedSql("'0/0'", 3220),
-    "pg_current_wal_flush_lsn": TypedSql("'0/0'", 3220),
-    "pg_my_temp_schema": TypedSql("0", OID),
-    "pg_relation_filepath": TypedSql("NULL", TEXT),
-    "pg_relation_is_publishable": TypedSql("0", BOOL),
-    "pg_sequence_last_value": TypedSql("NULL", INT8),
-    "pg_tablespace_location": TypedSql("''", TEXT),
-    "pg_trigger_depth": TypedSql("0", INT4),
-    "pg_current_xact_id": TypedSql("'1'", 5069),
-    "txid_current": TypedSql("1", INT8),
-    "txid_current_if_assigned": TypedSql("NULL", INT8),
-    "txid_snapshot_xmin": TypedSql("1", INT8),
-    "pg_jit_available": TypedSql("0", BOOL),
+    "pg_advisory_unlock_all": "''",
+    "pg_blocking_pids": "'[]'",
+    "pg_current_xact_id_if_assigned": "NULL",
+    "pg_export_snapshot": "NULL",
+    "pg_is_in_recovery": "0",
+    "pg_is_other_temp_schema": "0",
+    "pg_is_wal_replay_paused": "0",
+    "pg_last_wal_receive_lsn": "NULL",
+    "pg_last_wal_replay_lsn": "NULL",
+    "pg_last_xact_replay_timestamp": "NULL",
+    "pg_current_wal_lsn": "'0/0'",
+    "pg_current_wal_insert_lsn": "'0/0'",
+    "pg_current_wal_flush_lsn": "'0/0'",
+    "pg_my_temp_schema": "0",
+    "pg_relation_filepath": "NULL",
+    "pg_relation_is_publishable": "0",
+    "pg_sequence_last_value": "NULL",
+    "pg_tablespace_location": "''",
+    "pg_trigger_depth": "0",
+    "pg_current_xact_id": "'1'",
+    "txid_current": "1",
+    "txid_current_if_assigned": "NULL",
+    "txid_snapshot_xmin": "1",
+    "pg_jit_available": "0",
 }
-"""Functions whose answer is always the same here."""
+"""Functions whose answer is always the same here, as SQLite's SQL."""
 
 SESSION_NAMES: Final = frozenset(
     {
@@ -410,6 +377,8 @@ class FunctionCatalog:
                     required=len(arguments) - row["pronargdefaults"],
                     returns_set=bool(row["proretset"]),
                     variadic=bool(row["provariadic"]),
+                    kind=row["prokind"],
+                    fields=_out_parameters(row),
                 )
             )
 
@@ -424,9 +393,20 @@ class FunctionCatalog:
 
     def returns_set(self, name: str) -> bool:
         """Return whether a function returns a set."""
-        if name in ("unnest", "generate_series", "generate_subscripts"):
-            return True
         return any(each.returns_set for each in self._signatures.get(name, ()))
+
+    def is_window_function(self, name: str) -> bool:
+        """Return whether a function may stand before OVER alone."""
+        return any(each.kind == "w" for each in self._signatures.get(name, ()))
+
+    def decide_arguments(self, name: str, arguments: list[TypedSql]) -> list[TypedSql]:
+        """Return arguments with the types that the function gives those of undecided type."""
+        signature = self.choose(name, arguments)
+        return arguments if signature is None else _decide_arguments(signature, arguments)
+
+    def result_type(self, name: str, arguments: list[TypedSql]) -> int:
+        """Return the type of a call's value; of a set that of its elements."""
+        return _return_type(name, self.choose(name, arguments), arguments)
 
     def choose(self, name: str, arguments: list[TypedSql]) -> FunctionSignature | None:
         """Return the signature that fits the arguments best."""
@@ -443,23 +423,21 @@ class FunctionCatalog:
 
     def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
         """Return a call. Raises `CatalogQueryError` for a function that there is not."""
-        # Before the signatures: no argument changes these.
-        if name in CONSTANTS:
-            return CONSTANTS[name]
         signature = self.choose(name, arguments)
-        if signature is not None:
-            arguments = _decide_arguments(signature, arguments)
         if name in TEMPLATES:
             return TEMPLATES[name](arguments)
-        # As an array without elements, whose rows are none.
-        if name in EMPTY_SETS:
-            return TypedSql("'[]'", RECORD, EMPTY_SETS[name])
         if name in self._in_python:
             return self._call_python(name, arguments, signature)
-        if name.startswith("pg_stat_get_") and signature is not None:
-            # Nothing is counted here: a counter is 0, and what would be a time is unknown.
-            counted = signature.returns in NUMBERS
-            return TypedSql("0" if counted else "NULL", signature.returns)
+        if signature is not None:
+            if name in CONSTANTS:
+                return TypedSql(CONSTANTS[name], signature.returns)
+            # As an array without elements, whose rows are none.
+            if name in EMPTY_SETS:
+                return TypedSql("'[]'", signature.returns, signature.fields)
+            if name.startswith("pg_stat_get_"):
+                # Nothing is counted here: a counter is 0, and what would be a time is unknown.
+                counted = signature.returns in NUMBERS
+                return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
         # PostgreSQL has it, and we do not: that is another error than an unknown name.
         if name in self._signatures:
@@ -474,10 +452,21 @@ class FunctionCatalog:
         if name == "substring" and len(arguments) == 2 and arguments[1].type in TEXTUAL:
             return TypedSql(f"pg_find_substring({_joined(arguments)})", TEXT)
         returns = _return_type(name, signature, arguments)
-        fields = SET_FUNCTIONS.get(name, ())
+        fields = signature.fields if signature is not None and returns == RECORD else ()
         if name == "_pg_expandarray":
             fields = (("x", ELEMENT_OF.get(arguments[0].type, TEXT)), fields[1])
         return TypedSql(f"{FUNCTION_PREFIX}{name}({_joined(arguments)})", returns, fields)
+
+
+def _out_parameters(row: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
+    """Return the names and types of the OUT parameters of a row of `pg_proc`."""
+    columns = zip(
+        row["proargnames"] or (),
+        row["proallargtypes"] or (),
+        row["proargmodes"] or (),
+        strict=False,
+    )
+    return tuple((name, kind) for name, kind, mode in columns if mode in "ot")
 
 
 def _joined(arguments: Iterable[TypedSql]) -> str:
@@ -562,21 +551,23 @@ def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
 
 def _return_type(name: str, signature: FunctionSignature | None, arguments: list[TypedSql]) -> int:
     """Return the type of a call's value; of a set that of its elements."""
-    if name in ("current_user", "session_user", "user", "current_role"):
+    # Words of the standard, which are not in `pg_proc`.
+    if name in ("user", "current_role", "current_catalog"):
         return NAME
-    if name in SET_FUNCTIONS:
-        return RECORD
     if signature is None:
         return TEXT
     returns = signature.returns
     if returns not in _POLYMORPHIC:
         return returns
-    arrays = [argument.type for argument in arguments if argument.type in ELEMENT_OF]
+    types = [
+        argument.type
+        for argument, wanted in zip(arguments, signature.arguments, strict=False)
+        if wanted in _POLYMORPHIC
+    ]
+    arrays = [each for each in types if each in ELEMENT_OF]
     if returns in _POLYMORPHIC_ARRAYS:
-        if arrays:
-            return arrays[0]
-        return array_type(common_type(argument.type for argument in arguments))
-    # `anyelement` is what the array has.
-    if arrays:
+        return arrays[0] if arrays else array_type(common_type(types))
+    # `anyelement` is what the array has, where one was asked for.
+    if arrays and _POLYMORPHIC_ARRAYS.intersection(signature.arguments):
         return ELEMENT_OF[arrays[0]]
-    return common_type(argument.type for argument in arguments)
+    return common_type(types)

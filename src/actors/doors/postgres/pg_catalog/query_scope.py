@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.doors.postgres.pg_catalog.catalog_errors import AMBIGUOUS_COLUMN, CatalogQueryError
-from actors.doors.postgres.pg_catalog.pg_types import CID, INT8, OID, TID, XID
+from actors.doors.postgres.pg_catalog.pg_types import CID, OID, TID, XID
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql
 
 _SYSTEM_COLUMNS = {
@@ -140,8 +140,3 @@ class QueryScope:
         for each in self.sources:
             if not table or each.alias == table:
                 yield from (column for column in each.columns if column[0] not in merged)
-
-
-def ordinality(name: str, sql: str) -> tuple[str, TypedSql]:
-    """Return the column that WITH ORDINALITY adds."""
-    return name, TypedSql(sql, INT8)

@@ -23,6 +23,7 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     NOT_SUPPORTED,
     SYNTAX_ERROR,
     UNDEFINED_COLUMN,
+    UNDEFINED_FUNCTION,
     UNDEFINED_TABLE,
     CatalogQueryError,
 )
@@ -46,10 +47,13 @@ from actors.doors.postgres.pg_catalog.query_scope import (
     RelationColumn,
     RelationShape,
     ScopeSource,
-    ordinality,
 )
 from actors.doors.postgres.pg_catalog.result_names import result_name
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.sql_dialect import (
+    called_function,
+    called_name,
+    identifier_name,
+)
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
     cast_value,
@@ -283,7 +287,7 @@ class SelectCompiler:
         found = self._find_set(node)
         if found is None:
             return self.expressions.compile(node, scope)
-        made = self.expressions.calls.compile_call(_call_node(found), scope)
+        made = self.expressions.calls.compile_call(found, scope)
         # Equal sets of one list go hand in hand: they are one.
         # PostgreSQL, too, makes rows of equal calls once a row.
         alias, _ = sets.setdefault(made.sql, (self._next_alias("s"), made))
@@ -311,8 +315,7 @@ class SelectCompiler:
         # A set in a subquery is that one's own.
         if isinstance(node, exp.Query):
             return None
-        name = self.expressions.calls.call_name(node)
-        if name and self._functions.returns_set(name):
+        if self._functions.returns_set(called_name(node)):
             return node
         for child in node.iter_expressions():
             found = self._find_set(child)
@@ -408,7 +411,7 @@ class SelectCompiler:
         order = node.args.get("order")
         terms, hidden = [], []
         for at, each in enumerate(order.expressions if order is not None else (), start=1):
-            value = self._order_value(each.this, scope)
+            value = self.expressions.compile(each.this, scope).sql
             hidden.append(f", {value} AS _k{at}")
             terms.append(f"{value}{ordering(each)}")
         window = f"PARTITION BY {', '.join(keys)}"
@@ -425,10 +428,6 @@ class SelectCompiler:
         if limit is not None and isinstance(limit, exp.Limit):
             sql += f" LIMIT {self._compile_count(limit.expression, scope)}"
         return sql, shape
-
-    def _order_value(self, node: Any, scope: QueryScope) -> str:
-        """Return a key's value where names of the result do not reach."""
-        return self.expressions.compile(node, scope).sql
 
     # -- FROM ----------------------------------------------------------------------------------
 
@@ -491,46 +490,36 @@ class SelectCompiler:
         """Compile an entry of FROM, and add its columns to the scope."""
         if isinstance(node, exp.Lateral):
             return self._compile_lateral(node, scope)
-        if isinstance(node, exp.Unnest):
-            return self._compile_unnest(node, scope, node.args.get("alias"))
-        if isinstance(node, exp.Values):
-            return self._compile_derived(node, node.args.get("alias"), scope)
+        if isinstance(node, exp.Select | exp.SetOperation | exp.Values):
+            return self._compile_derived(node, node, scope)
         if isinstance(node, exp.Subquery | exp.Paren):
-            return self._compile_parenthesised(node, scope)
-        if isinstance(node, exp.Table):
+            text = self._compile_parenthesised(node, scope)
+        elif isinstance(node, exp.Table):
             text = self._compile_table(node, scope)
-            joins = node.args.get("joins") or ()
-            if joins:
-                return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
-            return text
-        if isinstance(node, exp.Query):
-            return self._compile_derived(node, None, scope)
-        raise CatalogQueryError(
-            f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
-        )
-
-    def _compile_parenthesised(self, node: Any, scope: QueryScope) -> str:
-        inner = node.this
-        joins = node.args.get("joins") or ()
-        alias = node.args.get("alias")
-        if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral | exp.Unnest) and (
-            not isinstance(inner, exp.Subquery) or alias is None
-        ):
-            # Parentheses around a join, not around a query.
-            text = self._compile_source(inner, scope)
-            text = f"({text})" if not text.startswith("(") else text
         else:
-            text = self._compile_derived(inner, alias, scope)
+            raise CatalogQueryError(
+                f"a catalog query may not read {node.sql('postgres')}", NOT_SUPPORTED
+            )
+        joins = node.args.get("joins") or ()
         if joins:
             return f"({text}{''.join(self._compile_join(each, scope) for each in joins)})"
         return text
 
+    def _compile_parenthesised(self, node: Any, scope: QueryScope) -> str:
+        inner = node.this
+        if isinstance(inner, exp.Table | exp.Subquery | exp.Lateral) and (
+            not isinstance(inner, exp.Subquery) or node.args.get("alias") is None
+        ):
+            # Parentheses around a join, not around a query.
+            text = self._compile_source(inner, scope)
+            return f"({text})" if not text.startswith("(") else text
+        return self._compile_derived(inner, node, scope)
+
     def _compile_table(self, node: Any, scope: QueryScope) -> str:
-        alias = node.args.get("alias")
         if isinstance(node.this, exp.Func | exp.Anonymous):
-            return self._compile_function(node, node.this, scope, alias)
+            return self._compile_function(node, node.this, scope)
         if isinstance(node.this, exp.Query | exp.Values):
-            return self._compile_derived(node.this, alias, scope)
+            return self._compile_derived(node.this, node, scope)
         if node.args.get("rows_from"):
             raise CatalogQueryError("ROWS FROM is not supported here", NOT_SUPPORTED)
         schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
@@ -547,13 +536,12 @@ class SelectCompiler:
             sql, shape = found
             self.relations.add(sql)
             sql = quote_name(sql)
-        return self._add_source(sql, shape, alias, name, scope)
+        return self._add_source(sql, shape, node, name, scope)
 
     def _add_source(
-        self, sql: str, shape: RelationShape, alias: Any, name: str, scope: QueryScope
+        self, sql: str, shape: RelationShape, node: Any, name: str, scope: QueryScope
     ) -> str:
-        shown = identifier_name(alias.this) if alias is not None and alias.this else name
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        shown, given = _alias_of(node, name)
         quoted = quote_name(shown)
         columns = tuple(
             (column.name, TypedSql(f"{quoted}.{column.sql}", column.type, column.fields))
@@ -562,57 +550,41 @@ class SelectCompiler:
         scope.sources.append(ScopeSource(shown, columns, oid=shape.oid))
         return f"{sql} AS {quoted}"
 
-    def _compile_derived(self, node: Any, alias: Any, scope: QueryScope) -> str:
+    def _compile_derived(self, query: Any, node: Any, scope: QueryScope) -> str:
+        """Compile a subquery in FROM; `node` is the entry, which may have an alias."""
         # Not the scope itself: a subquery does not see its neighbours.
-        sql, shape = self.compile_query(node, _without_sources(scope))
-        return self._add_source(f"({sql})", shape, alias, self._next_alias("d"), scope)
+        sql, shape = self.compile_query(query, _without_sources(scope))
+        return self._add_source(f"({sql})", shape, node, self._next_alias("d"), scope)
 
-    def _compile_unnest(self, node: Any, scope: QueryScope, alias: Any) -> str:
-        arguments = node.expressions
-        if len(arguments) > 1:
-            return self._unnest_several(arguments, scope, alias, node.args.get("offset"))
-        offset = node.args.get("offset")
-        made = self.expressions.calls.compile_call(
-            exp.Anonymous(this="unnest", expressions=list(arguments)), scope
-        )
-        return self._add_set(made, "unnest", alias, scope, offset=offset)
-
-    def _unnest_several(
-        self, arguments: list[Any], scope: QueryScope, alias: Any, offset: Any
-    ) -> str:
-        """Compile unnest of several arrays, whose elements go side by side."""
+    def _unnest_several(self, arguments: list[Any], scope: QueryScope) -> TypedSql:
+        """Return the rows of unnest of several arrays, whose elements go side by side."""
         arrays = [self.expressions.compile(each, scope) for each in arguments]
         fields = tuple(
             (f"f{at}", ELEMENT_OF.get(array.type, TEXT)) for at, array in enumerate(arrays, start=1)
         )
         sql = f"pg_zip_arrays({', '.join(array.sql for array in arrays)})"
-        return self._add_set(TypedSql(sql, RECORD, fields), "unnest", alias, scope, offset=offset)
+        return TypedSql(sql, RECORD, fields)
 
-    def _compile_function(self, node: Any, call: Any, scope: QueryScope, alias: Any) -> str:
-        name = self.expressions.calls.call_name(call)
-        schema = node.args.get("db") if isinstance(node, exp.Table) else None
-        if schema is not None and identifier_name(schema) not in (
-            "pg_catalog",
-            "information_schema",
-        ):
-            raise CatalogQueryError(
-                f"function {identifier_name(schema)}.{name} does not exist", "42883"
-            )
-        offset = node.args.get("ordinality")
-        # Any other function is a set of one row in FROM.
-        if self._functions.returns_set(name):
-            made = self.expressions.calls.compile_call(_call_node(call), scope)
+    def _compile_function(self, node: Any, call: Any, scope: QueryScope) -> str:
+        """Compile a function in FROM; `node` is the entry, which may have an alias."""
+        name = called_name(call)
+        schema = identifier_name(node.args["db"]) if node.args.get("db") else "pg_catalog"
+        if schema not in ("pg_catalog", "information_schema"):
+            raise CatalogQueryError(f"function {schema}.{name} does not exist", UNDEFINED_FUNCTION)
+        arguments = called_function(call).expressions
+        if name == "unnest" and len(arguments) > 1:
+            made = self._unnest_several(arguments, scope)
+        elif self._functions.returns_set(name):
+            made = self.expressions.calls.compile_call(call, scope)
         else:
+            # Any other function is a set of one row in FROM.
             value = self.expressions.compile(call, scope)
             made = TypedSql(f"json_array({value.sql})", value.type)
-        return self._add_set(made, name, alias, scope, offset=offset)
+        return self._add_set(made, name, node, scope)
 
-    def _add_set(
-        self, made: TypedSql, name: str, alias: Any, scope: QueryScope, *, offset: Any
-    ) -> str:
+    def _add_set(self, made: TypedSql, name: str, node: Any, scope: QueryScope) -> str:
         """Add the rows of an array as an entry of FROM."""
-        shown = identifier_name(alias.this) if alias is not None and alias.this else name
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
+        shown, given = _alias_of(node, name)
         quoted = quote_name(shown)
         columns: list[tuple[str, TypedSql]] = []
         if made.fields:
@@ -623,10 +595,8 @@ class SelectCompiler:
         else:
             # The only column has the alias' name unless it is given one.
             columns.append((shown, TypedSql(f"{quoted}.value", made.type)))
-        if offset:
-            columns.append(ordinality("ordinality", f"({quoted}.key + 1)"))
-            if isinstance(offset, exp.Identifier | exp.ColumnDef):
-                given.append(identifier_name(offset))
+        if node.args.get("ordinality"):
+            columns.append(("ordinality", TypedSql(f"({quoted}.key + 1)", INT8)))
         named = [
             (given[at] if at < len(given) else column, value)
             for at, (column, value) in enumerate(columns)
@@ -635,15 +605,9 @@ class SelectCompiler:
         return f"json_each({made.sql}) AS {quoted}"
 
     def _compile_lateral(self, node: Any, scope: QueryScope) -> str:
-        inner, alias = node.this, node.args.get("alias")
-        if isinstance(inner, exp.Unnest):
-            if node.args.get("ordinality"):
-                inner.set("offset", True)
-            return self._compile_unnest(inner, scope, alias)
+        inner = node.this
         if not isinstance(inner, exp.Query):
-            while isinstance(inner, exp.Dot):
-                inner = inner.expression
-            return self._compile_function(node, inner, scope, alias)
+            return self._compile_function(node, inner, scope)
         around = QueryScope(scope, lateral=True)
         sql, shape = self.compile_query(
             inner.this if isinstance(inner, exp.Subquery) else inner, around
@@ -652,9 +616,8 @@ class SelectCompiler:
         self.laterals[name] = LateralQuery(sql, len(shape.columns))
         # Values of this row, in the order in which the subquery binds them.
         taken = "".join(f", {outer}" for outer in around.outside or ())
-        shown = identifier_name(alias.this) if alias is not None else self._next_alias("l")
+        shown, given = _alias_of(node, self._next_alias("l"))
         quoted = quote_name(shown)
-        given = [identifier_name(each) for each in alias.columns] if alias is not None else []
         columns = tuple(
             (
                 column.name,
@@ -690,10 +653,14 @@ def _star_of(node: Any) -> str | None:
     return None
 
 
-def _call_node(node: Any) -> Any:
-    while isinstance(node, exp.Dot):
-        node = node.expression
-    return node
+def _alias_of(node: Any, name: str) -> tuple[str, list[str]]:
+    """Return the name of an entry of FROM, which is `name` unless it has an alias, and the names
+    that its alias gives its columns."""
+    alias = node.args.get("alias")
+    if alias is None:
+        return name, []
+    given = [identifier_name(each) for each in alias.columns]
+    return identifier_name(alias.this) if alias.this else name, given
 
 
 def _is_limit_all(limit: Any) -> bool:
