@@ -45,7 +45,7 @@ from actors.doors.postgres.pg_catalog.scalar_functions import (
     OPERATOR_NULL_TAKERS,
     PURE_FUNCTIONS,
 )
-from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery, SelectCompiler
+from actors.doors.postgres.pg_catalog.select_compiler import SelectCompiler
 from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
@@ -121,9 +121,9 @@ class CatalogDatabase:
         self.functions = CatalogFunctions(self.system)
         self.version: int | None = None
         """The version of the snapshot that is held; None: there is none yet."""
-        self._laterals: Mapping[str, LateralQuery] = {}
+        self._laterals: Mapping[str, str] = {}
         """LATERAL subqueries of the query that runs."""
-        self._view_laterals: dict[str, LateralQuery] = {}
+        self._view_laterals: dict[str, str] = {}
         self._compilers = itertools.count()
         self._shapes: dict[tuple[str, str], tuple[str, RelationShape]] = {}
         self._views: set[str] = set()
@@ -311,7 +311,7 @@ class CatalogDatabase:
             self._views.discard(name)
 
     def run(
-        self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, LateralQuery]
+        self, sql: str, bindings: Mapping[str, Any], laterals: Mapping[str, str]
     ) -> list[tuple[Any, ...]]:
         """Run compiled SQL and return the rows as SQLite holds them. Raises `CatalogQueryError`."""
         self._laterals = laterals
@@ -337,9 +337,9 @@ class CatalogDatabase:
 
     def _run_lateral(self, name: str, *values: Any) -> str:
         """Run a LATERAL subquery for one row of what is before it; return its rows."""
-        lateral = self._laterals.get(name) or self._view_laterals[name]
+        sql = self._laterals.get(name) or self._view_laterals[name]
         bindings = {f"l{at}": value for at, value in enumerate(values)}
-        return array_json(list(row) for row in self._connection.execute(lateral.sql, bindings))
+        return array_json(list(row) for row in self._connection.execute(sql, bindings))
 
 
 def _attribute(

@@ -237,14 +237,6 @@ class CatalogFunctions:
     def _role_name(self, oid: int) -> str:
         return self.lookups.roles.get(oid) or f"unknown (OID={oid})"
 
-    def _relation_visible(self, oid: int) -> int | None:
-        visible = self.lookups.is_visible(self.lookups.relations, oid)
-        return None if visible is None else int(visible)
-
-    def _type_visible(self, oid: int) -> int | None:
-        visible = self.lookups.is_visible(self.lookups.types, oid)
-        return None if visible is None else int(visible)
-
     def _function_visible(self, oid: int) -> int | None:
         row = self.lookups.functions.get(oid)
         return (
@@ -254,10 +246,6 @@ class CatalogFunctions:
         )
 
     def _function_arguments(self, oid: int) -> str | None:
-        known = oid in self.lookups.functions
-        return self.lookups.arguments_text(oid, names=True) if known else None
-
-    def _function_identity(self, oid: int) -> str | None:
         known = oid in self.lookups.functions
         return self.lookups.arguments_text(oid, names=True) if known else None
 
@@ -419,12 +407,12 @@ class CatalogFunctions:
             "pg_get_userbyid": self._role_name,
             "pg_get_serial_sequence": lambda relation, column: None,
             "pg_get_function_arguments": self._function_arguments,
-            "pg_get_function_identity_arguments": self._function_identity,
+            "pg_get_function_identity_arguments": self._function_arguments,
             "pg_get_function_result": self._function_result,
             "pg_get_function_sqlbody": self._rule_definition,
             "pg_get_function_arg_default": lambda function, number: None,
-            "pg_table_is_visible": self._relation_visible,
-            "pg_type_is_visible": self._type_visible,
+            "pg_table_is_visible": lambda oid: self.lookups.is_visible(self.lookups.relations, oid),
+            "pg_type_is_visible": lambda oid: self.lookups.is_visible(self.lookups.types, oid),
             "pg_function_is_visible": self._function_visible,
             **{
                 f"pg_{kind}_is_visible": lambda oid: 1
@@ -470,13 +458,8 @@ class CatalogFunctions:
 
     def operators(self) -> dict[str, Callable[..., Any]]:
         """Return what casts become, by the name in SQLite."""
-        kinds = (24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191)
-        readers = {
-            f"pg_read_registered_{kind}": lambda text, kind=kind: self._read_registered(kind, text)
-            for kind in kinds
-        }
         return {
-            **readers,
+            "pg_read_registered": self._read_registered,
             "pg_sessions": self._session_rows,
             "pg_write_registered": self.lookups.registered_name,
             "pg_array_of_registered": self._array_of_registered,

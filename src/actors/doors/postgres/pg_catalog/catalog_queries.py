@@ -46,7 +46,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     ObjectReference,
 )
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
-from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery
 from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
 
@@ -115,7 +114,7 @@ class _CompiledText(msgspec.Struct, frozen=True):
     sql: str
     description: CatalogDescription
     fields: tuple[RelationColumn, ...]
-    laterals: dict[str, LateralQuery]
+    laterals: dict[str, str]
 
 
 class CatalogQueries:

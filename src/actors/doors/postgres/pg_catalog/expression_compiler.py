@@ -200,7 +200,6 @@ class ExpressionCompiler:
             exp.Escape: self._escape,
             exp.Like: self._like,
             exp.ILike: self._like,
-            exp.SimilarTo: self._similar,
             exp.RegexpLike: self._match,
             exp.RegexpILike: self._match,
             exp.ArrayContainsAll: lambda node, scope: self._arrays(node, scope, "pg_contains"),
@@ -548,11 +547,6 @@ class ExpressionCompiler:
         if isinstance(node.this, exp.Like | exp.ILike):
             return self._like(node.this, scope, str(node.expression.name))
         return self.compile(node.this, scope)
-
-    def _similar(self, node: Any, scope: QueryScope) -> TypedSql:
-        text = self.compile_as(node.this, scope, TEXT)
-        pattern = self.compile_as(node.expression, scope, TEXT)
-        return TypedSql(f"pg_similar({text.sql}, {pattern.sql})", BOOL)
 
     def _arrays(self, node: Any, scope: QueryScope, function: str) -> TypedSql:
         left, right = self._pair(node, scope)

@@ -30,7 +30,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     JSONB,
     NAME,
     NUMBERS,
-    NUMERIC,
     OID,
     RECORD,
     REGCLASS,
@@ -51,7 +50,8 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
 )
 
 FUNCTION_PREFIX: Final = "pg_fn_"
-_POLYMORPHIC: Final = frozenset({ANYARRAY, ANYELEMENT, 2276, 2776, 5077, 5078, 5079, 5080})
+ANY: Final = 2276
+_POLYMORPHIC: Final = frozenset({ANYARRAY, ANYELEMENT, ANY, 2776, 5077, 5078, 5079, 5080})
 """Pseudo-types: any array, element, …, and ``"any"``."""
 _POLYMORPHIC_ARRAYS: Final = frozenset({ANYARRAY, 5078})
 EMPTY_SETS: Final = frozenset(
@@ -119,59 +119,12 @@ def _shown(value: TypedSql) -> TypedSql:
     return value
 
 
-def _native(name: str, returns: int) -> Callable[[list[TypedSql]], TypedSql]:
-    """Return the template of a function that SQLite has, too."""
-    return lambda args: TypedSql(f"{name}({', '.join(arg.sql for arg in args)})", returns)
-
-
-def _description(catalog_at: int | None) -> Callable[[list[TypedSql]], TypedSql]:
-    def template(args: list[TypedSql]) -> TypedSql:
-        oid = decide_type(args[0], OID).sql
-        where = f"objoid = {oid} AND objsubid = 0"
-        # Objects of two catalogs may have one OID.
-        if catalog_at is not None and len(args) > 1:
-            where += (
-                " AND classoid = (SELECT oid FROM pg_class WHERE relnamespace = 11"
-                f" AND relname = {args[1].sql})"
-            )
-        return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
-
-    return template
-
-
-def _column_description(args: list[TypedSql]) -> TypedSql:
-    where = f"objoid = {args[0].sql} AND classoid = 1259 AND objsubid = {args[1].sql}"
-    # 0 is the relation itself, which is no column.
-    where += f" AND {args[1].sql} <> 0"
+def _object_description(args: list[TypedSql]) -> TypedSql:
+    where = f"objoid = {args[0].sql} AND objsubid = 0"
+    # Objects of two catalogs may have one OID.
+    if len(args) > 1:
+        where += f" AND classoid = {_CATALOG_OID.format(args[1].sql)}"
     return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
-
-
-def _shared_description(args: list[TypedSql]) -> TypedSql:
-    where = (
-        f"objoid = {args[0].sql} AND classoid = (SELECT oid FROM pg_class"
-        f" WHERE relnamespace = 11 AND relname = {args[1].sql})"
-    )
-    return TypedSql(f"(SELECT description FROM pg_shdescription WHERE {where})", TEXT)
-
-
-def _true_type(args: list[TypedSql]) -> TypedSql:
-    attribute, kind = args[0].sql, args[1].sql
-    return TypedSql(
-        f"CASE {kind}.typtype WHEN 'd' THEN {kind}.typbasetype ELSE {attribute}.atttypid END", OID
-    )
-
-
-def _true_modifier(args: list[TypedSql]) -> TypedSql:
-    attribute, kind = args[0].sql, args[1].sql
-    return TypedSql(
-        f"CASE {kind}.typtype WHEN 'd' THEN {kind}.typtypmod ELSE {attribute}.atttypmod END", INT4
-    )
-
-
-def _index_position(args: list[TypedSql]) -> TypedSql:
-    keys = f"(SELECT indkey FROM pg_index WHERE indexrelid = {args[0].sql})"
-    place = f"(SELECT key + 1 FROM json_each({keys}) WHERE value = {args[1].sql} LIMIT 1)"
-    return TypedSql(place, INT4)
 
 
 def _greatest(name: str) -> Callable[[list[TypedSql]], TypedSql]:
@@ -239,27 +192,15 @@ def _type_of(args: list[TypedSql]) -> TypedSql:
     return TypedSql(str(TEXT if args[0].undecided else args[0].type), REGTYPE)
 
 
-def _trim(name: str) -> Callable[[list[TypedSql]], TypedSql]:
-    return lambda args: TypedSql(f"{name}({', '.join(_shown(arg).sql for arg in args)})", TEXT)
-
-
 def _first_argument(args: list[TypedSql]) -> TypedSql:
     return args[0]
 
 
 TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
-    "abs": lambda args: TypedSql(f"abs({args[0].sql})", args[0].type),
     "age": _age,
     "array_lower": _array_bound(upper=False),
     "array_upper": _array_bound(upper=True),
-    "btrim": _trim("trim"),
-    "ceil": _native("ceil", FLOAT8),
-    "ceiling": _native("ceil", FLOAT8),
-    "char_length": _native("length", INT4),
-    "character_length": _native("length", INT4),
     "coalesce": _coalesce,
-    "col_description": _column_description,
-    "floor": _native("floor", FLOAT8),
     "generate_subscripts": _subscripts,
     "greatest": _greatest("max"),
     "json_build_array": _json_array,
@@ -267,38 +208,56 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
     "jsonb_build_array": _json_array,
     "jsonb_build_object": _json_object,
     "least": _greatest("min"),
-    "length": _native("length", INT4),
-    "lower": lambda args: TypedSql(f"lower({_shown(args[0]).sql})", TEXT),
-    "ltrim": _trim("ltrim"),
-    "mod": lambda args: TypedSql(f"({args[0].sql} % {args[1].sql})", args[0].type),
-    "nameconcatoid": lambda args: TypedSql(f"({args[0].sql} || '_' || {args[1].sql})", NAME),
     "nullif": _nullif,
-    "obj_description": _description(1),
-    "pg_column_size": lambda args: TypedSql(f"length({args[0].sql})", INT4),
+    "obj_description": _object_description,
     "pg_typeof": _type_of,
-    "position": _native("instr", INT4),
-    "power": _native("power", FLOAT8),
-    "replace": _native("replace", TEXT),
-    "round": _native("round", NUMERIC),
-    "rtrim": _trim("rtrim"),
-    "shobj_description": _shared_description,
-    "sign": _native("sign", FLOAT8),
-    "sqrt": _native("sqrt", FLOAT8),
-    "strpos": _native("instr", INT4),
     "to_json": _to_json,
     "to_jsonb": _to_json,
-    "trunc": lambda args: TypedSql(f"CAST(trunc({args[0].sql}) AS INTEGER)", args[0].type),
     "unnest": _first_argument,
-    "upper": lambda args: TypedSql(f"upper({_shown(args[0]).sql})", TEXT),
-    "_pg_index_position": _index_position,
-    "int8in": lambda args: TypedSql(args[0].sql, INT8),
-    "xidout": lambda args: TypedSql(args[0].sql, INT8),
-    "_pg_truetypid": _true_type,
-    "_pg_truetypmod": _true_modifier,
 }
-"""Functions that are written in SQLite's SQL, by PostgreSQL's name."""
+"""Functions that are written in SQLite's SQL by the types of their arguments."""
 
-CONSTANTS: Final[dict[str, str]] = {
+_CATALOG_OID: Final = "(SELECT oid FROM pg_class WHERE relnamespace = 11 AND relname = {0})"
+SQL_FORMS: Final[dict[str, str]] = {
+    "_pg_index_position": "(SELECT key + 1 FROM json_each((SELECT indkey FROM pg_index"
+    " WHERE indexrelid = {0})) WHERE value = {1} LIMIT 1)",
+    "_pg_truetypid": "CASE {1}.typtype WHEN 'd' THEN {1}.typbasetype ELSE {0}.atttypid END",
+    "_pg_truetypmod": "CASE {1}.typtype WHEN 'd' THEN {1}.typtypmod ELSE {0}.atttypmod END",
+    "abs": "abs({all})",
+    "btrim": "trim({all})",
+    "ceil": "CAST(ceil({all}) AS INTEGER)",
+    "ceiling": "CAST(ceil({all}) AS INTEGER)",
+    "char_length": "length({all})",
+    "character_length": "length({all})",
+    "chr": "char({all})",
+    # 0 is the relation itself, which is no column.
+    "col_description": "(SELECT description FROM pg_description WHERE objoid = {0}"
+    " AND classoid = 1259 AND objsubid = {1} AND {1} <> 0)",
+    "concat": "concat({all})",
+    "concat_ws": "concat_ws({all})",
+    "floor": "CAST(floor({all}) AS INTEGER)",
+    "int8in": "{0}",
+    "length": "length({all})",
+    "lower": "lower({all})",
+    "ltrim": "ltrim({all})",
+    "mod": "({0} % {1})",
+    "nameconcatoid": "({0} || '_' || {1})",
+    "octet_length": "octet_length({all})",
+    "pg_column_size": "length({all})",
+    "position": "instr({all})",
+    "power": "power({all})",
+    "replace": "replace({all})",
+    "round": "round({all})",
+    "rtrim": "rtrim({all})",
+    "shobj_description": "(SELECT description FROM pg_shdescription WHERE objoid = {0}"
+    f" AND classoid = {_CATALOG_OID.format('{1}')})",
+    "sign": "sign({all})",
+    "sqrt": "sqrt({all})",
+    "strpos": "instr({all})",
+    "trunc": "CAST(trunc({all}) AS INTEGER)",
+    "upper": "upper({all})",
+    "xidout": "{0}",
+    # From here on the answer is always the same.
     # There are no advisory locks; pools of connections release all of theirs between users.
     "pg_advisory_unlock_all": "''",
     "pg_blocking_pids": "'[]'",
@@ -325,7 +284,8 @@ CONSTANTS: Final[dict[str, str]] = {
     "txid_snapshot_xmin": "1",
     "pg_jit_available": "0",
 }
-"""Functions whose answer is always the same here, as SQLite's SQL."""
+"""Functions in SQLite's SQL: a number in braces is the place of an argument, ``{all}`` stands for
+all of them. The types of their results are those of `pg_proc`."""
 
 SESSION_NAMES: Final = frozenset(
     {
@@ -384,12 +344,7 @@ class FunctionCatalog:
 
     def is_known(self, name: str) -> bool:
         """Return whether there is a function of this name, here or in PostgreSQL."""
-        return (
-            name in self._signatures
-            or name in TEMPLATES
-            or name in CONSTANTS
-            or name in self._in_python
-        )
+        return name in self._signatures or name in TEMPLATES or name in self._in_python
 
     def returns_set(self, name: str) -> bool:
         """Return whether a function returns a set."""
@@ -429,8 +384,10 @@ class FunctionCatalog:
         if name in self._in_python:
             return self._call_python(name, arguments, signature)
         if signature is not None:
-            if name in CONSTANTS:
-                return TypedSql(CONSTANTS[name], signature.returns)
+            if name in SQL_FORMS:
+                texts = _shown_texts(signature, arguments)
+                sql = SQL_FORMS[name].format(*texts, all=", ".join(texts))
+                return TypedSql(sql, _return_type(name, signature, arguments))
             # As an array without elements, whose rows are none.
             if name in EMPTY_SETS:
                 return TypedSql("'[]'", signature.returns, signature.fields)
@@ -439,15 +396,15 @@ class FunctionCatalog:
                 counted = signature.returns in NUMBERS
                 return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
-        # PostgreSQL has it, and we do not: that is another error than an unknown name.
-        if name in self._signatures:
+        # PostgreSQL has it, and we do not: that is another error than an unknown function.
+        if signature is not None:
             raise CatalogQueryError(f"function {shown} is not supported here", NOT_SUPPORTED)
         raise CatalogQueryError(f"function {shown} does not exist", UNDEFINED_FUNCTION)
 
     def _call_python(
         self, name: str, arguments: list[TypedSql], signature: FunctionSignature | None
     ) -> TypedSql:
-        if name in ("concat", "concat_ws", "format", "array_to_string", "quote_literal"):
+        if name in ("format", "array_to_string", "quote_literal"):
             arguments = [_shown_inside(argument) for argument in arguments]
         if name == "substring" and len(arguments) == 2 and arguments[1].type in TEXTUAL:
             return TypedSql(f"pg_find_substring({_joined(arguments)})", TEXT)
@@ -456,6 +413,14 @@ class FunctionCatalog:
         if name == "_pg_expandarray":
             fields = (("x", ELEMENT_OF.get(arguments[0].type, TEXT)), fields[1])
         return TypedSql(f"{FUNCTION_PREFIX}{name}({_joined(arguments)})", returns, fields)
+
+
+def _shown_texts(signature: FunctionSignature, arguments: list[TypedSql]) -> list[str]:
+    """Return the SQL of arguments, with texts where the function takes texts."""
+    return [
+        _shown(argument).sql if wanted in TEXTUAL or wanted == ANY else argument.sql
+        for argument, wanted in zip(arguments, _parameters(signature, len(arguments)), strict=False)
+    ]
 
 
 def _out_parameters(row: Mapping[str, Any]) -> tuple[tuple[str, int], ...]:
@@ -487,14 +452,19 @@ def _type_name(type_oid: int) -> str:
     )
 
 
-def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
-    """Return how well a signature fits: higher is better, None not at all."""
-    points = 0
+def _parameters(signature: FunctionSignature, count: int) -> list[int]:
+    """Return the types of the parameters that so many arguments are for."""
     wanted = list(signature.arguments)
     # The last parameter takes all arguments that are left.
     if signature.variadic and wanted:
-        wanted += [wanted[-1]] * (len(types) - len(wanted))
-    for want, given in zip(wanted, types, strict=False):
+        wanted += [wanted[-1]] * (count - len(wanted))
+    return wanted
+
+
+def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
+    """Return how well a signature fits: higher is better, None not at all."""
+    points = 0
+    for want, given in zip(_parameters(signature, len(types)), types, strict=False):
         if want == given:
             points += 4
         elif given == UNKNOWN:
@@ -509,21 +479,23 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
         elif want in INTEGERS and given in INTEGERS:
             points += 3 if want == INT8 else 2
         elif want in NUMBERS and given in NUMBERS:
-            points += 1
+            points += 2 if want == FLOAT8 else 1
         elif want in (OID, REGCLASS) and given in REGISTERED:
             points += 3
         elif want in REGISTERED and given in INTEGERS:
             points += 2
-        # What is left can at best be made a text.
-        elif given not in REGISTERED and given not in ELEMENT_OF:
+        # A row fits what takes rows of its relation. Names and arrays can be made texts.
+        elif given != RECORD and (
+            want not in TEXTUAL or (given not in REGISTERED and given not in ELEMENT_OF)
+        ):
             return None
     return points
 
 
 def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
     decided = []
-    for at, argument in enumerate(arguments):
-        want = signature.arguments[min(at, len(signature.arguments) - 1)]
+    parameters = _parameters(signature, len(arguments))
+    for argument, want in zip(arguments, parameters, strict=False):
         if want in _POLYMORPHIC:
             # A parameter needs a type; a constant may wait for the other arguments.
             want = TEXT if argument.parameter else UNKNOWN
@@ -559,9 +531,10 @@ def _return_type(name: str, signature: FunctionSignature | None, arguments: list
     returns = signature.returns
     if returns not in _POLYMORPHIC:
         return returns
+    parameters = _parameters(signature, len(arguments))
     types = [
         argument.type
-        for argument, wanted in zip(arguments, signature.arguments, strict=False)
+        for argument, wanted in zip(arguments, parameters, strict=False)
         if wanted in _POLYMORPHIC
     ]
     arrays = [each for each in types if each in ELEMENT_OF]

@@ -52,7 +52,6 @@ REGTYPE: Final = 2206
 RECORD: Final = 2249
 CSTRING: Final = 2275
 ANYARRAY: Final = 2277
-VOID: Final = 2278
 ANYELEMENT: Final = 2283
 UUID: Final = 2950
 PG_LSN: Final = 3220

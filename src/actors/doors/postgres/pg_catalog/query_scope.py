@@ -66,6 +66,12 @@ class QueryScope:
         """Values of the queries around a lateral subquery that it reads, and the names under which
         they are bound, as such a subquery is run for itself; None: this is no such subquery."""
 
+    def name_results(self, shape: RelationShape) -> None:
+        """Let ORDER BY and GROUP BY name the columns of the result; the first of a name counts."""
+        for column in shape.columns:
+            value = TypedSql(column.sql, column.type, column.fields)
+            self.aliases.setdefault(column.name, value)
+
     def find_cte(self, name: str) -> RelationShape | None:
         """Return the shape of a CTE that is visible here."""
         scope: QueryScope | None = self

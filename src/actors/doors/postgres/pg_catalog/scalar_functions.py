@@ -24,7 +24,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     BOOL,
     ELEMENT_OF,
     format_catalog_value,
-    parse_array,
     quote_identifier,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
@@ -71,14 +70,6 @@ def match_pattern(text: str, pattern: str, flags: str = "") -> int:
     """Return whether a text matches a pattern somewhere: PostgreSQL's ``~``, and ``~*`` by the
     flag ``i``."""
     return int(compile_pattern(pattern, flags).search(str(text)) is not None)
-
-
-def match_similar(text: str, pattern: str) -> int:
-    """Return whether a whole text is like a pattern of SIMILAR TO."""
-    wildcards = {"%": ".*", "_": "."}
-    special = re.compile(r"[%_.^$\\]")
-    translated = special.sub(lambda found: wildcards.get(found[0], "\\" + found[0]), pattern)
-    return int(re.fullmatch(translated, text, re.DOTALL) is not None)
 
 
 def _python_template(replacement: str) -> str:
@@ -188,13 +179,6 @@ def pad_right(text: str, length: int, fill: str = " ") -> str:
     return text[:length] if missing <= 0 or not fill else text + (fill * missing)[:missing]
 
 
-def repeat_text(text: str, count: int) -> str:
-    """Return a text several times. Raises `CatalogQueryError`."""
-    if len(text) * count > SERIES_MAX:
-        raise CatalogQueryError(f"repeat makes at most {SERIES_MAX} characters", PROGRAM_LIMIT)
-    return text * count
-
-
 def take_left(text: str, count: int) -> str:
     """Return the first characters, or all but the last by a negative count."""
     return text[:count]
@@ -203,20 +187,6 @@ def take_left(text: str, count: int) -> str:
 def take_right(text: str, count: int) -> str:
     """Return the last characters, or all but the first by a negative count."""
     return text[-count:] if count > 0 else ("" if count == 0 else text[-count:])
-
-
-def translate_text(text: str, source: str, target: str) -> str:
-    """Return a text with characters replaced, or left out where `target` is shorter."""
-    table = {ord(char): None for char in source[len(target) :]}
-    pairs = {ord(one): other for one, other in zip(source, target, strict=False)}
-    return text.translate({**table, **pairs})
-
-
-def overlay_text(text: str, new: str, start: int, count: int | None = None) -> str:
-    """Return a text with characters from `start` replaced."""
-    # By default as many characters as the new text has.
-    taken = len(new) if count is None else count
-    return text[: start - 1] + new + text[start - 1 + taken :]
 
 
 _SIZES: Final = ("bytes", "kB", "MB", "GB", "TB", "PB")
@@ -389,11 +359,6 @@ def array_of_texts(value: str, element: int) -> str:
     )
 
 
-def read_array(text: str) -> str:
-    """Return an array of texts from its text."""
-    return array_json(parse_array(text))
-
-
 # -- JSON --------------------------------------------------------------------------------------
 
 
@@ -424,28 +389,6 @@ def build_json_array(kinds: str, *values: Any) -> str:
 def value_to_json(kinds: str, value: Any) -> str:
     """Return one value as JSON."""
     return _write_json(_json_value(value, kinds))
-
-
-def count_nulls(*values: Any) -> int:
-    """Return how many of the values are NULL."""
-    return sum(value is None for value in values)
-
-
-def count_values(*values: Any) -> int:
-    """Return how many of the values are not NULL."""
-    return sum(value is not None for value in values)
-
-
-def concat_texts(*values: Any) -> str:
-    """Return all texts in a row, without the NULLs."""
-    return "".join(str(value) for value in values if value is not None)
-
-
-def concat_with_separator(separator: str | None, *values: Any) -> str | None:
-    """Return all texts with a separator between, without the NULLs."""
-    if separator is None:
-        return None
-    return separator.join(str(value) for value in values if value is not None)
 
 
 def quote_nullable(value: Any) -> str:
@@ -561,17 +504,11 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "rpad": pad_right,
     "left": take_left,
     "right": take_right,
-    "translate": translate_text,
-    "overlay": overlay_text,
-    "repeat": repeat_text,
     "reverse": lambda text: text[::-1],
     "initcap": str.title,
     "md5": hash_text,
     "starts_with": lambda text, head: int(text.startswith(head)),
-    "octet_length": lambda text: len(text.encode()),
     "ascii": lambda text: ord(text[0]) if text else 0,
-    "chr": chr,
-    "to_hex": lambda number: f"{number:x}",
     "pg_size_pretty": format_size,
     "array_to_string": join_array,
     "string_to_array": split_text,
@@ -585,10 +522,6 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "array_cat": array_concat,
     "array_remove": array_remove,
     "generate_series": make_series,
-    "num_nulls": count_nulls,
-    "num_nonnulls": count_values,
-    "concat": concat_texts,
-    "concat_ws": concat_with_separator,
     "pg_encoding_to_char": encoding_name,
     "pg_char_to_encoding": encoding_number,
     "pg_options_to_table": option_rows,
@@ -604,11 +537,7 @@ NULL_TAKERS: Final = frozenset(
         "array_prepend",
         "array_to_string",
         "array_position",
-        "concat",
-        "concat_ws",
         "format",
-        "num_nonnulls",
-        "num_nulls",
         "pg_options_to_table",
         "quote_nullable",
         "string_to_array",
@@ -619,7 +548,6 @@ NULL_TAKERS: Final = frozenset(
 
 OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "pg_match": match_pattern,
-    "pg_similar": match_similar,
     "pg_subscript": array_subscript,
     "pg_slice": array_slice,
     "pg_contains": array_contains,

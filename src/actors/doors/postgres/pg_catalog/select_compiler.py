@@ -69,13 +69,6 @@ and name."""
 _ON_TRUE: Final = "1"
 
 
-class LateralQuery(msgspec.Struct, frozen=True):
-    """A LATERAL subquery: its SQL, and the values of outer queries that it takes, in order."""
-
-    sql: str
-    columns: int
-
-
 class SelectCompiler:
     """Compiles one query text, and all queries in it."""
 
@@ -95,7 +88,8 @@ class SelectCompiler:
         self._find_relation = find_relation
         self._base = lateral_base
         self._counter = 0
-        self.laterals: dict[str, LateralQuery] = {}
+        self.laterals: dict[str, str] = {}
+        """The SQL of LATERAL subqueries by name."""
         self.relations: set[str] = set()
         """The system relations that are read, by their names in SQLite."""
 
@@ -176,8 +170,7 @@ class SelectCompiler:
             word = "UNION ALL"
         sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
         # ORDER BY of a union may name its columns alone.
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        scope.name_results(shape)
         tail = self._compile_tail(node, scope, shape)
         # SQLite orders a union by its columns alone; a query around it may use expressions.
         return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
@@ -191,8 +184,7 @@ class SelectCompiler:
         """Compile a query in parentheses, which may have an ORDER BY or LIMIT behind them."""
         head = self._compile_with(node, scope)
         sql, shape = self.compile_query(node.this, scope)
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        scope.name_results(shape)
         tail = self._compile_tail(node, scope, shape)
         if not tail and not head:
             return sql, shape
@@ -220,8 +212,7 @@ class SelectCompiler:
                 for at, (name, kind) in enumerate(zip(names, types, strict=True), start=1)
             )
         )
-        for column in shape.columns:
-            scope.aliases.setdefault(column.name, TypedSql(column.sql, column.type))
+        scope.name_results(shape)
         sql = " UNION ALL ".join(texts)
         tail = self._compile_tail(node, scope, shape)
         return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
@@ -242,8 +233,8 @@ class SelectCompiler:
             kind = TEXT if value.undecided else value.type
             self.parameters.decide(decide_type(value, kind))
             columns.append(RelationColumn(name, f"_o{at}", kind, value.fields))
-            scope.aliases.setdefault(name, TypedSql(f"_o{at}", kind, value.fields))
         shape = RelationShape(tuple(columns))
+        scope.name_results(shape)
         fields = ", ".join(
             f"{value.sql} AS _o{at}" for at, (_, value) in enumerate(outputs, start=1)
         )
@@ -613,7 +604,7 @@ class SelectCompiler:
             inner.this if isinstance(inner, exp.Subquery) else inner, around
         )
         name = f"{self._base}{len(self.laterals)}"
-        self.laterals[name] = LateralQuery(sql, len(shape.columns))
+        self.laterals[name] = sql
         # Values of this row, in the order in which the subquery binds them.
         taken = "".join(f", {outer}" for outer in around.outside or ())
         shown, given = _alias_of(node, self._next_alias("l"))

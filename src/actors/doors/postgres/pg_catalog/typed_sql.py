@@ -138,11 +138,6 @@ def constant_sql(value: Any) -> str:
     return quote_text(value) if isinstance(value, str) else repr(value)
 
 
-def registered_lookup(type_oid: int) -> str:
-    """Return the name of the SQLite function that finds a registered object's OID by name."""
-    return f"pg_read_registered_{type_oid}"
-
-
 def decide_type(value: TypedSql, type_oid: int) -> TypedSql:
     """Return a value of undecided type with the type that its use gives it."""
     if not value.undecided or type_oid == UNKNOWN:
@@ -153,8 +148,11 @@ def decide_type(value: TypedSql, type_oid: int) -> TypedSql:
     if value.literal is None:
         return TypedSql(value.sql, type_oid, value.fields)
     if type_oid in REGISTERED:
-        return TypedSql(f"{registered_lookup(type_oid)}({value.sql})", type_oid)
-    return TypedSql(constant_sql(read_text(value.literal, type_oid)), type_oid)
+        return TypedSql(f"pg_read_registered({type_oid}, {value.sql})", type_oid)
+    held = constant_sql(read_text(value.literal, type_oid))
+    if ELEMENT_OF.get(type_oid) in REGISTERED:
+        held = f"pg_array_of_registered({held}, {ELEMENT_OF[type_oid]})"
+    return TypedSql(held, type_oid)
 
 
 def common_type(types: Iterable[int]) -> int:
@@ -229,7 +227,7 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
     sql = value.sql
     if target in REGISTERED:
         if value.type in TEXTUAL:
-            sql = f"{registered_lookup(target)}({sql})"
+            sql = f"pg_read_registered({target}, {sql})"
     elif target in TEXTUAL or target in (JSON, JSONB, ACLITEM):
         sql = _to_text(value)
         # The type "char" holds one character.
@@ -238,8 +236,8 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
     elif target in ELEMENT_OF:
         sql = _to_array(value, target)
     elif target == BOOL:
-        sql = f"pg_read_text({sql}, {BOOL})" if value.type in TEXTUAL else f"({sql} <> 0)"
-        sql = value.sql if value.type == BOOL else sql
+        if value.type != BOOL:
+            sql = f"pg_read_text({sql}, {BOOL})" if value.type in TEXTUAL else f"({sql} <> 0)"
     elif target in INTEGERS:
         if value.type in TEXTUAL:
             sql = f"pg_read_text({sql}, {target})"

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from decimal import Decimal
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +26,7 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     ObjectKind,
     PgCatalogSnapshot,
 )
+from actors.doors.postgres.pg_catalog.pg_types import format_catalog_value
 from actors.doors.sql_session.context import DATABASE, SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult, result_of
@@ -62,8 +62,6 @@ _SCALARS: Final = {
     FLOAT4: pa.float32(),
     FLOAT8: pa.float64(),
 }
-_VECTORS: Final = frozenset({22, 30})
-"""``int2vector`` and ``oidvector``."""
 _OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
 
 
@@ -160,11 +158,12 @@ class CatalogDoor:
             with suppress(UnknownObject):
                 self._sessions.find(signal.process_id).signal(end=signal.end)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
-        kinds = [
-            (field.type, column.type) for field, column in zip(shape, found.columns, strict=True)
-        ]
+        # Whatever is no number is sent as text.
         rows = [
-            tuple(_sent(value, *kind) for value, kind in zip(row, kinds, strict=True))
+            tuple(
+                value if column.type in _SCALARS else format_catalog_value(value, column.type)
+                for value, column in zip(row, found.columns, strict=True)
+            )
             for row in found.rows
         ]
         result = result_of("SELECT", shape, rows)
@@ -272,45 +271,6 @@ def _field(column: AnswerColumn) -> FieldDescription:
 def _kind(oid: int) -> pa.DataType:
     """Return the Arrow type whose values are sent as those of a catalog column."""
     return _SCALARS.get(oid, pa.string())
-
-
-def _sent(value: Any, kind: pa.DataType, oid: int) -> Any:
-    """Return a value as its Arrow type has it: whatever is no number is sent as text."""
-    if value is None or not pa.types.is_string(kind):
-        return value
-    if isinstance(value, list):
-        # A vector of numbers has a form of its own, which SQLAlchemy reads.
-        return " ".join(map(str, value)) if oid in _VECTORS else _array_text(value)
-    if isinstance(value, dict):
-        return msgspec.json.encode(value).decode()
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    if isinstance(value, bool):
-        return "t" if value else "f"
-    if isinstance(value, float | Decimal):
-        return f"{value:f}" if isinstance(value, Decimal) else repr(value)
-    return str(value)
-
-
-def _array_text(values: Sequence[Any]) -> str:
-    """Return an array as PostgreSQL writes it.
-
-    >>> _array_text(["a", 'b"c', None, 1])
-    '{a,"b\\\\"c",NULL,1}'
-    """
-
-    def element(value: Any) -> str:
-        if value is None:
-            return "NULL"
-        if isinstance(value, list):
-            return _array_text(value)
-        text = ("t" if value else "f") if isinstance(value, bool) else str(value)
-        if text and text.upper() != "NULL" and not re.search(r'[\s{},"\\]', text):
-            return text
-        escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-
-    return "{" + ",".join(map(element, values)) + "}"
 
 
 def _moment() -> str:
