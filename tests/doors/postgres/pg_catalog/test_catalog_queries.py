@@ -208,6 +208,22 @@ def test_sources_and_sinks_are_foreign_servers() -> None:
     assert rows_of(queries, "SELECT relname FROM pg_class WHERE relkind = 'f'") == [("stream",)]
 
 
+def test_columns_and_keys_have_the_properties_of_their_types() -> None:
+    columns = (CatalogColumnRow("a", "boolean"), CatalogColumnRow("b", "array<bigint>"))
+    table = CatalogObjectRow("u1", "t", "table", columns, key=("a", "b"))
+    queries = CatalogQueries()
+    queries.apply_snapshot(PgCatalogSnapshot(1, (table,)))
+    text = """
+        SELECT attname, attlen, attbyval, attalign, opcname
+        FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum > 0
+        JOIN pg_opclass o ON o.oid = indclass[attnum - 1]
+        WHERE indrelid = 't'::regclass ORDER BY attnum"""
+    assert rows_of(queries, text) == [
+        ("a", 1, True, "c", "bool_ops"),
+        ("b", -1, False, "d", "array_ops"),
+    ]
+
+
 def test_oids_are_stable_and_each_objects_own() -> None:
     one_object = CatalogObjectRow("u1", "a", "table")
     assert OidAssignment([one_object]).oid_of("u1") == object_oid("u1")

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import apsw
 
 from actors.doors.postgres.pg_catalog.catalog_data import (
-    SystemColumnShape,
     SystemRelationShape,
     load_system_catalog,
 )
@@ -46,7 +45,11 @@ from actors.doors.postgres.pg_catalog.scalar_functions import (
     PURE_FUNCTIONS,
 )
 from actors.doors.postgres.pg_catalog.select_compiler import SelectCompiler
-from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
+from actors.doors.postgres.pg_catalog.snapshot_rows import (
+    SYSTEM_ATTRIBUTES,
+    SnapshotRows,
+    attribute_row,
+)
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
 
@@ -68,24 +71,7 @@ _INDEXES: Final = {
     "pg_rewrite": ("ev_class",),
 }
 _CATALOG_FUNCTIONS_WITH_NULLS: Final = frozenset(
-    {"format_type", "pg_get_expr", "aclexplode", "set_config", "_pg_interval_type"}
-)
-_ATTRIBUTE_COLUMNS: Final = (
-    "attrelid",
-    "attname",
-    "atttypid",
-    "attnum",
-    "attnotnull",
-    "attndims",
-    "atttypmod",
-    "attlen",
-    "attbyval",
-    "attalign",
-    "attstorage",
-    "attcollation",
-    "attislocal",
-    "attstattarget",
-    "attcacheoff",
+    {"format_type", "pg_get_expr", "aclexplode", "set_config"}
 )
 _EACH_TIME: Final = frozenset({"pg_lateral", "pg_cancel_backend", "pg_terminate_backend"})
 """Functions that SQLite must call for each row, and for no other, as they have an effect."""
@@ -199,7 +185,7 @@ class CatalogDatabase:
             place = f"{table}/rows" if table in _OWN_VIEWS else table
             values = [_held_column(rows.values_of(column)) for column in rows.columns]
             self._insert(place, tuple(rows.columns), zip(*values, strict=True))
-        self._insert("pg_attribute", _ATTRIBUTE_COLUMNS, self._system_attributes())
+        self._insert_records("pg_attribute", self._system_attributes())
         for name in self._tables():
             (last,) = next(
                 iter(
@@ -214,17 +200,21 @@ class CatalogDatabase:
         found = self._connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
         return [name for (name,) in found]
 
-    def _system_attributes(self) -> Iterable[tuple[Any, ...]]:
+    def _system_attributes(self) -> Iterator[dict[str, Any]]:
         """Yield the columns of the system relations and of their indexes."""
         types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
         columns = {shape.oid: shape.columns for shape in self.system.relations}
         for shape in self.system.relations:
             for number, column in enumerate(shape.columns, start=1):
-                yield _attribute(shape.oid, number, column, types[column.declared])
+                yield attribute_row(shape.oid, number, column.name, types[column.declared]) | {
+                    "attnotnull": column.required,
+                    "attndims": column.dimensions,
+                    "atttypmod": column.modifier,
+                    "attcollation": column.collation,
+                }
             if shape.kind == "r":
                 for name, kind, number in SYSTEM_ATTRIBUTES:
-                    column = SystemColumnShape(name, kind, kind, required=True)
-                    yield _attribute(shape.oid, number, column, types[kind])
+                    yield attribute_row(shape.oid, number, name, types[kind]) | {"attnotnull": True}
         classes = self.system.rows["pg_opclass"]
         key_types = dict(
             zip(classes.values_of("oid"), classes.values_of("opckeytype"), strict=True)
@@ -236,8 +226,8 @@ class CatalogDatabase:
                     column = of_relation[place - 1]
                     # An index may keep another type than its column: a `name` as a C string.
                     kind = key_types.get(index["indclass"][number - 1]) or column.declared
-                    kept = SystemColumnShape(column.name, kind, kind, collation=column.collation)
-                    yield _attribute(index["indexrelid"], number, kept, types[kind])
+                    row = attribute_row(index["indexrelid"], number, column.name, types[kind])
+                    yield row | {"attcollation": column.collation}
 
     def _insert(self, table: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         names = ", ".join(quote_name(name) for name in columns)
@@ -247,22 +237,28 @@ class CatalogDatabase:
             rows,
         )
 
+    def _insert_records(self, table: str, records: Iterable[Mapping[str, Any]]) -> None:
+        """Insert rows by the columns that they give."""
+        groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
+        for record in records:
+            row = tuple(_held(value) for value in record.values())
+            groups.setdefault(tuple(record), []).append(row)
+        for columns, rows in groups.items():
+            self._insert(table, columns, rows)
+
     # -- the snapshot --------------------------------------------------------------------------
 
     def apply_snapshot(self, snapshot: PgCatalogSnapshot) -> None:
         """Show a snapshot in place of the one before. Nothing is done for the version held."""
         if snapshot.version == self.version:
             return
-        namespaces = self.system.rows["pg_namespace"]
-        names = zip(namespaces.values_of("nspname"), namespaces.values_of("oid"), strict=True)
-        rows = SnapshotRows(snapshot, dict(names)).rows
+        rows = SnapshotRows(snapshot, self.system).rows
         with self._connection:
             # PostgreSQL's own rows stay: they are the first of each table.
             for table, last in self._static.items():
                 self._connection.execute(f"DELETE FROM {quote_name(table)} WHERE rowid > {last}")
             for table, records in rows.items():
-                for columns, values in _grouped(records):
-                    self._insert(table, columns, values)
+                self._insert_records(table, records)
         # After the tables: a failure before leaves both as they were.
         self.functions.lookups.fill(snapshot, rows)
         self.functions.database = snapshot.database
@@ -342,29 +338,6 @@ class CatalogDatabase:
         return array_json(list(row) for row in self._connection.execute(sql, bindings))
 
 
-def _attribute(
-    relation: int, number: int, column: SystemColumnShape, kind: Mapping[str, Any]
-) -> tuple[Any, ...]:
-    """Return a row of `pg_attribute` in the order of `_ATTRIBUTE_COLUMNS`."""
-    return (
-        relation,
-        column.name,
-        column.declared,
-        number,
-        int(column.required),
-        column.dimensions,
-        column.modifier,
-        kind["typlen"],
-        kind["typbyval"],
-        kind["typalign"],
-        kind["typstorage"],
-        column.collation,
-        1,
-        -1 if number > 0 else 0,
-        -1,
-    )
-
-
 def sqlite_name(schema: str, name: str) -> str:
     """Return the name that a system relation has in SQLite."""
     return name if schema == "pg_catalog" else f"{schema}.{name}"
@@ -425,14 +398,3 @@ def _held_column(values: list[Any]) -> list[Any]:
             value = texts.get(key) or texts.setdefault(key, array_json(value))
         held.append(value)
     return held
-
-
-def _grouped(
-    records: Sequence[Mapping[str, Any]],
-) -> Iterable[tuple[tuple[str, ...], list[tuple[Any, ...]]]]:
-    """Yield the records by the columns that they give."""
-    groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
-    for record in records:
-        row = tuple(_held(value) for value in record.values())
-        groups.setdefault(tuple(record), []).append(row)
-    yield from groups.items()

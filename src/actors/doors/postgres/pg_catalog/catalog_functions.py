@@ -35,14 +35,11 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     REGPROCEDURE,
     REGROLE,
     REGTYPE,
-    VARCHAR,
     quote_identifier,
 )
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
 
-_INFORMATION_MODIFIERS: Final = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
-_TYPE_BITS: Final = {21: 16, 23: 32, 20: 64}
 _TABLE_UPDATES: Final = 28
 """INSERT, UPDATE and DELETE, as `pg_relation_is_updatable` says it."""
 
@@ -292,44 +289,6 @@ class CatalogFunctions:
             return None
         return 1
 
-    # -- types of information_schema -----------------------------------------------------------
-
-    def _character_length(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid not in _INFORMATION_MODIFIERS or modifier == -1:
-            return None
-        return modifier - _INFORMATION_MODIFIERS[type_oid]
-
-    def _octet_length(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid not in (25, 1042, VARCHAR):
-            return None
-        if type_oid == 25 or modifier == -1:
-            return 2**30
-        # Four bytes a character, which is UTF-8's most.
-        return 4 * (modifier - 4)
-
-    def _numeric_precision(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid == 1700:
-            return None if modifier == -1 else (modifier - 4) >> 16 & 0xFFFF
-        return {700: 24, 701: 53}.get(type_oid) or _TYPE_BITS.get(type_oid)
-
-    def _numeric_radix(self, type_oid: int, _modifier: int) -> int | None:
-        if type_oid == 1700:
-            return 10
-        return 2 if type_oid in (*_TYPE_BITS, 700, 701) else None
-
-    def _numeric_scale(self, type_oid: int, modifier: int) -> int | None:
-        # Of whole numbers it is known to be none.
-        if type_oid in _TYPE_BITS:
-            return 0
-        return (modifier - 4) & 0x7FF if type_oid == 1700 and modifier != -1 else None
-
-    def _datetime_precision(self, type_oid: int, modifier: int) -> int | None:
-        if type_oid == 1082:
-            return 0
-        if type_oid in (1083, 1114, 1184, 1266):
-            return 6 if modifier < 0 else modifier
-        return None
-
     # -- the table -----------------------------------------------------------------------------
 
     def functions(self) -> dict[str, Callable[..., Any]]:
@@ -347,13 +306,6 @@ class CatalogFunctions:
             "pg_tablespace_size": self._database_size,
             "pg_relation_is_updatable": self._updatable,
             "pg_column_is_updatable": self._column_updatable,
-            "_pg_char_max_length": self._character_length,
-            "_pg_char_octet_length": self._octet_length,
-            "_pg_numeric_precision": self._numeric_precision,
-            "_pg_numeric_precision_radix": self._numeric_radix,
-            "_pg_numeric_scale": self._numeric_scale,
-            "_pg_datetime_precision": self._datetime_precision,
-            "_pg_interval_type": lambda type_oid, modifier: None,
         }
 
     def _session_functions(self) -> dict[str, Callable[..., Any]]:

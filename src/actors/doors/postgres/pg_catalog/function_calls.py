@@ -219,6 +219,22 @@ TEMPLATES: Final[dict[str, Callable[[list[TypedSql]], TypedSql]]] = {
 
 _CATALOG_OID: Final = "(SELECT oid FROM pg_class WHERE relnamespace = 11 AND relname = {0})"
 SQL_FORMS: Final[dict[str, str]] = {
+    # Of a type's OID and modifier, as `information_schema` has them.
+    "_pg_char_max_length": "CASE WHEN {1} <> -1 THEN CASE WHEN {0} IN (1042, 1043) THEN {1} - 4"
+    " WHEN {0} IN (1560, 1562) THEN {1} END END",
+    # Four bytes a character, which is UTF-8's most.
+    "_pg_char_octet_length": "CASE WHEN {0} IN (25, 1042, 1043) THEN"
+    " CASE WHEN {0} = 25 OR {1} = -1 THEN 1 << 30 ELSE 4 * ({1} - 4) END END",
+    "_pg_datetime_precision": "CASE WHEN {0} = 1082 THEN 0"
+    " WHEN {0} IN (1083, 1114, 1184, 1266) THEN CASE WHEN {1} < 0 THEN 6 ELSE {1} END END",
+    "_pg_interval_type": "NULL",
+    "_pg_numeric_precision": "CASE {0} WHEN 21 THEN 16 WHEN 23 THEN 32 WHEN 20 THEN 64"
+    " WHEN 700 THEN 24 WHEN 701 THEN 53"
+    " WHEN 1700 THEN CASE WHEN {1} <> -1 THEN ({1} - 4) >> 16 & 65535 END END",
+    "_pg_numeric_precision_radix": "CASE WHEN {0} IN (20, 21, 23, 700, 701) THEN 2"
+    " WHEN {0} = 1700 THEN 10 END",
+    "_pg_numeric_scale": "CASE WHEN {0} IN (20, 21, 23) THEN 0"
+    " WHEN {0} = 1700 AND {1} <> -1 THEN ({1} - 4) & 2047 END",
     "_pg_index_position": "(SELECT key + 1 FROM json_each((SELECT indkey FROM pg_index"
     " WHERE indexrelid = {0})) WHERE value = {1} LIMIT 1)",
     "_pg_truetypid": "CASE {1}.typtype WHEN 'd' THEN {1}.typbasetype ELSE {0}.atttypid END",

@@ -1,6 +1,7 @@
 """The rows of `pg_class`, `pg_attribute` and their like that show a snapshot. Pure.
 
-Rows are named values; columns that are left out have their type's zero. What PostgreSQL would
+Rows are named values. Columns that are left out are NULL, or their type's zero: those that may not
+be NULL, and numbers and flags. What PostgreSQL would
 write for a table, view or index of the same definition is written here, too, so that a client's
 joins find what they look for: an index's operator classes, a view's rule, a relation's row type.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -18,25 +20,12 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     object_oid,
 )
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    BPCHAR,
-    BYTEA,
+    ANYARRAY,
     CID,
-    DATE,
     ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    NAME,
-    NUMERIC,
     OID,
     TEXT,
     TID,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    VARCHAR,
     XID,
     postgres_type,
 )
@@ -61,23 +50,6 @@ _RELKINDS: Final = {
     "sink": "f",
     "index": "i",
 }
-_OPERATOR_CLASSES: Final = {
-    BOOL: 424,
-    BYTEA: 428,
-    INT2: 1979,
-    INT4: 1978,
-    INT8: 3124,
-    FLOAT4: 1970,
-    FLOAT8: 3123,
-    NUMERIC: 3125,
-    BPCHAR: 426,
-    DATE: 3122,
-    TIMESTAMP: 3128,
-    TIMESTAMPTZ: 3127,
-}
-"""The btree operator class of each type that has one; arrays have another, texts the rest."""
-_ARRAY_OPERATOR_CLASS: Final = 397
-_TEXT_OPERATOR_CLASS: Final = 3126
 SYSTEM_ATTRIBUTES: Final = (
     ("tableoid", OID, -6),
     ("cmax", CID, -5),
@@ -87,34 +59,22 @@ SYSTEM_ATTRIBUTES: Final = (
     ("ctid", TID, -1),
 )
 """Columns that every stored relation of PostgreSQL has; clients read them to tell rows apart."""
-_TYPE_SHAPES: Final[dict[int, tuple[int, bool, str, str]]] = {
-    BOOL: (1, True, "c", "p"),
-    BYTEA: (-1, False, "i", "x"),
-    NAME: (64, False, "c", "p"),
-    INT8: (8, True, "d", "p"),
-    INT2: (2, True, "s", "p"),
-    INT4: (4, True, "i", "p"),
-    OID: (4, True, "i", "p"),
-    TID: (6, False, "s", "p"),
-    XID: (4, True, "i", "p"),
-    CID: (4, True, "i", "p"),
-    FLOAT4: (4, True, "i", "p"),
-    FLOAT8: (8, True, "d", "p"),
-    NUMERIC: (-1, False, "i", "m"),
-    DATE: (4, True, "i", "p"),
-    TIMESTAMP: (8, True, "d", "p"),
-    TIMESTAMPTZ: (8, True, "d", "p"),
-}
-"""Length, pass by value, alignment and storage of a type; all others are of variable length."""
-_VARIABLE: Final = (-1, False, "i", "x")
 
 
 class SnapshotRows:
     """Makes the rows of one snapshot; `rows` holds them."""
 
-    def __init__(self, snapshot: PgCatalogSnapshot, namespaces: Mapping[str, int]) -> None:
+    def __init__(self, snapshot: PgCatalogSnapshot, system: SystemCatalog) -> None:
         self._snapshot = snapshot
-        self._namespaces = dict(namespaces)
+        self._namespaces = {
+            row["nspname"]: row["oid"] for row in system.rows["pg_namespace"].records()
+        }
+        self._types = {row["oid"]: row for row in system.rows["pg_type"].records()}
+        self._operator_classes: dict[int, int] = {
+            row["opcintype"]: row["oid"]
+            for row in system.rows["pg_opclass"].records()
+            if row["opcmethod"] == BTREE_METHOD and row["opcdefault"]
+        }
         self._oids = OidAssignment(snapshot.objects)
         self._roles: dict[str, int] = {}
         self._by_name: dict[tuple[str, str], CatalogObjectRow] = {}
@@ -158,8 +118,6 @@ class SnapshotRows:
                 rolreplication=role is first,
                 rolbypassrls=role is first,
                 rolconnlimit=-1,
-                rolpassword=None,
-                rolvaliduntil=None,
             )
         for role in self._snapshot.roles:
             for group in role.member_of:
@@ -195,9 +153,6 @@ class SnapshotRows:
             dattablespace=1663,
             datcollate="C.UTF-8",
             datctype="C.UTF-8",
-            daticulocale=None,
-            datcollversion=None,
-            datacl=None,
         )
         if self._snapshot.database_comment:
             self._add(
@@ -259,9 +214,6 @@ class SnapshotRows:
             "relpages": 0,
             "relpersistence": "p",
             "relispopulated": True,
-            "relacl": None,
-            "reloptions": None,
-            "relpartbound": None,
         }
         self._add("pg_class", **(row | values))
 
@@ -277,9 +229,6 @@ class SnapshotRows:
             "typalign": "d",
             "typstorage": "x",
             "typtypmod": -1,
-            "typdefaultbin": None,
-            "typdefault": None,
-            "typacl": None,
         }
         # The functions are record_in and array_in with their kin, as in PostgreSQL.
         self._add(
@@ -348,26 +297,7 @@ class SnapshotRows:
     def _add_attribute(
         self, oid: int, name: str, type_oid: int, number: int, **values: Any
     ) -> None:
-        length, by_value, alignment, storage = _TYPE_SHAPES.get(type_oid, _VARIABLE)
-        row = {
-            "attrelid": oid,
-            "attname": name,
-            "atttypid": type_oid,
-            "attstattarget": -1 if number > 0 else 0,
-            "attlen": length,
-            "attnum": number,
-            "attcacheoff": -1,
-            "atttypmod": -1,
-            "attbyval": by_value,
-            "attalign": alignment,
-            "attstorage": storage,
-            "attislocal": True,
-            "attcollation": collation_of(type_oid),
-            "attacl": None,
-            "attoptions": None,
-            "attfdwoptions": None,
-            "attmissingval": None,
-        }
+        row = attribute_row(oid, number, name, self._types[type_oid])
         self._add("pg_attribute", **(row | values))
 
     def _add_comments(self, each: CatalogObjectRow, oid: int) -> None:
@@ -404,17 +334,6 @@ class SnapshotRows:
             conislocal=True,
             connoinherit=True,
             conkey=numbers,
-            **dict.fromkeys(
-                (
-                    "confkey",
-                    "conpfeqop",
-                    "conppeqop",
-                    "conffeqop",
-                    "confdelsetcols",
-                    "conexclop",
-                    "conbin",
-                )
-            ),
         )
 
     def _add_index_object(self, each: CatalogObjectRow) -> None:
@@ -466,15 +385,19 @@ class SnapshotRows:
                 "indisready": True,
                 "indislive": True,
                 "indkey": numbers,
-                "indcollation": [collation_of(each) for each in types],
-                "indclass": [_operator_class(each) for each in types],
+                "indcollation": [self._types[each]["typcollation"] for each in types],
+                "indclass": [self._operator_class(each) for each in types],
                 "indoption": [0] * len(numbers),
-                "indexprs": None,
-                "indpred": None,
                 **values,
             },
         )
         return numbers
+
+    def _operator_class(self, type_oid: int) -> int:
+        """Return the btree operator class of a type's values."""
+        general = ANYARRAY if type_oid in ELEMENT_OF else TEXT
+        # A type without an order of its own still needs a row of pg_opclass that joins find.
+        return self._operator_classes.get(type_oid) or self._operator_classes[general]
 
     def _add_rule(self, each: CatalogObjectRow, oid: int) -> None:
         """Add a view's rule, and through it what the view depends on, as PostgreSQL does."""
@@ -510,8 +433,6 @@ class SnapshotRows:
                 oid=wrapper,
                 fdwname=wrapper_name,
                 fdwowner=SUPERUSER_OID,
-                fdwacl=None,
-                fdwoptions=None,
             )
         server = self._oids.oid_of(each.id, "server")
         self._add(
@@ -521,29 +442,29 @@ class SnapshotRows:
             srvowner=self.owner_of(each),
             srvfdw=wrapper,
             srvtype=each.kind,
-            srvversion=None,
-            srvacl=None,
-            srvoptions=None,
         )
         if each.columns:
             self._add(
                 "pg_foreign_table",
                 ftrelid=self._oids.oid_of(each.id),
                 ftserver=server,
-                ftoptions=None,
             )
 
 
-def collation_of(type_oid: int) -> int:
-    """Return the collation of a type's values; 0 for a type without one."""
-    element = ELEMENT_OF.get(type_oid, type_oid)
-    if element == NAME:
-        return C_COLLATION
-    return DEFAULT_COLLATION if element in (TEXT, VARCHAR, BPCHAR) else 0
-
-
-def _operator_class(type_oid: int) -> int:
-    if type_oid in ELEMENT_OF:
-        return _ARRAY_OPERATOR_CLASS
-    # A type without an order of its own still needs a row of pg_opclass that joins find.
-    return _OPERATOR_CLASSES.get(type_oid, _TEXT_OPERATOR_CLASS)
+def attribute_row(relation: int, number: int, name: str, kind: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `pg_attribute` for a column of a type, which is a row of `pg_type`."""
+    return {
+        "attrelid": relation,
+        "attname": name,
+        "atttypid": kind["oid"],
+        "attstattarget": -1 if number > 0 else 0,
+        "attlen": kind["typlen"],
+        "attnum": number,
+        "attcacheoff": -1,
+        "atttypmod": -1,
+        "attbyval": kind["typbyval"],
+        "attalign": kind["typalign"],
+        "attstorage": kind["typstorage"],
+        "attislocal": True,
+        "attcollation": kind["typcollation"],
+    }
