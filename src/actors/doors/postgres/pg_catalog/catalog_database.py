@@ -123,7 +123,8 @@ class CatalogDatabase:
         # A query runs on the event loop: one that would take seconds is stopped.
         self._steps_left: float = math.inf
         self._connection.set_progress_handler(self._count_steps, STEPS_BETWEEN)
-        self._types = {row["typname"]: row["oid"] for row in self.system.rows["pg_type"].records()}
+        self._types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
+        self._type_oids = {row["typname"]: oid for oid, row in self._types.items()}
         self._register_functions()
         self.function_catalog = FunctionCatalog(
             self.system, (*PURE_FUNCTIONS, *self.functions.functions())
@@ -202,7 +203,7 @@ class CatalogDatabase:
 
     def _system_attributes(self) -> Iterator[dict[str, Any]]:
         """Yield the columns of the system relations and of their indexes."""
-        types = {row["oid"]: row for row in self.system.rows["pg_type"].records()}
+        types = self._types
         columns = {shape.oid: shape.columns for shape in self.system.relations}
         for shape in self.system.relations:
             for number, column in enumerate(shape.columns, start=1):
@@ -241,10 +242,10 @@ class CatalogDatabase:
         """Insert rows by the columns that they give."""
         groups: dict[tuple[str, ...], list[tuple[Any, ...]]] = {}
         for record in records:
-            row = tuple(_held(value) for value in record.values())
-            groups.setdefault(tuple(record), []).append(row)
+            groups.setdefault(tuple(record), []).append(tuple(record.values()))
         for columns, rows in groups.items():
-            self._insert(table, columns, rows)
+            values = [_held_column(column) for column in zip(*rows, strict=True)]
+            self._insert(table, columns, zip(*values, strict=True))
 
     # -- the snapshot --------------------------------------------------------------------------
 
@@ -252,7 +253,7 @@ class CatalogDatabase:
         """Show a snapshot in place of the one before. Nothing is done for the version held."""
         if snapshot.version == self.version:
             return
-        rows = SnapshotRows(snapshot, self.system).rows
+        rows = SnapshotRows(snapshot, self.system, self._types).rows
         with self._connection:
             # PostgreSQL's own rows stay: they are the first of each table.
             for table, last in self._static.items():
@@ -268,7 +269,7 @@ class CatalogDatabase:
 
     def type_oid(self, name: str) -> int | None:
         """Return the OID of a built-in type by its name in the catalog."""
-        return self._types.get(name)
+        return self._type_oids.get(name)
 
     def find_relation(self, schema: str, name: str) -> tuple[str, RelationShape] | None:
         """Return a system relation's name in SQLite, and its columns; `schema` "" looks into
@@ -378,15 +379,8 @@ def _default(type_oid: int, *, required: bool) -> str:
     return quote_text("[]" if type_oid in ELEMENT_OF else "")
 
 
-def _held(value: Any) -> Any:
-    """Return a value as SQLite holds it."""
-    if isinstance(value, bool):
-        return int(value)
-    return array_json(value) if isinstance(value, list) else value
-
-
-def _held_column(values: list[Any]) -> list[Any]:
-    """Return a column of the data file as SQLite holds it: flags are numbers there already."""
+def _held_column(values: Sequence[Any]) -> Sequence[Any]:
+    """Return a column as SQLite holds it: arrays are JSON."""
     if not any(isinstance(value, list) for value in values):
         return values
     texts: dict[str, str] = {}

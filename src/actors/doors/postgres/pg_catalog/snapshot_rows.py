@@ -64,12 +64,18 @@ SYSTEM_ATTRIBUTES: Final = (
 class SnapshotRows:
     """Makes the rows of one snapshot; `rows` holds them."""
 
-    def __init__(self, snapshot: PgCatalogSnapshot, system: SystemCatalog) -> None:
+    def __init__(
+        self,
+        snapshot: PgCatalogSnapshot,
+        system: SystemCatalog,
+        types: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Make the rows; `types` are those of `pg_type` by OID."""
         self._snapshot = snapshot
+        self._types = types
         self._namespaces = {
             row["nspname"]: row["oid"] for row in system.rows["pg_namespace"].records()
         }
-        self._types = {row["oid"]: row for row in system.rows["pg_type"].records()}
         self._operator_classes: dict[int, int] = {
             row["opcintype"]: row["oid"]
             for row in system.rows["pg_opclass"].records()
