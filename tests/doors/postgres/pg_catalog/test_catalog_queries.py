@@ -138,6 +138,15 @@ def test_columns_have_postgresqls_types(queries: CatalogQueries) -> None:
     assert description.parameters == (OID, NAME, BOOL, 1002)
 
 
+def test_a_functions_parameters_have_the_types_that_it_takes(queries: CatalogQueries) -> None:
+    # Without blanks, as drivers may write them.
+    text = "SELECT pg_get_indexdef($1,$2,$3), format_type($4,14), substring($5 from 2)"
+    assert queries.is_catalog_query(text)
+    assert queries.describe_catalog_query(text).parameters == (OID, INT4, BOOL, OID, TEXT)
+    assert one(queries, "SELECT format_type($1,$2)", "1043", "14") == "character varying(10)"
+    assert one(queries, "SELECT $$a$$ || pg_backend_pid()") == "a4242"
+
+
 def test_a_parameters_type_is_the_clients_if_it_says_one(queries: CatalogQueries) -> None:
     text = "SELECT relname FROM pg_class WHERE oid = $1"
     assert queries.describe_catalog_query(text, [20]).parameters == (20,)

@@ -11,8 +11,9 @@ SQL standard writes without parentheses or with words between the arguments is a
 
 from __future__ import annotations
 
+import re
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from sqlglot import exp
 from sqlglot.dialects.postgres import Postgres
@@ -163,11 +164,30 @@ class CatalogQueryDialect(Postgres):  # type: ignore[misc]
     INDEX_OFFSET = 0
     Parser = CatalogQueryParser
 
+    class Tokenizer(Postgres.Tokenizer):  # type: ignore[misc]
+        """PostgreSQL's, but ``$1,$2`` are two parameters and not the start of a quoted text."""
+
+        HEREDOC_STRINGS: ClassVar[list[str]] = []
+        SINGLE_TOKENS: ClassVar[dict[str, TokenType]] = {
+            **Postgres.Tokenizer.SINGLE_TOKENS,
+            "$": TokenType.PARAMETER,
+        }
+
+
+class DollarQuoteDialect(CatalogQueryDialect):
+    """The same with texts between ``$$``, for which sqlglot takes ``$1,$2``, too."""
+
+    Tokenizer = Postgres.Tokenizer
+
+
+_DOLLAR_QUOTE: Final = re.compile(r"\$(?:[A-Za-z_]\w*)?\$")
+
 
 def parse_query(text: str) -> Any:
     """Return the syntax tree of one statement. Raises `CatalogQueryError`."""
+    dialect = DollarQuoteDialect() if _DOLLAR_QUOTE.search(text) else CatalogQueryDialect()
     try:
-        trees = [tree for tree in CatalogQueryDialect().parse(text) if tree is not None]
+        trees = [tree for tree in dialect.parse(text) if tree is not None]
     except ParseError as error:
         first = error.errors[0] if error.errors else {}
         where = f" at line {first['line']}, column {first['col']}" if first.get("line") else ""
