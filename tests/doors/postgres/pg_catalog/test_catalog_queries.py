@@ -378,6 +378,23 @@ def test_distinct_on_takes_the_first_of_each(queries: CatalogQueries) -> None:
         "SELECT DISTINCT ON (amtype) amtype, amname FROM pg_am ORDER BY amtype, amname DESC LIMIT 5"
     )
     assert rows_of(queries, text) == [("i", "spgist"), ("t", "heap")]
+    # By the result's names and places, too.
+    text = "SELECT DISTINCT ON (t) amtype AS t, amname FROM pg_am ORDER BY 1 DESC, amname OFFSET 1"
+    assert rows_of(queries, text) == [("i", "brin")]
+
+
+def test_rows_are_ordered_by_places_names_and_values(queries: CatalogQueries) -> None:
+    union = "SELECT 1, 1 UNION SELECT 2, oid::int4 FROM pg_am"
+    assert rows_of(queries, f"{union} ORDER BY 2 DESC LIMIT ALL OFFSET 6") == [(2, 2), (1, 1)]
+    grouped = "SELECT amtype AS k, count(*) FROM pg_am GROUP BY k HAVING count(*) > 1"
+    assert rows_of(queries, f"{grouped} ORDER BY upper(amtype), k FETCH FIRST ROW ONLY") == [
+        ("i", 6)
+    ]
+    values = "VALUES (1, pg_backend_pid()), (2, 3) ORDER BY column1 DESC LIMIT 1"
+    assert rows_of(queries, values) == [(2, 3)]
+    with pytest.raises(CatalogQueryError, match="position 3 is not in select list") as raised:
+        rows_of(queries, f"{union} ORDER BY 3")
+    assert raised.value.sqlstate == "42P10"
 
 
 def test_joins_by_using_merge_their_columns(queries: CatalogQueries) -> None:

@@ -20,6 +20,7 @@ from sqlglot import exp
 
 from actors.doors.postgres.pg_catalog.call_compiler import ordering
 from actors.doors.postgres.pg_catalog.catalog_errors import (
+    INVALID_COLUMN_REFERENCE,
     NOT_SUPPORTED,
     SYNTAX_ERROR,
     UNDEFINED_COLUMN,
@@ -40,7 +41,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     REGISTERED,
     TEXT,
     TEXTUAL,
-    UNKNOWN,
 )
 from actors.doors.postgres.pg_catalog.query_scope import (
     QueryScope,
@@ -150,8 +150,8 @@ class SelectCompiler:
         return f"{sql} {word} {rest}", shape
 
     def _compile_set_operation(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        left = self._compile_arm(node.this, scope)
-        right = self._compile_arm(node.expression, scope)
+        left = self.compile_query(node.this, scope)
+        right = self.compile_query(node.expression, scope)
         if len(left[1].columns) != len(right[1].columns):
             raise CatalogQueryError(
                 "each UNION query must have the same number of columns", SYNTAX_ERROR
@@ -169,26 +169,22 @@ class SelectCompiler:
                 raise CatalogQueryError(f"{word} ALL is not supported here", NOT_SUPPORTED)
             word = "UNION ALL"
         sql = f"{_arm_sql(left, shape)} {word} {_arm_sql(right, shape)}"
-        # ORDER BY of a union may name its columns alone.
-        scope.name_results(shape)
-        tail = self._compile_tail(node, scope, shape)
-        # SQLite orders a union by its columns alone; a query around it may use expressions.
-        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
-
-    def _compile_arm(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        sql, shape = self.compile_query(node, scope)
-        # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
-        return f"SELECT * FROM ({sql})", shape
+        return self._wrap(node, scope, (sql, shape))
 
     def _compile_wrapped(self, node: Any, scope: QueryScope) -> CompiledQuery:
         """Compile a query in parentheses, which may have an ORDER BY or LIMIT behind them."""
         head = self._compile_with(node, scope)
-        sql, shape = self.compile_query(node.this, scope)
+        return self._wrap(node, scope, self.compile_query(node.this, scope), head)
+
+    def _wrap(
+        self, node: Any, scope: QueryScope, query: CompiledQuery, head: str = ""
+    ) -> CompiledQuery:
+        """Return a query with its CTEs, ORDER BY and LIMIT around it: SQLite orders a union by its
+        columns alone, and a query around it by expressions, too."""
+        sql, shape = query
         scope.name_results(shape)
-        tail = self._compile_tail(node, scope, shape)
-        if not tail and not head:
-            return sql, shape
-        return f"{head}SELECT * FROM ({sql}){tail}", shape
+        tail = self._compile_order(node, scope, shape) + self._compile_limit(node, scope)
+        return (f"{head}SELECT * FROM ({sql}){tail}" if head or tail else sql), shape
 
     def _compile_values(self, node: Any, scope: QueryScope) -> CompiledQuery:
         rows = [
@@ -196,26 +192,17 @@ class SelectCompiler:
             for row in node.expressions
         ]
         types = [common_type(value.type for value in column) for column in zip(*rows, strict=True)]
-        names = [f"_o{at}" for at in range(1, len(types) + 1)]
-        texts = []
-        for row in rows:
-            values = [decide_type(value, kind) for value, kind in zip(row, types, strict=True)]
-            texts.append(
-                "SELECT "
-                + ", ".join(
-                    f"{value.sql} AS {name}" for value, name in zip(values, names, strict=True)
-                )
-            )
-        shape = RelationShape(
-            tuple(
-                RelationColumn(f"column{at}", name, kind)
-                for at, (name, kind) in enumerate(zip(names, types, strict=True), start=1)
-            )
+        texts = [
+            ", ".join(decide_type(value, kind).sql for value, kind in zip(row, types, strict=True))
+            for row in rows
+        ]
+        # SQLite calls the columns as PostgreSQL does.
+        columns = tuple(
+            RelationColumn(f"column{at}", f"_o{at}", kind) for at, kind in enumerate(types, start=1)
         )
-        scope.name_results(shape)
-        sql = " UNION ALL ".join(texts)
-        tail = self._compile_tail(node, scope, shape)
-        return (f"SELECT * FROM ({sql}){tail}" if tail else sql), shape
+        fields = ", ".join(f"{column.name} AS {column.sql}" for column in columns)
+        sql = f"SELECT {fields} FROM (VALUES ({'), ('.join(texts)}))"
+        return self._wrap(node, scope, (sql, RelationShape(columns)))
 
     # -- SELECT --------------------------------------------------------------------------------
 
@@ -245,9 +232,9 @@ class SelectCompiler:
             body += f" WHERE {condition}"
         body += self._compile_groups(node, scope, outputs)
         if distinct is not None and distinct.args.get("on") is not None:
-            return self._distinct_on(node, scope, fields, body, shape)
+            return self._distinct_on(node, scope, outputs, f"SELECT {fields}", body), shape
         word = "DISTINCT " if distinct is not None else ""
-        tail = self._compile_tail(node, scope, shape, outputs)
+        tail = self._compile_order(node, scope, shape) + self._compile_limit(node, scope)
         return f"SELECT {word}{fields}{body}{tail}", shape
 
     def _compile_outputs(
@@ -320,63 +307,49 @@ class SelectCompiler:
         text = ""
         group = node.args.get("group")
         if group is not None and group.expressions:
-            keys = [
-                self._compile_key(each, scope, outputs, prefer_alias=False)
-                for each in group.expressions
-            ]
+            keys = [self._input_key(each, scope, outputs) for each in group.expressions]
             text += f" GROUP BY {', '.join(keys)}"
         having = node.args.get("having")
         if having is not None:
             text += f" HAVING {self.expressions.compile_condition(having.this, scope)}"
         return text
 
-    def _compile_key(
-        self,
-        node: Any,
-        scope: QueryScope,
-        outputs: list[tuple[str, TypedSql]],
-        *,
-        prefer_alias: bool,
-    ) -> str:
-        """Return a key of GROUP BY or ORDER BY: a place, a name of the result, or a value."""
+    def _input_key(self, node: Any, scope: QueryScope, outputs: list[tuple[str, TypedSql]]) -> str:
+        """Return a key of GROUP BY: a value, the name of one of the result's, or its place."""
         if isinstance(node, exp.Literal) and not node.is_string:
-            at = int(str(node.this))
-            if not 1 <= at <= max(len(outputs), len(scope.aliases)):
-                raise CatalogQueryError(
-                    f"ORDER BY position {at} is not in select list", UNDEFINED_COLUMN
-                )
-            return f"_o{at}" if prefer_alias or not outputs else outputs[at - 1][1].sql
+            return outputs[_place_in(node, len(outputs)) - 1][1].sql
         if isinstance(node, exp.Column) and not node.args.get("table"):
             name = identifier_name(node.this)
-            # ORDER BY looks at the result's names first, GROUP BY at the input's.
-            if prefer_alias and name in scope.aliases:
-                return scope.aliases[name].sql
-            if not prefer_alias and scope.resolve("", name) is None:
-                for each, value in outputs:
-                    if each == name:
-                        return value.sql
+            named = [value for each, value in outputs if each == name]
+            # The input's columns go before the result's.
+            if named and scope.resolve("", name) is None:
+                return named[0].sql
         return self.expressions.compile(node, scope).sql
 
-    def _compile_tail(
-        self,
-        node: Any,
-        scope: QueryScope,
-        shape: RelationShape,
-        outputs: list[tuple[str, TypedSql]] | None = None,
-    ) -> str:
-        """Return ORDER BY, LIMIT and OFFSET. Locks are left out: nothing here is changed."""
-        text = ""
+    def _compile_order(self, node: Any, scope: QueryScope, shape: RelationShape) -> str:
+        """Return ORDER BY, whose keys are places and names of the result, or values."""
+        terms = []
         order = node.args.get("order")
-        if order is not None:
-            terms = [
-                self._compile_key(each.this, scope, outputs or [], prefer_alias=True)
-                + ordering(each)
-                for each in order.expressions
-            ]
-            text += f" ORDER BY {', '.join(terms)}"
-        limit = node.args.get("limit")
-        offset = node.args.get("offset")
-        if limit is not None and not _is_limit_all(limit):
+        for each in order.expressions if order is not None else ():
+            key = each.this
+            if isinstance(key, exp.Literal) and not key.is_string:
+                sql = f"_o{_place_in(key, len(shape.columns))}"
+            elif (
+                isinstance(key, exp.Column)
+                and not key.args.get("table")
+                and identifier_name(key.this) in scope.aliases
+            ):
+                sql = scope.aliases[identifier_name(key.this)].sql
+            else:
+                sql = self.expressions.compile(key, scope).sql
+            terms.append(sql + ordering(each))
+        return f" ORDER BY {', '.join(terms)}" if terms else ""
+
+    def _compile_limit(self, node: Any, scope: QueryScope) -> str:
+        """Return LIMIT and OFFSET. Locks are left out: nothing here is changed."""
+        text = ""
+        limit, offset = node.args.get("limit"), node.args.get("offset")
+        if limit is not None and not (isinstance(limit, exp.Limit) and limit.is_limit_all):
             count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
             text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
         # SQLite has no OFFSET without LIMIT.
@@ -392,33 +365,32 @@ class SelectCompiler:
         return f"coalesce({value.sql}, -1)"
 
     def _distinct_on(
-        self, node: Any, scope: QueryScope, fields: str, body: str, shape: RelationShape
-    ) -> CompiledQuery:
-        """Compile DISTINCT ON by numbering the rows of each key in the order asked for."""
+        self,
+        node: Any,
+        scope: QueryScope,
+        outputs: list[tuple[str, TypedSql]],
+        select: str,
+        body: str,
+    ) -> str:
+        """Compile DISTINCT ON by numbering the rows, and those of each key, in the order asked
+        for."""
         keys = [
-            self.expressions.compile(each, scope).sql
+            self._input_key(each, scope, outputs)
             for each in node.args["distinct"].args["on"].expressions
         ]
         order = node.args.get("order")
-        terms, hidden = [], []
-        for at, each in enumerate(order.expressions if order is not None else (), start=1):
-            value = self.expressions.compile(each.this, scope).sql
-            hidden.append(f", {value} AS _k{at}")
-            terms.append(f"{value}{ordering(each)}")
-        window = f"PARTITION BY {', '.join(keys)}"
-        window += f" ORDER BY {', '.join(terms)}" if terms else ""
-        inner = f"SELECT {fields}{''.join(hidden)}, row_number() OVER ({window}) AS _rn{body}"
-        outer = ", ".join(column.sql for column in shape.columns)
-        sql = f"SELECT {outer} FROM ({inner}) WHERE _rn = 1"
-        if terms:
-            behind = [
-                f"_k{at}{ordering(each)}" for at, each in enumerate(order.expressions, start=1)
-            ]
-            sql += f" ORDER BY {', '.join(behind)}"
-        limit = node.args.get("limit")
-        if limit is not None and isinstance(limit, exp.Limit):
-            sql += f" LIMIT {self._compile_count(limit.expression, scope)}"
-        return sql, shape
+        terms = [
+            self._input_key(each.this, scope, outputs) + ordering(each)
+            for each in (order.expressions if order is not None else ())
+        ]
+        by = f"ORDER BY {', '.join(terms)}" if terms else ""
+        inner = (
+            f"{select}, row_number() OVER (PARTITION BY {', '.join(keys)} {by}) AS _first,"
+            f" row_number() OVER ({by}) AS _place{body}"
+        )
+        fields = ", ".join(f"_o{at}" for at in range(1, len(outputs) + 1))
+        sql = f"SELECT {fields} FROM ({inner}) WHERE _first = 1 ORDER BY _place"
+        return sql + self._compile_limit(node, scope)
 
     # -- FROM ----------------------------------------------------------------------------------
 
@@ -654,9 +626,12 @@ def _alias_of(node: Any, name: str) -> tuple[str, list[str]]:
     return identifier_name(alias.this) if alias.this else name, given
 
 
-def _is_limit_all(limit: Any) -> bool:
-    expression = limit.args.get("expression")
-    return isinstance(expression, exp.Null) or bool(getattr(limit, "is_limit_all", False))
+def _place_in(node: Any, count: int) -> int:
+    """Return the place in the select list that a key is. Raises `CatalogQueryError`."""
+    text = str(node.this)
+    if not text.isdecimal() or not 1 <= int(text) <= count:
+        raise CatalogQueryError(f"position {text} is not in select list", INVALID_COLUMN_REFERENCE)
+    return int(text)
 
 
 def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
@@ -672,26 +647,22 @@ def _join_sets(sets: dict[str, tuple[str, TypedSql]], *, has_from: bool) -> str:
 
 
 def _common_column_type(one: RelationColumn, other: RelationColumn) -> int:
-    types = [UNKNOWN if each.sql == "NULL" else each.type for each in (one, other)]
     # Names, where one arm has names and the other OIDs of named objects.
     if one.type in REGISTERED and other.type in TEXTUAL:
         return TEXT
     # A column of NULLs alone was taken for text; the other arm knows better.
     if one.type == TEXT and other.type not in TEXTUAL:
         return other.type
-    return common_type(types)
+    return common_type((one.type, other.type))
 
 
 def _arm_sql(arm: CompiledQuery, shape: RelationShape) -> str:
-    """Return an arm of a union, with values brought to the union's types where they differ."""
-    sql, own = arm
-    pairs = list(zip(own.columns, shape.columns, strict=True))
-    if all(one.type not in REGISTERED or wanted.type != TEXT for one, wanted in pairs):
-        return sql
+    """Return an arm of a union, with names of objects where the union's column has texts."""
     fields = []
-    for one, wanted in pairs:
+    for one, wanted in zip(arm[1].columns, shape.columns, strict=True):
         value = TypedSql(one.sql, one.type)
         if one.type in REGISTERED and wanted.type == TEXT:
             value = cast_value(value, TEXT)
         fields.append(f"{value.sql} AS {wanted.sql}")
-    return f"SELECT {', '.join(fields)} FROM ({sql})"
+    # In parentheses: SQLite takes no ORDER BY or LIMIT in an arm.
+    return f"SELECT {', '.join(fields)} FROM ({arm[0]})"
