@@ -110,6 +110,14 @@ def test_an_object_of_ours_may_be_named_like_one_of_postgresql() -> None:
         ("SELECT current_setting('no.such')", "42704", "no.such"),
         ("SHOW no_such", "42704", "no_such"),
         ("SELECT pg_read_file('/etc/passwd')", "0A000", "pg_read_file"),
+        ("SELECT rank() OVER w FROM pg_am WINDOW w AS (ORDER BY oid)", "0A000", "windows"),
+        (
+            "SELECT sum(1) OVER (ROWS UNBOUNDED PRECEDING EXCLUDE TIES) FROM pg_am",
+            "0A000",
+            "exclude of windowspec",
+        ),
+        ("SELECT oid FROM pg_am TABLESAMPLE SYSTEM (1)", "0A000", "sample of table"),
+        ("SELECT oid FROM pg_am ORDER BY 1 FETCH FIRST ROW WITH TIES", "0A000", "with_ties"),
     ],
 )
 def test_errors_say_what_and_have_a_state(

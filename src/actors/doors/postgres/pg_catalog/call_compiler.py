@@ -25,6 +25,7 @@ from actors.doors.postgres.pg_catalog.sql_dialect import (
     called_function,
     called_name,
     identifier_name,
+    refuse_unread,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, cast_value, decide_type
 
@@ -203,6 +204,7 @@ class CallCompiler:
         return TypedSql(f"{name}({', '.join(each.sql for each in arguments)}){over}", returns)
 
     def _compile_over(self, node: Any, scope: QueryScope) -> str:
+        refuse_unread(node, "this", "over", "partition_by", "order", "spec")
         parts = []
         if node.args.get("partition_by"):
             keys = ", ".join(
@@ -231,6 +233,7 @@ class CallCompiler:
 
 def _frame(spec: Any) -> str:
     """Return a window's frame. Raises `CatalogQueryError` for bounds that are no numbers."""
+    refuse_unread(spec, "kind", "start", "start_side", "end", "end_side")
     bounds = []
     for name in ("start", "end"):
         bound, side = spec.args.get(name), spec.args.get(f"{name}_side")

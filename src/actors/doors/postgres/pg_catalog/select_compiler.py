@@ -53,6 +53,7 @@ from actors.doors.postgres.pg_catalog.sql_dialect import (
     called_function,
     called_name,
     identifier_name,
+    refuse_unread,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
@@ -67,6 +68,10 @@ FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
 """Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)
 and name."""
 _ON_TRUE: Final = "1"
+_SELECT_PARTS: Final = (
+    *("with_", "distinct", "expressions", "from_", "joins", "laterals", "where", "group"),
+    *("having", "order", "limit", "offset", "locks"),
+)
 
 
 class SelectCompiler:
@@ -207,8 +212,7 @@ class SelectCompiler:
     # -- SELECT --------------------------------------------------------------------------------
 
     def _compile_select(self, node: Any, scope: QueryScope) -> CompiledQuery:
-        if node.args.get("into") is not None:
-            raise CatalogQueryError("SELECT INTO is no catalog query", NOT_SUPPORTED)
+        refuse_unread(node, *_SELECT_PARTS)
         source = self._compile_from(node, scope)
         sets: dict[str, tuple[str, TypedSql]] = {}
         outputs = list(self._compile_outputs(node, scope, sets))
@@ -350,6 +354,9 @@ class SelectCompiler:
         text = ""
         limit, offset = node.args.get("limit"), node.args.get("offset")
         if limit is not None and not (isinstance(limit, exp.Limit) and limit.is_limit_all):
+            # WITH TIES is among them.
+            if limit.args.get("limit_options"):
+                refuse_unread(limit.args["limit_options"], "rows")
             count = limit.args.get("count") if isinstance(limit, exp.Fetch) else limit.expression
             text += f" LIMIT {self._compile_count(count, scope) if count is not None else '1'}"
         # SQLite has no OFFSET without LIMIT.
@@ -483,8 +490,7 @@ class SelectCompiler:
             return self._compile_function(node, node.this, scope)
         if isinstance(node.this, exp.Query | exp.Values):
             return self._compile_derived(node.this, node, scope)
-        if node.args.get("rows_from"):
-            raise CatalogQueryError("ROWS FROM is not supported here", NOT_SUPPORTED)
+        refuse_unread(node, "this", "db", "catalog", "alias", "joins", "only")
         schema = identifier_name(node.args["db"]) if node.args.get("db") else ""
         name = identifier_name(node.this)
         cte = scope.find_cte(name) if not schema else None

@@ -21,7 +21,11 @@ from sqlglot.errors import ParseError, SqlglotError
 from sqlglot.parsers.postgres import PostgresParser
 from sqlglot.tokens import TokenType
 
-from actors.doors.postgres.pg_catalog.catalog_errors import SYNTAX_ERROR, CatalogQueryError
+from actors.doors.postgres.pg_catalog.catalog_errors import (
+    NOT_SUPPORTED,
+    SYNTAX_ERROR,
+    CatalogQueryError,
+)
 from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS
 
 _TWO_WORDS = {
@@ -221,3 +225,15 @@ def called_name(node: Any) -> str:
     """Return the name of the function that a node calls; "" for what is not a plain call."""
     call = called_function(node)
     return "" if call is None else identifier_name(call.this)
+
+
+def refuse_unread(node: Any, *read: str) -> None:
+    """Raise `CatalogQueryError` for a node with parts that are not read: without them it would be
+    another query."""
+    for part, value in node.args.items():
+        if value and part not in read:
+            raise CatalogQueryError(
+                f"{part.strip('_')} of {type(node).__name__.lower()} is not supported here:"
+                f" {node.sql('postgres')}",
+                NOT_SUPPORTED,
+            )
