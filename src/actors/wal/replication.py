@@ -16,6 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from actors.model.pgwire.type_map import MS_TO_2000
 from actors.runtime.errors import MalformedFrame
 from actors.wal.fields import Bytes, MessageFields, pack
 from actors.wal.lsn import PAGE_BYTES
@@ -105,8 +106,6 @@ def read_feedback(fields: MessageFields) -> PageserverFeedback:
     return PageserverFeedback(**found)
 
 
-EPOCH_OFFSET_MS: Final = 946_684_800_000
-"""Milliseconds from 1970 to 2000."""
 _XLOG_DATA: Final = struct.Struct("!cQQq")
 _KEEPALIVE: Final = struct.Struct("!cQq?")
 _STANDBY: Final = struct.Struct("!QQQqB")
@@ -130,7 +129,7 @@ ReaderMessage: TypeAlias = StandbyStatus | HotStandbyFeedback | PageserverFeedba
 
 def pg_time(now_ms: int) -> int:
     """Return the wall clock as the protocol has it."""
-    return (now_ms - EPOCH_OFFSET_MS) * 1000
+    return (now_ms - MS_TO_2000) * 1000
 
 
 def xlog_data(begin_lsn: int, end_lsn: int, now_ms: int, wal: bytes) -> bytes:

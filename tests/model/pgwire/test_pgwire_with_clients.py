@@ -13,10 +13,9 @@ from typing import Any
 import psycopg
 import pyarrow as pa
 import pytest
-from pg_columns import EDGES, same, table  # type: ignore[import-not-found]
+from pg_columns import EDGES, row_format, same, table  # type: ignore[import-not-found]
 
 from actors.model.pgwire import messages as pg
-from actors.model.pgwire.copy_options import row_format
 from actors.model.pgwire.decoder import FrontendDecoder
 from actors.model.pgwire.parameters import parse_parameters, spark_literal
 from actors.model.pgwire.row_decoding import copy_decoder

@@ -25,7 +25,8 @@ from actors.engine.sql.statements import (
     TextSpan,
 )
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.pgwire.quoting import quote_name
+from actors.model.plan.schema import TableColumn, TableSchema, quote
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage
 
@@ -56,11 +57,7 @@ def as_merge(
     """
     _check_target(statement, conflict, schema)
     target = statement.alias or statement.table[-1]
-
-    def quoted(name: str) -> str:
-        mark = '"' if dialect is SqlDialect.POSTGRES else "`"
-        return f"{mark}{name.replace(mark, mark * 2)}{mark}"
-
+    quoted = quote_name if dialect is SqlDialect.POSTGRES else quote
     names = ", ".join(quoted(column.name) for column in columns)
     if statement.query is None:
 

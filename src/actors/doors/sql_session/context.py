@@ -40,8 +40,9 @@ from actors.engine.sql.type_names import WrittenType
 from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
-from actors.model.pgwire.session_zones import is_utc, parse_session_zone, parse_spark_zone
+from actors.model.pgwire.session_zones import parse_session_zone, parse_spark_zone
 from actors.model.pgwire.sqlstate import names_place, spark_position
+from actors.model.pgwire.time_text import is_utc
 from actors.model.plan.column_defaults import ColumnDefaults
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.api import TIME_ZONE, ObjectStatus

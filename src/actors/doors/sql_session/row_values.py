@@ -20,7 +20,7 @@ from actors.doors.sql_session.written_times import WrittenTimes, local_in, momen
 from actors.engine.sql.reader import StatementReader, lex_text
 from actors.engine.sql.tokens import SqlDialect, SqlToken, lex_sql
 from actors.engine.sql.type_names import read_written_type
-from actors.model.pgwire.column_parsing import fitted
+from actors.model.pgwire.column_parsing import Rounding, fitted
 from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
 from actors.model.pgwire.type_map import pg_type
 from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
@@ -30,6 +30,7 @@ from actors.model.plan.schema import (
     TableSchema,
     arrow_type,
     inner_types,
+    quote,
     spark_type,
     text_limit,
 )
@@ -259,7 +260,8 @@ def _number_fitted(
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
         # Spark rounds, PostgreSQL's numeric without a precision never.
-        rounded: Decimal = fitted(Decimal(value), kind, exact=not times.as_spark)
+        rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
+        rounded: Decimal = fitted(Decimal(value), kind, rounding)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:
@@ -378,7 +380,7 @@ def values_query(rows: pa.Table, schema: TableSchema) -> str:
         f"({', '.join(spark_literal(v, t) for v, t in zip(row, types, strict=True))})"
         for row in zip(*columns, strict=True)
     )
-    names = ", ".join(f"`{name.replace('`', '``')}`" for name in schema.names)
+    names = ", ".join(map(quote, schema.names))
     return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
 
 

@@ -30,7 +30,6 @@ from actors.doors.sql_session.session_settings import (
     AUTHORIZATION,
     ISOLATION,
     READ_ONLY,
-    quoted_name,
     setting_named,
 )
 from actors.doors.sql_session.session_variables import SessionVariables
@@ -40,6 +39,7 @@ from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire.quoting import quote_identifier
 from actors.model.pgwire.sqlstate import (
     NO_TRANSACTION,
     RefusedStatement,
@@ -313,7 +313,7 @@ class SqlSession:
         if not statement.values:
             value = None
         elif setting is not None and setting.quoted:
-            value = ", ".join(map(quoted_name, statement.values))
+            value = ", ".join(map(quote_identifier, statement.values))
         elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
             raise InvalidUsage(f"SET {statement.name} takes only one argument")
         else:

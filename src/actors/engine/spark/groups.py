@@ -9,14 +9,7 @@ from typing import Final, TypeAlias
 
 import pyarrow as pa
 
-from actors.engine.spark.fragments import (
-    UNION,
-    Types,
-    consolidated,
-    from_rows,
-    quote,
-    times_diff,
-)
+from actors.engine.spark.fragments import UNION, Types, consolidated, from_rows, times_diff
 from actors.model.plan.delta import (
     ROW_COUNT,
     AccumulateTotals,
@@ -30,7 +23,7 @@ from actors.model.plan.delta import (
     WindowColumn,
     columns_of,
 )
-from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type, quote
 from actors.runtime.errors import InvalidUsage
 
 # -- Keys of a GROUP BY that tell floats and maps apart where Spark's own grouping merges them -----

@@ -45,7 +45,6 @@ from actors.engine.spark.rows import done
 from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
 from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.engine.spark.steps import ThreadSlot, rehearse, run_step
-from actors.engine.spark.translate import quote
 from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
@@ -66,7 +65,7 @@ from actors.model.plan.jobs import (
     SelectContents,
     TakeFiles,
 )
-from actors.model.plan.schema import TableSchema, result_type
+from actors.model.plan.schema import TableSchema, quote, result_type
 from actors.runtime.errors import (
     DefiniteError,
     InvalidUsage,

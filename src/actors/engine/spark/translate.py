@@ -24,7 +24,6 @@ from actors.engine.spark.fragments import (
     from_rows,
     join_tests,
     leaves,
-    quote,
     sql_type,
     times_diff,
 )
@@ -55,7 +54,7 @@ from actors.model.plan.delta import (
 )
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.threshold_probes import BROADCAST
 
@@ -65,7 +64,6 @@ __all__ = [
     "Types",
     "consolidated",
     "leaves",
-    "quote",
     "sql_type",
     "times_diff",
 ]

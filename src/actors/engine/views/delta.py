@@ -94,9 +94,9 @@ from actors.model.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
-from actors.model.plan.relational_text import quote, words_of
+from actors.model.plan.relational_text import words_of
 from actors.model.plan.relational_walk import inputs_of
-from actors.model.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema, quote
 
 # -- Several inputs of one row each become one input of one row ------------------------------------
 # A query with scalar subqueries joins as many single rows, and a join of n inputs has n terms of n

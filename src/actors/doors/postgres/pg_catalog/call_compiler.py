@@ -9,17 +9,7 @@ from sqlglot import exp
 
 from actors.doors.postgres.pg_catalog.catalog_errors import NOT_SUPPORTED, CatalogQueryError
 from actors.doors.postgres.pg_catalog.function_calls import AGGREGATES, FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    INT8,
-    JSON,
-    JSONB,
-    NUMERIC,
-    RECORD,
-    TEXT,
-    TIMESTAMPTZ,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope
 from actors.doors.postgres.pg_catalog.sql_dialect import (
     called_function,
@@ -28,6 +18,7 @@ from actors.doors.postgres.pg_catalog.sql_dialect import (
     refuse_unread,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, cast_value, decide_type
+from actors.model.pgwire import type_map as pg
 
 _CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
 """Types whose names are functions, too, and then casts."""
@@ -85,7 +76,7 @@ class CallCompiler:
         """Return a call of a function by its name."""
         decided = self._functions.decide_arguments(name, arguments)
         for argument in decided:
-            self._context.decide_parameter(decide_type(argument, TEXT))
+            self._context.decide_parameter(decide_type(argument, pg.TEXT))
         return self._functions.call(name, decided)
 
     def compile_call(self, node: Any, scope: QueryScope) -> TypedSql:
@@ -101,7 +92,7 @@ class CallCompiler:
                 each = each.expression
             if isinstance(each, exp.Column) and isinstance(each.this, exp.Star):
                 # A whole row: only templates take one, by its alias.
-                arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', RECORD))
+                arguments.append(TypedSql(f'"{identifier_name(each.args["table"])}"', pg.RECORD))
                 continue
             arguments.append(self._context.compile(each, scope))
         # `text(x)` and the like are casts that are written as calls.
@@ -113,7 +104,7 @@ class CallCompiler:
         made = self.call(name, arguments)
         # The template hands on the array; its elements are the rows.
         if name == "unnest":
-            element = ELEMENT_OF.get(made.type, TEXT)
+            element = ELEMENT_OF.get(made.type, pg.TEXT)
             return TypedSql(made.sql, element)
         return made
 
@@ -126,7 +117,7 @@ class CallCompiler:
             return self._context.compile_query_array(node.expressions[0], scope)
         if name == "row":
             values = [self._context.compile(each, scope) for each in node.expressions]
-            return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
+            return TypedSql(f"({', '.join(value.sql for value in values)})", pg.RECORD)
         if name == "exists":
             return self._context.compile(exp.Exists(this=node.expressions[0]), scope)
         # The select list and FROM take sets out before they come here.
@@ -149,11 +140,11 @@ class CallCompiler:
         if arguments and isinstance(arguments[0], exp.Distinct):
             arguments, distinct = list(arguments[0].expressions), "DISTINCT "
         if name == "count" and (not arguments or isinstance(arguments[0], exp.Star)):
-            return TypedSql(f"count(*){behind}", INT8)
+            return TypedSql(f"count(*){behind}", pg.INT8)
         values = [self._context.compile(each, scope) for each in arguments]
         first, returns = values[0], self._functions.result_type(name, values)
         if name == "string_agg":
-            first = cast_value(decide_type(first, TEXT), TEXT)
+            first = cast_value(decide_type(first, pg.TEXT), pg.TEXT)
         inside = f"{distinct}{first.sql}{order}"
         if name in ("array_agg", "json_agg", "jsonb_agg", "string_agg"):
             if name.startswith("json"):
@@ -164,10 +155,10 @@ class CallCompiler:
                 # SQLite's own takes no separator beside DISTINCT.
                 rows = f"pg_fn_array_to_string({rows}, {values[1].sql}, NULL)"
             # The binary form of jsonb is not its text: clients are told that it is json.
-            return TypedSql(rows, JSON if name.startswith("json") else returns)
+            return TypedSql(rows, pg.JSON if name.startswith("json") else returns)
         if name in ("json_object_agg", "jsonb_object_agg"):
             sql = f"json_group_object({first.sql}, {_as_json(values[1])})"
-            return TypedSql(f"{sql}{behind}", JSON)
+            return TypedSql(f"{sql}{behind}", pg.JSON)
         # Flags are 0 and 1: the greatest of them is their OR.
         native = {"bool_or": "max", "bool_and": "min", "every": "min"}.get(name, name)
         return TypedSql(f"{native}({inside}){behind}", returns)
@@ -219,16 +210,16 @@ class CallCompiler:
         return f" OVER ({' '.join(parts)})"
 
     def _extract(self, node: Any, scope: QueryScope) -> TypedSql:
-        value = self._context.compile_as(node.expression, scope, TIMESTAMPTZ)
+        value = self._context.compile_as(node.expression, scope, pg.TIMESTAMPTZ)
         field = str(node.this.name if hasattr(node.this, "name") else node.this).lower()
         # Times are in UTC here; SQLite does not read the zone as PostgreSQL writes it.
         moment = f"substr({value.sql}, 1, 19)"
         if field == "epoch":
-            return TypedSql(f"unixepoch({moment})", NUMERIC)
+            return TypedSql(f"unixepoch({moment})", pg.NUMERIC)
         formats = {"year": "%Y", "month": "%m", "day": "%d", "hour": "%H", "minute": "%M"}
         if field not in formats:
             raise CatalogQueryError(f"extract of {field} is not supported here", NOT_SUPPORTED)
-        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", NUMERIC)
+        return TypedSql(f"CAST(strftime('{formats[field]}', {moment}) AS INTEGER)", pg.NUMERIC)
 
 
 def _frame(spec: Any) -> str:
@@ -256,8 +247,8 @@ def ordering(node: Any) -> str:
 def _as_json(value: TypedSql) -> str:
     """Return a value's SQL as JSON functions of SQLite take it."""
     # SQLite would quote JSON that it takes for a text.
-    if value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
+    if value.type in (pg.JSON, pg.JSONB, pg.RECORD) or value.type in ELEMENT_OF:
         return f"json({value.sql})"
-    if value.type == BOOL:
+    if value.type == pg.BOOL:
         return f"json(pg_json_value('b', {value.sql}))"
     return value.sql

@@ -28,17 +28,10 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     SessionSignal,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    REGCLASS,
-    REGNAMESPACE,
-    REGPROC,
-    REGPROCEDURE,
-    REGROLE,
-    REGTYPE,
-    quote_identifier,
-)
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire import type_map as pg
+from actors.model.pgwire.quoting import quote_identifier
 
 _TABLE_UPDATES: Final = 28
 """INSERT, UPDATE and DELETE, as `pg_relation_is_updatable` says it."""
@@ -193,7 +186,7 @@ class CatalogFunctions:
         return None if oid is None else self.lookups.type_text(oid, modifier)
 
     def _relation_oid(self, relation: Any) -> int:
-        return self._read_registered(REGCLASS, relation)
+        return self._read_registered(pg.REGCLASS, relation)
 
     def _view_definition(self, view: Any, _pretty: Any = 0) -> str | None:
         text = self.lookups.views.get(self._relation_oid(view))
@@ -284,7 +277,7 @@ class CatalogFunctions:
         relation = arguments[-2]
         # An unknown name is an error, and an unknown OID is NULL, as in PostgreSQL.
         if isinstance(relation, str):
-            self._read_registered(REGCLASS, relation)
+            self._read_registered(pg.REGCLASS, relation)
         elif relation not in self.lookups.relations:
             return None
         return 1
@@ -381,12 +374,12 @@ class CatalogFunctions:
                     "ts_template",
                 ]
             },
-            "to_regclass": lambda text: self._find_registered(REGCLASS, text),
-            "to_regtype": lambda text: self._find_registered(REGTYPE, text),
-            "to_regproc": lambda text: self._find_registered(REGPROC, text),
-            "to_regprocedure": lambda text: self._find_registered(REGPROCEDURE, text),
-            "to_regnamespace": lambda text: self._find_registered(REGNAMESPACE, text),
-            "to_regrole": lambda text: self._find_registered(REGROLE, text),
+            "to_regclass": lambda text: self._find_registered(pg.REGCLASS, text),
+            "to_regtype": lambda text: self._find_registered(pg.REGTYPE, text),
+            "to_regproc": lambda text: self._find_registered(pg.REGPROC, text),
+            "to_regprocedure": lambda text: self._find_registered(pg.REGPROCEDURE, text),
+            "to_regnamespace": lambda text: self._find_registered(pg.REGNAMESPACE, text),
+            "to_regrole": lambda text: self._find_registered(pg.REGROLE, text),
             "pg_get_keywords": lambda: array_json(self._keywords),
             "aclexplode": lambda items: explode_privileges(items, self.lookups.role_oid),
             "acldefault": lambda kind, owner: self._default_privileges(kind, owner),

@@ -21,21 +21,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
-    INT4,
-    INT8,
-    INTERVAL,
-    JSON,
-    JSONB,
     NUMBERS,
-    NUMERIC,
-    OID,
-    RECORD,
     REGISTERED,
-    TEXT,
     TEXTUAL,
-    UNKNOWN,
     VECTORS,
 )
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope, RelationShape
@@ -52,10 +41,11 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_text,
     text_constant,
     unify_values,
 )
+from actors.model.pgwire import type_map as pg
+from actors.model.pgwire.quoting import quote_text
 
 CompiledQuery = tuple[str, RelationShape]
 """A subquery's SQL, and its columns."""
@@ -97,17 +87,17 @@ class ParameterTypes:
     def read(self, number: int) -> TypedSql:
         """Return a parameter, with its type if a use has decided that."""
         self._highest = max(self._highest, number)
-        return TypedSql(f":p{number}", self._types.get(number, UNKNOWN), parameter=number)
+        return TypedSql(f":p{number}", self._types.get(number, pg.UNKNOWN), parameter=number)
 
     def decide(self, value: TypedSql) -> None:
         """Keep the type of a value that is a parameter."""
-        if value.parameter and value.type != UNKNOWN:
+        if value.parameter and value.type != pg.UNKNOWN:
             # The first use decides, as in PostgreSQL.
             self._types.setdefault(value.parameter, value.type)
 
     def all_types(self) -> tuple[int, ...]:
         """Return the types in order; a text where no use said more."""
-        return tuple(self._types.get(at, TEXT) for at in range(1, self._highest + 1))
+        return tuple(self._types.get(at, pg.TEXT) for at in range(1, self._highest + 1))
 
 
 class ExpressionCompiler:
@@ -146,7 +136,7 @@ class ExpressionCompiler:
     def compile_condition(self, node: Any, scope: QueryScope) -> str:
         """Return a condition of WHERE, ON, HAVING or FILTER."""
         value = self.compile(node, scope)
-        self._note(value, BOOL)
+        self._note(value, pg.BOOL)
         return as_boolean(value)
 
     def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
@@ -166,7 +156,7 @@ class ExpressionCompiler:
         return {
             exp.Literal: self._literal,
             exp.Null: lambda node, scope: NULL_VALUE,
-            exp.Boolean: lambda node, scope: TypedSql(str(int(node.this)), BOOL),
+            exp.Boolean: lambda node, scope: TypedSql(str(int(node.this)), pg.BOOL),
             exp.ByteString: lambda node, scope: text_constant(str(node.this)),
             exp.RawString: lambda node, scope: text_constant(str(node.this)),
             exp.UnicodeString: self._unicode,
@@ -179,11 +169,11 @@ class ExpressionCompiler:
             exp.And: lambda node, scope: self._connect(node, scope, "AND"),
             exp.Or: lambda node, scope: self._connect(node, scope, "OR"),
             exp.Not: lambda node, scope: TypedSql(
-                f"(NOT {self.compile_condition(node.this, scope)})", BOOL
+                f"(NOT {self.compile_condition(node.this, scope)})", pg.BOOL
             ),
             exp.Neg: self._negative,
             exp.BitwiseNot: lambda node, scope: TypedSql(
-                f"(~{self.compile(node.this, scope).sql})", INT4
+                f"(~{self.compile(node.this, scope).sql})", pg.INT4
             ),
             exp.Is: self._is,
             exp.In: self._in,
@@ -205,11 +195,11 @@ class ExpressionCompiler:
             exp.ArrayContainsAll: lambda node, scope: self._arrays(node, scope, "pg_contains"),
             exp.ArrayOverlaps: lambda node, scope: self._arrays(node, scope, "pg_overlap"),
             exp.ArrayContainedBy: self._contained_by,
-            exp.JSONExtract: lambda node, scope: self._json_path(node, scope, "->", JSON),
-            exp.JSONExtractScalar: lambda node, scope: self._json_path(node, scope, "->>", TEXT),
+            exp.JSONExtract: lambda node, scope: self._json_path(node, scope, "->", pg.JSON),
+            exp.JSONExtractScalar: lambda node, scope: self._json_path(node, scope, "->>", pg.TEXT),
             exp.AtTimeZone: lambda node, scope: self.compile(node.this, scope),
             exp.Interval: lambda node, scope: TypedSql(
-                quote_text(node.sql("postgres").removeprefix("INTERVAL ").strip("'")), INTERVAL
+                quote_text(node.sql("postgres").removeprefix("INTERVAL ").strip("'")), pg.INTERVAL
             ),
         }
 
@@ -221,11 +211,11 @@ class ExpressionCompiler:
         if node.is_string:
             return text_constant(text)
         if text.isascii() and text.isdecimal():
-            return TypedSql(text, INT4 if int(text) < 2**31 else INT8)
+            return TypedSql(text, pg.INT4 if int(text) < 2**31 else pg.INT8)
         # Written into SQL as it stands: it must be a number to SQLite, too.
         if _NUMBER.fullmatch(text) is None:
             raise CatalogQueryError(f"{text} is no number", SYNTAX_ERROR)
-        return TypedSql(text, NUMERIC)
+        return TypedSql(text, pg.NUMERIC)
 
     def _unicode(self, node: Any, scope: QueryScope) -> TypedSql:
         """Compile a constant with characters by their numbers, as ``U&'\\0061'``."""
@@ -311,7 +301,7 @@ class ExpressionCompiler:
             parts.append(left.expression)
             left = left.this
         texts = [self.compile_condition(each, scope) for each in [left, *reversed(parts)]]
-        return TypedSql(f"({f' {word} '.join(texts)})", BOOL)
+        return TypedSql(f"({f' {word} '.join(texts)})", pg.BOOL)
 
     def _pair(self, node: Any, scope: QueryScope) -> tuple[TypedSql, TypedSql]:
         left, right = self.compile(node.this, scope), self.compile(node.expression, scope)
@@ -321,10 +311,10 @@ class ExpressionCompiler:
         """Return two values that are compared, an undecided one with the other's type."""
         chosen = common_type((left.type, right.type))
         # A name is compared with the object's name, not with its OID.
-        if left.type in REGISTERED and right.type in TEXTUAL - {UNKNOWN}:
-            left = cast_value(left, TEXT)
-        elif right.type in REGISTERED and left.type in TEXTUAL - {UNKNOWN}:
-            right = cast_value(right, TEXT)
+        if left.type in REGISTERED and right.type in TEXTUAL - {pg.UNKNOWN}:
+            left = cast_value(left, pg.TEXT)
+        elif right.type in REGISTERED and left.type in TEXTUAL - {pg.UNKNOWN}:
+            right = cast_value(right, pg.TEXT)
         return self._note(left, chosen), self._note(right, chosen)
 
     def _comparison(self, node: Any, scope: QueryScope, operator: str) -> TypedSql:
@@ -332,7 +322,7 @@ class ExpressionCompiler:
         if quantifier is not None:
             return self._quantified(self.compile(node.this, scope), operator, quantifier, scope)
         one, other = self._pair(node, scope)
-        return TypedSql(f"({one.sql} {operator} {other.sql})", BOOL)
+        return TypedSql(f"({one.sql} {operator} {other.sql})", pg.BOOL)
 
     def _quantified(
         self, left: TypedSql, operator: str, quantifier: tuple[Any, bool], scope: QueryScope
@@ -345,25 +335,25 @@ class ExpressionCompiler:
             sql, shape = self._compile_query(inner, scope)
             left = self._note(left, shape.columns[0].type)
             if plain:
-                return TypedSql(f"({left.sql} {negated}IN ({sql}))", BOOL)
+                return TypedSql(f"({left.sql} {negated}IN ({sql}))", pg.BOOL)
             rows, place = f"({sql}) AS q", f"q.{shape.columns[0].sql}"
         else:
             array = self.compile(inner, scope)
             element = ELEMENT_OF.get(array.type)
             # A constant or a parameter: an array of what is on the left.
             if element is None:
-                array = self._note(array, array_type(TEXT if left.undecided else left.type))
-                element = ELEMENT_OF.get(array.type, TEXT)
+                array = self._note(array, array_type(pg.TEXT if left.undecided else left.type))
+                element = ELEMENT_OF.get(array.type, pg.TEXT)
             left, array = self._match_array(left, array, element)
             rows, place = f"json_each({array.sql}) AS q", "q.value"
             if plain:
                 # Not by a join, so that an index on the left side can serve.
                 sql = f"SELECT value FROM json_each({array.sql})"
-                return TypedSql(f"({left.sql} {negated}IN ({sql}))", BOOL)
+                return TypedSql(f"({left.sql} {negated}IN ({sql}))", pg.BOOL)
         condition = self._operate(left, operator, place)
         # ALL holds unless one value does not fit.
         condition = f"NOT ({condition})" if every else condition
-        return TypedSql(f"({negated}EXISTS (SELECT 1 FROM {rows} WHERE {condition}))", BOOL)
+        return TypedSql(f"({negated}EXISTS (SELECT 1 FROM {rows} WHERE {condition}))", pg.BOOL)
 
     def _match_array(
         self, left: TypedSql, array: TypedSql, element: int
@@ -387,10 +377,10 @@ class ExpressionCompiler:
     def _is(self, node: Any, scope: QueryScope) -> TypedSql:
         word = "IS NOT" if node.args.get("negate") else "IS"
         if isinstance(node.expression, exp.Boolean):
-            value = self.compile_as(node.this, scope, BOOL)
-            return TypedSql(f"({value.sql} {word} {int(node.expression.this)})", BOOL)
+            value = self.compile_as(node.this, scope, pg.BOOL)
+            return TypedSql(f"({value.sql} {word} {int(node.expression.this)})", pg.BOOL)
         # IS UNKNOWN is the same as IS NULL.
-        return TypedSql(f"({self.compile(node.this, scope).sql} {word} NULL)", BOOL)
+        return TypedSql(f"({self.compile(node.this, scope).sql} {word} NULL)", pg.BOOL)
 
     def _in(self, node: Any, scope: QueryScope) -> TypedSql:
         left = self.compile(node.this, scope)
@@ -400,16 +390,18 @@ class ExpressionCompiler:
             # Several columns are compared with a row.
             if len(shape.columns) == 1:
                 left = self._note(left, shape.columns[0].type)
-            return TypedSql(f"({left.sql} IN ({sql}))", BOOL)
+            return TypedSql(f"({left.sql} IN ({sql}))", pg.BOOL)
         values = [self.compile(each, scope) for each in node.expressions]
-        if left.type == RECORD:
-            return TypedSql(f"({left.sql} IN (VALUES {', '.join(v.sql for v in values)}))", BOOL)
+        if left.type == pg.RECORD:
+            return TypedSql(f"({left.sql} IN (VALUES {', '.join(v.sql for v in values)}))", pg.BOOL)
         decided = [left, *values]
         chosen = common_type(value.type for value in decided)
-        if left.type in REGISTERED and any(value.type in TEXTUAL - {UNKNOWN} for value in values):
-            left = cast_value(left, TEXT)
+        if left.type in REGISTERED and any(
+            value.type in TEXTUAL - {pg.UNKNOWN} for value in values
+        ):
+            left = cast_value(left, pg.TEXT)
         left, *values = (self._note(value, chosen) for value in (left, *values))
-        return TypedSql(f"({left.sql} IN ({', '.join(value.sql for value in values)}))", BOOL)
+        return TypedSql(f"({left.sql} IN ({', '.join(value.sql for value in values)}))", pg.BOOL)
 
     def _between(self, node: Any, scope: QueryScope) -> TypedSql:
         values = [
@@ -417,11 +409,11 @@ class ExpressionCompiler:
         ]
         chosen = common_type(value.type for value in values)
         one, low, high = (self._note(value, chosen) for value in values)
-        return TypedSql(f"({one.sql} BETWEEN {low.sql} AND {high.sql})", BOOL)
+        return TypedSql(f"({one.sql} BETWEEN {low.sql} AND {high.sql})", pg.BOOL)
 
     def _exists(self, node: Any, scope: QueryScope) -> TypedSql:
         sql, _ = self._compile_query(node.this, scope)
-        return TypedSql(f"EXISTS ({sql})", BOOL)
+        return TypedSql(f"EXISTS ({sql})", pg.BOOL)
 
     def _scalar_subquery(self, node: Any, scope: QueryScope) -> TypedSql:
         sql, shape = self._compile_query(node, scope)
@@ -459,29 +451,30 @@ class ExpressionCompiler:
         """Return values of one type: texts where some are names of registered objects."""
         if chosen in TEXTUAL:
             return [
-                cast_value(value, TEXT) if value.type in REGISTERED else value for value in values
+                cast_value(value, pg.TEXT) if value.type in REGISTERED else value
+                for value in values
             ]
         return values
 
     def _tuple(self, node: Any, scope: QueryScope) -> TypedSql:
         values = [self.compile(each, scope) for each in node.expressions]
-        return TypedSql(f"({', '.join(value.sql for value in values)})", RECORD)
+        return TypedSql(f"({', '.join(value.sql for value in values)})", pg.RECORD)
 
     # -- operators -----------------------------------------------------------------------------
 
     def _arithmetic(self, node: Any, scope: QueryScope, operator: str) -> TypedSql:
         left, right = self._pair(node, scope)
         types = [each.type for each in (left, right) if each.type in NUMBERS]
-        chosen = common_type(types) if types else INT4
+        chosen = common_type(types) if types else pg.INT4
         # Of an OID and an integer PostgreSQL makes an integer.
         # SQLite's integers have 64 bits: nothing overflows.
-        chosen = INT8 if chosen == OID else chosen
-        if chosen == TEXT:
-            chosen = NUMERIC
+        chosen = pg.INT8 if chosen == pg.OID else chosen
+        if chosen == pg.TEXT:
+            chosen = pg.NUMERIC
         return TypedSql(f"({left.sql} {operator} {right.sql})", chosen)
 
     def _negative(self, node: Any, scope: QueryScope) -> TypedSql:
-        value = self.compile_as(node.this, scope, INT4)
+        value = self.compile_as(node.this, scope, pg.INT4)
         return TypedSql(f"(-{value.sql})", value.type)
 
     def _concatenate(self, node: Any, scope: QueryScope) -> TypedSql:
@@ -490,10 +483,10 @@ class ExpressionCompiler:
             return self._concatenate_arrays(left, right)
         texts = []
         for value in (left, right):
-            value = self._note(value, TEXT)
+            value = self._note(value, pg.TEXT)
             # SQLite writes numbers as PostgreSQL does; flags and names are ours to write.
-            texts.append(value.sql if value.type in NUMBERS else cast_value(value, TEXT).sql)
-        return TypedSql(f"({texts[0]} || {texts[1]})", TEXT)
+            texts.append(value.sql if value.type in NUMBERS else cast_value(value, pg.TEXT).sql)
+        return TypedSql(f"({texts[0]} || {texts[1]})", pg.TEXT)
 
     def _concatenate_arrays(self, left: TypedSql, right: TypedSql) -> TypedSql:
         # An element before an array, or behind one.
@@ -521,27 +514,27 @@ class ExpressionCompiler:
         flags = "i" if isinstance(node, exp.RegexpILike) else ""
         quantifier = _quantifier_of(node.expression)
         if quantifier is not None:
-            left = self.compile_as(node.this, scope, TEXT)
+            left = self.compile_as(node.this, scope, pg.TEXT)
             return self._quantified(left, "~*" if flags else "~", quantifier, scope)
-        text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT)
-        pattern = self.compile_as(node.expression, scope, TEXT)
-        return TypedSql(f"pg_match({text.sql}, {pattern.sql}, '{flags}')", BOOL)
+        text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT)
+        pattern = self.compile_as(node.expression, scope, pg.TEXT)
+        return TypedSql(f"pg_match({text.sql}, {pattern.sql}, '{flags}')", pg.BOOL)
 
     def _like(self, node: Any, scope: QueryScope, escape: str = "\\") -> TypedSql:
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"
         negated = "NOT " if node.args.get("negate") else ""
         quantifier = _quantifier_of(node.expression)
         if quantifier is not None:
-            left = self.compile_as(node.this, scope, TEXT)
+            left = self.compile_as(node.this, scope, pg.TEXT)
             return self._quantified(left, negated + word, quantifier, scope)
-        text = cast_value(self.compile_as(node.this, scope, TEXT), TEXT).sql
-        pattern = self.compile_as(node.expression, scope, TEXT).sql
+        text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT).sql
+        pattern = self.compile_as(node.expression, scope, pg.TEXT).sql
         # SQLite's LIKE was told to tell cases apart.
         if word == "ILIKE":
             text, pattern = f"lower({text})", f"lower({pattern})"
         # PostgreSQL's default is a backslash; SQLite has none.
         escaped = f" ESCAPE {quote_text(escape)}" if escape else ""
-        return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", BOOL)
+        return TypedSql(f"({text} {negated}LIKE {pattern}{escaped})", pg.BOOL)
 
     def _escape(self, node: Any, scope: QueryScope) -> TypedSql:
         if isinstance(node.this, exp.Like | exp.ILike):
@@ -550,14 +543,14 @@ class ExpressionCompiler:
 
     def _arrays(self, node: Any, scope: QueryScope, function: str) -> TypedSql:
         left, right = self._pair(node, scope)
-        return TypedSql(f"{function}({left.sql}, {right.sql})", BOOL)
+        return TypedSql(f"{function}({left.sql}, {right.sql})", pg.BOOL)
 
     def _contained_by(self, node: Any, scope: QueryScope) -> TypedSql:
         left, right = self._pair(node, scope)
-        return TypedSql(f"pg_contains({right.sql}, {left.sql})", BOOL)
+        return TypedSql(f"pg_contains({right.sql}, {left.sql})", pg.BOOL)
 
     def _json_path(self, node: Any, scope: QueryScope, operator: str, returns: int) -> TypedSql:
-        value = self.compile_as(node.this, scope, JSON)
+        value = self.compile_as(node.this, scope, pg.JSON)
         path = node.expression
         # sqlglot has made a path of a plain key.
         if isinstance(path, exp.JSONPath):
@@ -565,7 +558,7 @@ class ExpressionCompiler:
             key = quote_text(str(last.this)) if not isinstance(last.this, int) else str(last.this)
         else:
             key = self.compile(path, scope).sql
-        kind = JSONB if returns == JSON and value.type == JSONB else returns
+        kind = pg.JSONB if returns == pg.JSON and value.type == pg.JSONB else returns
         return TypedSql(f"({value.sql} {operator} {key})", kind)
 
     # -- types ---------------------------------------------------------------------------------
@@ -624,7 +617,7 @@ class ExpressionCompiler:
         # Vectors count from 0, arrays from 1.
         first = 0 if array.type in VECTORS else 1
         place = node.expressions[0]
-        if array.type in (JSON, JSONB):
+        if array.type in (pg.JSON, pg.JSONB):
             return TypedSql(f"({array.sql} -> {self.compile(place, scope).sql})", array.type)
         if isinstance(place, exp.Slice):
             low, high = (
@@ -632,9 +625,9 @@ class ExpressionCompiler:
                 for each in (place.this, place.args.get("expression"))
             )
             return TypedSql(f"pg_slice({array.sql}, {low}, {high})", array.type)
-        at = self.compile_as(place, scope, INT4)
+        at = self.compile_as(place, scope, pg.INT4)
         shift = f"{at.sql} - {first}" if first else at.sql
-        element = ELEMENT_OF.get(array.type, TEXT)
+        element = ELEMENT_OF.get(array.type, pg.TEXT)
         return TypedSql(f"pg_subscript({array.sql}, {shift})", element)
 
 

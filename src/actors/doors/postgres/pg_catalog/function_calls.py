@@ -11,34 +11,12 @@ from typing import Any, Final
 
 import msgspec
 
+from actors.doors.postgres.pg_catalog import pg_types
 from actors.doors.postgres.pg_catalog.catalog_data import SystemCatalog
 from actors.doors.postgres.pg_catalog.catalog_errors import (
     NOT_SUPPORTED,
     UNDEFINED_FUNCTION,
     CatalogQueryError,
-)
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ANYARRAY,
-    ANYELEMENT,
-    BOOL,
-    ELEMENT_OF,
-    FLOAT8,
-    INT4,
-    INT8,
-    INTEGERS,
-    JSON,
-    JSONB,
-    NAME,
-    NUMBERS,
-    OID,
-    RECORD,
-    REGCLASS,
-    REGISTERED,
-    REGTYPE,
-    TEXT,
-    TEXTUAL,
-    UNKNOWN,
-    VECTORS,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
@@ -48,12 +26,13 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     decide_type,
     unify_values,
 )
+from actors.model.pgwire import type_map as pg
 
 FUNCTION_PREFIX: Final = "pg_fn_"
 ANY: Final = 2276
-_POLYMORPHIC: Final = frozenset({ANYARRAY, ANYELEMENT, ANY, 2776, 5077, 5078, 5079, 5080})
+_POLYMORPHIC: Final = frozenset({pg.ANYARRAY, pg.ANYELEMENT, ANY, 2776, 5077, 5078, 5079, 5080})
 """Pseudo-types: any array, element, …, and ``"any"``."""
-_POLYMORPHIC_ARRAYS: Final = frozenset({ANYARRAY, 5078})
+_POLYMORPHIC_ARRAYS: Final = frozenset({pg.ANYARRAY, 5078})
 EMPTY_SETS: Final = frozenset(
     {
         "pg_event_trigger_ddl_commands",
@@ -103,9 +82,9 @@ def json_letters(values: Iterable[TypedSql]) -> str:
     """Return how JSON functions take each value: see `scalar_functions`."""
     letters = []
     for value in values:
-        if value.type == BOOL:
+        if value.type == pg.BOOL:
             letters.append("b")
-        elif value.type in (JSON, JSONB, RECORD) or value.type in ELEMENT_OF:
+        elif value.type in (pg.JSON, pg.JSONB, pg.RECORD) or value.type in pg_types.ELEMENT_OF:
             letters.append("j")
         else:
             letters.append("x")
@@ -114,8 +93,12 @@ def json_letters(values: Iterable[TypedSql]) -> str:
 
 def _shown(value: TypedSql) -> TypedSql:
     """Return a value as a text function takes it: registered objects by name."""
-    if value.type in REGISTERED or value.type == BOOL or value.type in ELEMENT_OF:
-        return cast_value(value, TEXT)
+    if (
+        value.type in pg_types.REGISTERED
+        or value.type == pg.BOOL
+        or value.type in pg_types.ELEMENT_OF
+    ):
+        return cast_value(value, pg.TEXT)
     return value
 
 
@@ -124,7 +107,7 @@ def _object_description(args: list[TypedSql]) -> TypedSql:
     # Objects of two catalogs may have one OID.
     if len(args) > 1:
         where += f" AND classoid = {_CATALOG_OID.format(args[1].sql)}"
-    return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", TEXT)
+    return TypedSql(f"(SELECT description FROM pg_description WHERE {where})", pg.TEXT)
 
 
 def _greatest(name: str) -> Callable[[list[TypedSql]], TypedSql]:
@@ -151,45 +134,45 @@ def _nullif(args: list[TypedSql]) -> TypedSql:
 
 def _json_object(args: list[TypedSql]) -> TypedSql:
     inside = "".join(f", {arg.sql}" for arg in args)
-    return TypedSql(f"pg_json_object('{json_letters(args)}'{inside})", JSON)
+    return TypedSql(f"pg_json_object('{json_letters(args)}'{inside})", pg.JSON)
 
 
 def _json_array(args: list[TypedSql]) -> TypedSql:
     inside = "".join(f", {arg.sql}" for arg in args)
-    return TypedSql(f"pg_json_array('{json_letters(args)}'{inside})", JSON)
+    return TypedSql(f"pg_json_array('{json_letters(args)}'{inside})", pg.JSON)
 
 
 def _to_json(args: list[TypedSql]) -> TypedSql:
-    return TypedSql(f"pg_json_value('{json_letters(args)}', {args[0].sql})", JSON)
+    return TypedSql(f"pg_json_value('{json_letters(args)}', {args[0].sql})", pg.JSON)
 
 
 def _array_bound(upper: bool) -> Callable[[list[TypedSql]], TypedSql]:
     def template(args: list[TypedSql]) -> TypedSql:
         length = f"nullif(json_array_length({args[0].sql}), 0)"
         # The length of an empty array is NULL, and so are its bounds.
-        if args[0].type in VECTORS:
+        if args[0].type in pg_types.VECTORS:
             sql = f"({length} - 1)" if upper else f"({length} * 0)"
         else:
             sql = length if upper else f"({length} * 0 + 1)"
-        return TypedSql(sql, INT4)
+        return TypedSql(sql, pg.INT4)
 
     return template
 
 
 def _subscripts(args: list[TypedSql]) -> TypedSql:
-    first = 0 if args[0].type in VECTORS else 1
-    return TypedSql(f"pg_subscripts({args[0].sql}, {args[1].sql}, {first})", INT4)
+    first = 0 if args[0].type in pg_types.VECTORS else 1
+    return TypedSql(f"pg_subscripts({args[0].sql}, {args[1].sql}, {first})", pg.INT4)
 
 
 def _age(args: list[TypedSql]) -> TypedSql:
-    if args[0].type in TEXTUAL or len(args) > 1:
+    if args[0].type in pg_types.TEXTUAL or len(args) > 1:
         raise CatalogQueryError("age of a time is not supported here", NOT_SUPPORTED)
     # Of a transaction: nothing ever ages here.
-    return TypedSql(f"(0 * {args[0].sql} + 1)", INT4)
+    return TypedSql(f"(0 * {args[0].sql} + 1)", pg.INT4)
 
 
 def _type_of(args: list[TypedSql]) -> TypedSql:
-    return TypedSql(str(TEXT if args[0].undecided else args[0].type), REGTYPE)
+    return TypedSql(str(pg.TEXT if args[0].undecided else args[0].type), pg.REGTYPE)
 
 
 def _first_argument(args: list[TypedSql]) -> TypedSql:
@@ -409,7 +392,7 @@ class FunctionCatalog:
                 return TypedSql("'[]'", signature.returns, signature.fields)
             if name.startswith("pg_stat_get_"):
                 # Nothing is counted here: a counter is 0, and what would be a time is unknown.
-                counted = signature.returns in NUMBERS
+                counted = signature.returns in pg_types.NUMBERS
                 return TypedSql("0" if counted else "NULL", signature.returns)
         shown = f"{name}({', '.join(_type_name(argument.type) for argument in arguments)})"
         # PostgreSQL has it, and we do not: that is another error than an unknown function.
@@ -422,19 +405,19 @@ class FunctionCatalog:
     ) -> TypedSql:
         if name in ("format", "array_to_string", "quote_literal"):
             arguments = [_shown_inside(argument) for argument in arguments]
-        if name == "substring" and len(arguments) == 2 and arguments[1].type in TEXTUAL:
-            return TypedSql(f"pg_find_substring({_joined(arguments)})", TEXT)
+        if name == "substring" and len(arguments) == 2 and arguments[1].type in pg_types.TEXTUAL:
+            return TypedSql(f"pg_find_substring({_joined(arguments)})", pg.TEXT)
         returns = _return_type(name, signature, arguments)
-        fields = signature.fields if signature is not None and returns == RECORD else ()
+        fields = signature.fields if signature is not None and returns == pg.RECORD else ()
         if name == "_pg_expandarray":
-            fields = (("x", ELEMENT_OF.get(arguments[0].type, TEXT)), fields[1])
+            fields = (("x", pg_types.ELEMENT_OF.get(arguments[0].type, pg.TEXT)), fields[1])
         return TypedSql(f"{FUNCTION_PREFIX}{name}({_joined(arguments)})", returns, fields)
 
 
 def _shown_texts(signature: FunctionSignature, arguments: list[TypedSql]) -> list[str]:
     """Return the SQL of arguments, with texts where the function takes texts."""
     return [
-        _shown(argument).sql if wanted in TEXTUAL or wanted == ANY else argument.sql
+        _shown(argument).sql if wanted in pg_types.TEXTUAL or wanted == ANY else argument.sql
         for argument, wanted in zip(arguments, _parameters(signature, len(arguments)), strict=False)
     ]
 
@@ -456,16 +439,20 @@ def _joined(arguments: Iterable[TypedSql]) -> str:
 
 def _shown_inside(value: TypedSql) -> TypedSql:
     """Return a value whose text is wanted, or that of its elements."""
-    element = ELEMENT_OF.get(value.type)
+    element = pg_types.ELEMENT_OF.get(value.type)
     if element is not None:
-        return cast_value(value, array_type(TEXT)) if element not in TEXTUAL else value
+        return cast_value(value, array_type(pg.TEXT)) if element not in pg_types.TEXTUAL else value
     return _shown(value)
 
 
 def _type_name(type_oid: int) -> str:
-    return {UNKNOWN: "unknown", TEXT: "text", INT4: "integer", OID: "oid", NAME: "name"}.get(
-        type_oid, str(type_oid)
-    )
+    return {
+        pg.UNKNOWN: "unknown",
+        pg.TEXT: "text",
+        pg.INT4: "integer",
+        pg.OID: "oid",
+        pg.NAME: "name",
+    }.get(type_oid, str(type_oid))
 
 
 def _parameters(signature: FunctionSignature, count: int) -> list[int]:
@@ -483,26 +470,27 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
     for want, given in zip(_parameters(signature, len(types)), types, strict=False):
         if want == given:
             points += 4
-        elif given == UNKNOWN:
+        elif given == pg.UNKNOWN:
             # A constant without a type is a text before it is anything else.
-            points += 2 if want in TEXTUAL else 1
+            points += 2 if want in pg_types.TEXTUAL else 1
         elif want in _POLYMORPHIC:
-            if want in _POLYMORPHIC_ARRAYS and given not in ELEMENT_OF:
+            if want in _POLYMORPHIC_ARRAYS and given not in pg_types.ELEMENT_OF:
                 return None
             points += 1
-        elif want in TEXTUAL and given in TEXTUAL:
+        elif want in pg_types.TEXTUAL and given in pg_types.TEXTUAL:
             points += 3
-        elif want in INTEGERS and given in INTEGERS:
-            points += 3 if want == INT8 else 2
-        elif want in NUMBERS and given in NUMBERS:
-            points += 2 if want == FLOAT8 else 1
-        elif want in (OID, REGCLASS) and given in REGISTERED:
+        elif want in pg_types.INTEGERS and given in pg_types.INTEGERS:
+            points += 3 if want == pg.INT8 else 2
+        elif want in pg_types.NUMBERS and given in pg_types.NUMBERS:
+            points += 2 if want == pg.FLOAT8 else 1
+        elif want in (pg.OID, pg.REGCLASS) and given in pg_types.REGISTERED:
             points += 3
-        elif want in REGISTERED and given in INTEGERS:
+        elif want in pg_types.REGISTERED and given in pg_types.INTEGERS:
             points += 2
         # A row fits what takes rows of its relation. Names and arrays can be made texts.
-        elif given != RECORD and (
-            want not in TEXTUAL or (given not in REGISTERED and given not in ELEMENT_OF)
+        elif given != pg.RECORD and (
+            want not in pg_types.TEXTUAL
+            or (given not in pg_types.REGISTERED and given not in pg_types.ELEMENT_OF)
         ):
             return None
     return points
@@ -514,23 +502,23 @@ def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -
     for argument, want in zip(arguments, parameters, strict=False):
         if want in _POLYMORPHIC:
             # A parameter needs a type; a constant may wait for the other arguments.
-            want = TEXT if argument.parameter else UNKNOWN
+            want = pg.TEXT if argument.parameter else pg.UNKNOWN
         decided.append(decide_type(argument, want))
-    if ANYARRAY in signature.arguments or 5078 in signature.arguments:
+    if pg.ANYARRAY in signature.arguments or 5078 in signature.arguments:
         decided = _decide_elements(decided)
     return decided
 
 
 def _decide_elements(arguments: list[TypedSql]) -> list[TypedSql]:
     """Return arguments of a function on arrays, with elements and arrays of one type."""
-    arrays = [each.type for each in arguments if each.type in ELEMENT_OF]
+    arrays = [each.type for each in arguments if each.type in pg_types.ELEMENT_OF]
     # None says what it is: braces tell an array, then one of texts.
     if not arrays:
         return [
-            decide_type(each, array_type(TEXT)) if (each.literal or "").startswith("{") else each
+            decide_type(each, array_type(pg.TEXT)) if (each.literal or "").startswith("{") else each
             for each in arguments
         ]
-    element = ELEMENT_OF[arrays[0]]
+    element = pg_types.ELEMENT_OF[arrays[0]]
     return [
         decide_type(each, arrays[0] if (each.literal or "").startswith("{") else element)
         for each in arguments
@@ -541,9 +529,9 @@ def _return_type(name: str, signature: FunctionSignature | None, arguments: list
     """Return the type of a call's value; of a set that of its elements."""
     # Words of the standard, which are not in `pg_proc`.
     if name in ("user", "current_role", "current_catalog"):
-        return NAME
+        return pg.NAME
     if signature is None:
-        return TEXT
+        return pg.TEXT
     returns = signature.returns
     if returns not in _POLYMORPHIC:
         return returns
@@ -553,10 +541,10 @@ def _return_type(name: str, signature: FunctionSignature | None, arguments: list
         for argument, wanted in zip(arguments, parameters, strict=False)
         if wanted in _POLYMORPHIC
     ]
-    arrays = [each for each in types if each in ELEMENT_OF]
+    arrays = [each for each in types if each in pg_types.ELEMENT_OF]
     if returns in _POLYMORPHIC_ARRAYS:
         return arrays[0] if arrays else array_type(common_type(types))
     # `anyelement` is what the array has, where one was asked for.
     if arrays and _POLYMORPHIC_ARRAYS.intersection(signature.arguments):
-        return ELEMENT_OF[arrays[0]]
+        return pg_types.ELEMENT_OF[arrays[0]]
     return common_type(types)

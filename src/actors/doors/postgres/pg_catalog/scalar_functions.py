@@ -20,13 +20,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.catalog_lookups import split_name
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    format_catalog_value,
-    quote_identifier,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, format_catalog_value
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.quoting import quote_identifier, quote_literal
+from actors.model.pgwire.type_map import BOOL
 
 _CLASSES: Final = {
     "[:alpha:]": "a-zA-Z",
@@ -128,12 +125,6 @@ def take_substring(text: str, start: int, count: int | None = None) -> str:
     return text[max(start - 1, 0) : max(end - 1, 0)]
 
 
-def quote_literal(text: Any) -> str:
-    """Return a text as an SQL constant."""
-    quoted = "'" + str(text).replace("'", "''") + "'"
-    return " E" + quoted.replace("\\", "\\\\") if "\\" in quoted else quoted
-
-
 def split_part(text: str, separator: str, number: int) -> str:
     """Return a part between separators, from 1, or from the end by a negative number."""
     parts = text.split(separator) if separator else [text]
@@ -155,7 +146,7 @@ def format_text(template: str, *values: Any) -> str:
         if found[4] == "I":
             text = quote_identifier(str(value))
         elif found[4] == "L":
-            text = "NULL" if value is None else quote_literal(value)
+            text = "NULL" if value is None else quote_literal(str(value))
         else:
             text = "" if value is None else str(value)
         width = int(found[3] or 0)
@@ -393,7 +384,7 @@ def value_to_json(kinds: str, value: Any) -> str:
 
 def quote_nullable(value: Any) -> str:
     """Return a value as an SQL constant, NULL too."""
-    return "NULL" if value is None else quote_literal(value)
+    return "NULL" if value is None else quote_literal(str(value))
 
 
 def encoding_name(number: int) -> str:
@@ -496,7 +487,7 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "substring": take_substring,
     "substr": take_substring,
     "quote_ident": quote_identifier,
-    "quote_literal": quote_literal,
+    "quote_literal": lambda text: quote_literal(str(text)),
     "quote_nullable": quote_nullable,
     "split_part": split_part,
     "format": format_text,

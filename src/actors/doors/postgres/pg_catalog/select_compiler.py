@@ -34,14 +34,7 @@ from actors.doors.postgres.pg_catalog.expression_compiler import (
     ParameterTypes,
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ELEMENT_OF,
-    INT8,
-    RECORD,
-    REGISTERED,
-    TEXT,
-    TEXTUAL,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, REGISTERED, TEXTUAL
 from actors.doors.postgres.pg_catalog.query_scope import (
     QueryScope,
     RelationColumn,
@@ -60,9 +53,9 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_name,
-    quote_text,
 )
+from actors.model.pgwire.quoting import quote_name, quote_text
+from actors.model.pgwire.type_map import INT8, RECORD, TEXT
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
 """Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)

@@ -19,16 +19,8 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     PgCatalogSnapshot,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ANYARRAY,
-    CID,
-    ELEMENT_OF,
-    OID,
-    TEXT,
-    TID,
-    XID,
-    postgres_type,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
+from actors.model.pgwire import type_map as pg
 
 CatalogRows = dict[str, list[dict[str, Any]]]
 """Rows of each table of `pg_catalog`."""
@@ -51,12 +43,12 @@ _RELKINDS: Final = {
     "index": "i",
 }
 SYSTEM_ATTRIBUTES: Final = (
-    ("tableoid", OID, -6),
-    ("cmax", CID, -5),
-    ("xmax", XID, -4),
-    ("cmin", CID, -3),
-    ("xmin", XID, -2),
-    ("ctid", TID, -1),
+    ("tableoid", pg.OID, -6),
+    ("cmax", pg.CID, -5),
+    ("xmax", pg.XID, -4),
+    ("cmin", pg.CID, -3),
+    ("xmin", pg.XID, -2),
+    ("ctid", pg.TID, -1),
 )
 """Columns that every stored relation of PostgreSQL has; clients read them to tell rows apart."""
 
@@ -271,7 +263,7 @@ class SnapshotRows:
         self, oid: int, columns: Iterable[CatalogColumnRow], required: frozenset[str]
     ) -> None:
         for number, column in enumerate(columns, start=1):
-            shown = postgres_type(column.type)
+            shown = pg.pg_type_of_spark(column.type)
             self._add_attribute(
                 oid,
                 column.name,
@@ -363,7 +355,7 @@ class SnapshotRows:
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
-        types = [postgres_type(column.type).oid for column in shown]
+        types = [pg.pg_type_of_spark(column.type).oid for column in shown]
         # The key's index is no object of the catalog's: it gets its row from one made here.
         index = CatalogObjectRow(id=each.id, name=name, kind="index", schema=on.schema)
         self._add_class(
@@ -377,7 +369,7 @@ class SnapshotRows:
             relfilenode=oid,
         )
         for number, (column, type_oid) in enumerate(zip(shown, types, strict=True), start=1):
-            modifier = postgres_type(column.type).modifier
+            modifier = pg.pg_type_of_spark(column.type).modifier
             self._add_attribute(oid, column.name, type_oid, number, atttypmod=modifier)
         self._add(
             "pg_index",
@@ -401,7 +393,7 @@ class SnapshotRows:
 
     def _operator_class(self, type_oid: int) -> int:
         """Return the btree operator class of a type's values."""
-        general = ANYARRAY if type_oid in ELEMENT_OF else TEXT
+        general = pg.ANYARRAY if type_oid in ELEMENT_OF else pg.TEXT
         # A type without an order of its own still needs a row of pg_opclass that joins find.
         return self._operator_classes.get(type_oid) or self._operator_classes[general]
 

@@ -31,17 +31,8 @@ from actors.doors.sql_session.context import DATABASE, SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.engine.sql.shown_statements import shown_statement
+from actors.model.pgwire import type_map as pg
 from actors.model.pgwire.messages import FieldDescription
-from actors.model.pgwire.type_map import (
-    BOOL,
-    FLOAT4,
-    FLOAT8,
-    INT2,
-    INT4,
-    INT8,
-    OID,
-    sized,
-)
 from actors.model.protocol.api import ObjectStatus
 from actors.model.protocol.role_messages import RolesReport
 from actors.runtime.errors import UnknownObject
@@ -54,13 +45,13 @@ _KINDS: Final[Mapping[str, ObjectKind]] = {
     "index": "index",
 }
 _SCALARS: Final = {
-    BOOL: pa.bool_(),
-    INT2: pa.int16(),
-    INT4: pa.int32(),
-    INT8: pa.int64(),
-    OID: pa.int32(),
-    FLOAT4: pa.float32(),
-    FLOAT8: pa.float64(),
+    pg.BOOL: pa.bool_(),
+    pg.INT2: pa.int16(),
+    pg.INT4: pa.int32(),
+    pg.INT8: pa.int64(),
+    pg.OID: pa.int32(),
+    pg.FLOAT4: pa.float32(),
+    pg.FLOAT8: pa.float64(),
 }
 _OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
 
@@ -264,7 +255,7 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
 
 
 def _field(column: AnswerColumn) -> FieldDescription:
-    kind = sized(column.type)
+    kind = pg.sized(column.type)
     return FieldDescription(column.name, kind.oid, kind.size)
 
 

@@ -34,7 +34,6 @@ from actors.doors.postgres.pg_server.login import TokenProof, prove_role
 from actors.doors.postgres.pg_server.point_answers import answer_point
 from actors.doors.postgres.pg_server.preparing import prepare_statement, schemas_of
 from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
-from actors.doors.postgres.pg_server.startup import startup_variables
 from actors.doors.postgres.pg_server.statement_scope import StatementScope, receive_in_time
 from actors.doors.postgres.pg_server.statements import (
     SETTING_STATEMENTS,
@@ -58,6 +57,7 @@ from actors.engine.sql.grammar import split_statements
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire import messages as pg
 from actors.model.pgwire import sqlstate
+from actors.model.pgwire.decoder import startup_variables
 from actors.model.pgwire.parameters import parse_parameters, spark_literal
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import (
