@@ -23,7 +23,6 @@ from actors.doors.postgres.pg_catalog.catalog_database import CatalogDatabase
 from actors.doors.postgres.pg_catalog.catalog_errors import (
     INVALID_TEXT,
     NOT_SUPPORTED,
-    UNDEFINED_OBJECT,
     UNDEFINED_PARAMETER,
     CatalogQueryError,
 )
@@ -43,7 +42,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
 from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
-from actors.model.pgwire.type_map import BOOL, FLOAT4, FLOAT8, RECORD, TEXT
+from actors.model.pgwire.type_map import BOOL, FLOAT4, FLOAT8, RECORD
 
 COMPILED_QUERIES_MAX: Final = 512
 """Texts whose compiled form is kept: clients repeat theirs."""
@@ -64,16 +63,6 @@ _HINTS: Final = (
 _QUERY: Final = re.compile(
     r"(?:\s|--[^\n]*\n|/\*.*?\*/|\()*(?:SELECT|WITH|VALUES|TABLE)\b", re.IGNORECASE | re.DOTALL
 )
-_SHOW: Final = re.compile(
-    r"\s*SHOW\s+(?P<name>\"?[\w.]+\"?|TRANSACTION\s+ISOLATION\s+LEVEL|TIME\s+ZONE"
-    r"|SESSION\s+AUTHORIZATION)\s*;?\s*",
-    re.IGNORECASE,
-)
-_SHOWN_NAMES: Final = {
-    "transaction isolation level": "transaction_isolation",
-    "time zone": "TimeZone",
-    "session authorization": "session_authorization",
-}
 
 
 class AnswerColumn(msgspec.Struct, frozen=True):
@@ -140,8 +129,6 @@ class CatalogQueries:
 
     def is_catalog_query(self, text: str) -> bool:
         """Return whether a statement is answered here. Text that does not parse is not."""
-        if _SHOW.fullmatch(text):
-            return True
         if _QUERY.match(text) is None or not self.may_be_catalog_query(text):
             return False
         try:
@@ -176,8 +163,6 @@ class CatalogQueries:
     ) -> CatalogDescription:
         """Return the types of a query's parameters and columns. `parameter_types` are those that
         the client gives (0: it leaves the type open). Raises `CatalogQueryError`."""
-        if shown := _SHOW.fullmatch(text):
-            return CatalogDescription((), _show_columns(_shown_name(shown["name"])))
         return self._compile(text, tuple(parameter_types)).description
 
     def answer_catalog_query(
@@ -190,8 +175,6 @@ class CatalogQueries:
         """Return a query's columns and rows. A parameter is a value of Python or its text.
         Raises `CatalogQueryError`, which has the SQLSTATE."""
         session = session or CatalogSession()
-        if shown := _SHOW.fullmatch(text):
-            return self._show(_shown_name(shown["name"]), session)
         compiled = self._compile(text, tuple(parameter_types))
         types = compiled.description.parameters
         # More than the query has are let pass, as PostgreSQL's drivers may send them.
@@ -300,37 +283,6 @@ class CatalogQueries:
             json.loads(each) if isinstance(each, str) and element in ELEMENT_OF else each
             for each in held
         ]
-
-    # -- SHOW ----------------------------------------------------------------------------------
-
-    def _show(self, name: str, session: CatalogSession) -> CatalogAnswer:
-        if name.lower() == "all":
-            return self.answer_catalog_query(
-                "SELECT name, setting, short_desc AS description FROM pg_catalog.pg_settings"
-                " ORDER BY name",
-                session=session,
-            )
-        functions = self._database.functions
-        functions.enter(session)
-        value = functions.setting(name)
-        if name.lower() == "session_authorization":
-            value = session.session_user or session.user
-        if value is None:
-            raise CatalogQueryError(
-                f'unrecognized configuration parameter "{name}"', UNDEFINED_OBJECT
-            )
-        return CatalogAnswer(_show_columns(name), [(value,)])
-
-
-def _shown_name(text: str) -> str:
-    plain = " ".join(text.replace('"', "").split())
-    return _SHOWN_NAMES.get(plain.lower(), plain)
-
-
-def _show_columns(name: str) -> tuple[AnswerColumn, ...]:
-    if name.lower() == "all":
-        return tuple(AnswerColumn(each, TEXT) for each in ("name", "setting", "description"))
-    return (AnswerColumn(name, TEXT),)
 
 
 @lru_cache(maxsize=64)

@@ -37,7 +37,6 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     NULL_VALUE,
     TypedSql,
     array_type,
-    as_boolean,
     cast_value,
     common_type,
     decide_type,
@@ -135,9 +134,7 @@ class ExpressionCompiler:
 
     def compile_condition(self, node: Any, scope: QueryScope) -> str:
         """Return a condition of WHERE, ON, HAVING or FILTER."""
-        value = self.compile(node, scope)
-        self._note(value, pg.BOOL)
-        return as_boolean(value)
+        return self.compile_as(node, scope, pg.BOOL).sql
 
     def compile_as(self, node: Any, scope: QueryScope, type_oid: int) -> TypedSql:
         """Return an expression that has a type unless its own is decided."""
@@ -366,7 +363,7 @@ class ExpressionCompiler:
     def _operate(self, left: TypedSql, operator: str, place: str) -> str:
         if operator in ("~", "~*"):
             flags = "i" if operator == "~*" else ""
-            return f"pg_match({left.sql}, {place}, '{flags}')"
+            return f"pg_fn_regexp_like({left.sql}, {place}, '{flags}')"
         if operator.endswith("ILIKE"):
             like = operator.replace("ILIKE", "LIKE")
             return f"lower({left.sql}) {like} lower({place}) ESCAPE '\\'"
@@ -491,12 +488,12 @@ class ExpressionCompiler:
     def _concatenate_arrays(self, left: TypedSql, right: TypedSql) -> TypedSql:
         # An element before an array, or behind one.
         if left.type not in ELEMENT_OF and not left.undecided:
-            return TypedSql(f"pg_prepend_element({left.sql}, {right.sql})", right.type)
+            return TypedSql(f"pg_fn_array_prepend({left.sql}, {right.sql})", right.type)
         if right.type not in ELEMENT_OF and not right.undecided:
-            return TypedSql(f"pg_append_element({left.sql}, {right.sql})", left.type)
+            return TypedSql(f"pg_fn_array_append({left.sql}, {right.sql})", left.type)
         kind = left.type if left.type in ELEMENT_OF else right.type
         left, right = self._note(left, kind), self._note(right, kind)
-        return TypedSql(f"pg_concat_arrays({left.sql}, {right.sql})", kind)
+        return TypedSql(f"pg_fn_array_cat({left.sql}, {right.sql})", kind)
 
     def _operator(self, node: Any, scope: QueryScope) -> TypedSql:
         """Compile ``left OPERATOR(schema.sign) right`` as ``left sign right``."""
@@ -518,7 +515,7 @@ class ExpressionCompiler:
             return self._quantified(left, "~*" if flags else "~", quantifier, scope)
         text = cast_value(self.compile_as(node.this, scope, pg.TEXT), pg.TEXT)
         pattern = self.compile_as(node.expression, scope, pg.TEXT)
-        return TypedSql(f"pg_match({text.sql}, {pattern.sql}, '{flags}')", pg.BOOL)
+        return TypedSql(f"pg_fn_regexp_like({text.sql}, {pattern.sql}, '{flags}')", pg.BOOL)
 
     def _like(self, node: Any, scope: QueryScope, escape: str = "\\") -> TypedSql:
         word = "ILIKE" if isinstance(node, exp.ILike) else "LIKE"

@@ -405,8 +405,6 @@ class FunctionCatalog:
     ) -> TypedSql:
         if name in ("format", "array_to_string", "quote_literal"):
             arguments = [_shown_inside(argument) for argument in arguments]
-        if name == "substring" and len(arguments) == 2 and arguments[1].type in pg_types.TEXTUAL:
-            return TypedSql(f"pg_find_substring({_joined(arguments)})", pg.TEXT)
         returns = _return_type(name, signature, arguments)
         fields = signature.fields if signature is not None and returns == pg.RECORD else ()
         if name == "_pg_expandarray":

@@ -110,17 +110,15 @@ def split_by_pattern(text: str, pattern: str, flags: str = "") -> str:
     return array_json([*parts, text[start:]])
 
 
-def find_substring(text: str, pattern: str) -> str | None:
-    """Return the part of a text that matches a pattern, or its first group."""
-    found = compile_pattern(pattern).search(text)
-    return _groups(found)[0] if found else None
-
-
 # -- texts -------------------------------------------------------------------------------------
 
 
-def take_substring(text: str, start: int, count: int | None = None) -> str:
-    """Return `count` characters from the place `start`, which counts from 1."""
+def take_substring(text: str, start: int | str, count: int | None = None) -> str | None:
+    """Return `count` characters from the place `start`, which counts from 1; of a pattern the part
+    that matches it, or its first group."""
+    if isinstance(start, str):
+        found = compile_pattern(start).search(text)
+        return _groups(found)[0] if found else None
     end = len(text) + 1 if count is None else max(start + count, 1)
     return text[max(start - 1, 0) : max(end - 1, 0)]
 
@@ -538,19 +536,14 @@ NULL_TAKERS: Final = frozenset(
 """Functions that are called with NULLs, too."""
 
 OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
-    "pg_match": match_pattern,
     "pg_subscript": array_subscript,
     "pg_slice": array_slice,
     "pg_contains": array_contains,
     "pg_overlap": arrays_overlap,
-    "pg_concat_arrays": array_concat,
-    "pg_append_element": array_append,
-    "pg_prepend_element": array_prepend,
     "pg_subscripts": make_subscripts,
     "pg_write_array": write_array,
     "pg_array_of_texts": array_of_texts,
     "pg_read_text": read_text,
-    "pg_find_substring": find_substring,
     "pg_json_object": build_json_object,
     "pg_json_array": build_json_array,
     "pg_json_value": value_to_json,
@@ -560,9 +553,6 @@ OPERATOR_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
 OPERATOR_NULL_TAKERS: Final = frozenset(
     {
         "pg_slice",
-        "pg_concat_arrays",
-        "pg_append_element",
-        "pg_prepend_element",
         "pg_json_object",
         "pg_json_array",
         "pg_json_value",

@@ -147,11 +147,6 @@ def unify_values(values: list[TypedSql]) -> tuple[list[TypedSql], int]:
     return [decide_type(value, chosen) for value in values], chosen
 
 
-def as_boolean(value: TypedSql) -> str:
-    """Return the SQL of a condition."""
-    return decide_type(value, pg.BOOL).sql
-
-
 def _to_text(value: TypedSql) -> str:
     """Return the SQL of a value's text, as PostgreSQL writes it."""
     if value.type == pg.BOOL:
