@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from catalog_lab import lab_session, lab_snapshot  # type: ignore[import-not-found]
 
-from actors.doors.postgres.pg_catalog import catalog_database
+from actors.doors.postgres.pg_catalog import catalog_database, catalog_snapshot
 from actors.doors.postgres.pg_catalog.catalog_errors import CatalogQueryError
 from actors.doors.postgres.pg_catalog.catalog_queries import CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
@@ -16,7 +16,6 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     OidAssignment,
     PgCatalogSnapshot,
     object_oid,
-    relation_objects,
 )
 from actors.doors.postgres.pg_catalog.pg_types import ObjectReference, format_catalog_value
 from actors.model.pgwire.type_map import BOOL, INT4, NAME, OID, REGCLASS, TEXT, pg_type_of_spark
@@ -181,39 +180,6 @@ def test_a_new_version_is_shown_and_the_same_costs_nothing() -> None:
     assert rows_of(queries, text) == [("second",)]
 
 
-def test_system_relations_have_a_schema_of_their_own() -> None:
-    queries = CatalogQueries()
-    queries.apply_snapshot(PgCatalogSnapshot(1, relation_objects()))
-    found = rows_of(
-        queries,
-        "SELECT table_schema, column_name FROM information_schema.columns"
-        " WHERE table_name = 'relations' ORDER BY ordinal_position",
-    )
-    assert found[0] == ("penstock", "name")
-    assert one(queries, "SELECT pg_table_is_visible('penstock.steps'::regclass)") is False
-
-
-def test_sources_and_sinks_are_foreign_servers() -> None:
-    queries = CatalogQueries()
-    queries.apply_snapshot(
-        PgCatalogSnapshot(
-            1,
-            (
-                CatalogObjectRow("u1", "shop", "source"),
-                CatalogObjectRow("u2", "lake", "sink"),
-                CatalogObjectRow("u3", "stream", "source", (CatalogColumnRow("a", "int"),)),
-            ),
-        )
-    )
-    text = "SELECT srvname, fdwname FROM pg_foreign_server s JOIN pg_foreign_data_wrapper w"
-    assert rows_of(queries, f"{text} ON w.oid = srvfdw ORDER BY 1") == [
-        ("lake", "penstock_sink"),
-        ("shop", "penstock_source"),
-        ("stream", "penstock_source"),
-    ]
-    assert rows_of(queries, "SELECT relname FROM pg_class WHERE relkind = 'f'") == [("stream",)]
-
-
 def test_columns_and_keys_have_the_properties_of_their_types() -> None:
     columns = (CatalogColumnRow("a", "boolean"), CatalogColumnRow("b", "array<bigint>"))
     table = CatalogObjectRow("u1", "t", "table", columns, key=("a", "b"))
@@ -230,14 +196,19 @@ def test_columns_and_keys_have_the_properties_of_their_types() -> None:
     ]
 
 
-def test_oids_are_stable_and_each_objects_own() -> None:
-    one_object = CatalogObjectRow("u1", "a", "table")
+def test_oids_are_stable_and_each_objects_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_object, other = CatalogObjectRow("u1", "a", "table"), CatalogObjectRow("u2", "b", "table")
     assert OidAssignment([one_object]).oid_of("u1") == object_oid("u1")
-    taken = CatalogObjectRow("u2", "b", "table", oid=object_oid("u1"))
-    both = OidAssignment([one_object, taken])
-    assert both.oid_of("u2") == object_oid("u1")
-    assert both.oid_of("u1") == object_oid("u1") + 1
     assert 16_384 <= object_oid("u9") < 2**31
+    # Two hashes are equal: who comes first does not depend on the order of objects.
+    monkeypatch.setattr(catalog_snapshot, "object_oid", lambda identity, role: 20_000)
+    for objects in ([one_object, other], [other, one_object]):
+        both = OidAssignment(objects)
+        assert (both.oid_of("u1"), both.oid_of("u2"), both.oid_of("u1", "type")) == (
+            20_000,
+            20_001,
+            20_002,
+        )
 
 
 def test_settings(queries: CatalogQueries) -> None:

@@ -255,7 +255,7 @@ class CatalogDatabase:
             for table, records in rows.items():
                 self._insert_records(table, records)
         # After the tables: a failure before leaves both as they were.
-        self.functions.lookups.fill(snapshot, rows)
+        self.functions.lookups.fill(rows)
         self.functions.database = snapshot.database
         self.version = snapshot.version
 

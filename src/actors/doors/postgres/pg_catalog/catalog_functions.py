@@ -252,11 +252,8 @@ class CatalogFunctions:
     # -- sizes and rights ----------------------------------------------------------------------
 
     def _relation_size(self, relation: Any, _fork: str = "main") -> int | None:
-        oid = self._relation_oid(relation)
-        return self.lookups.sizes.get(oid)
-
-    def _database_size(self, _database: Any) -> int:
-        return sum(self.lookups.sizes.values())
+        # Bytes are not counted by relation.
+        return 0 if self._relation_oid(relation) in self.lookups.relations else None
 
     def _updatable(self, relation: int, _triggers: int) -> int:
         found = self.lookups.relations.get(relation)
@@ -291,12 +288,9 @@ class CatalogFunctions:
             **self._definition_functions(),
             **self._privilege_functions(),
             "pg_relation_size": self._relation_size,
-            # All of an object's bytes are its table's: indexes are in memory.
             "pg_table_size": self._relation_size,
             "pg_total_relation_size": self._relation_size,
-            "pg_indexes_size": lambda relation: 0 * self._relation_oid(relation),
-            "pg_database_size": self._database_size,
-            "pg_tablespace_size": self._database_size,
+            "pg_indexes_size": self._relation_size,
             "pg_relation_is_updatable": self._updatable,
             "pg_column_is_updatable": self._column_updatable,
         }

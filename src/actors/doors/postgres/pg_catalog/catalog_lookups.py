@@ -18,7 +18,6 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     UNDEFINED_TABLE,
     CatalogQueryError,
 )
-from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
 from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
 from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
 from actors.model.pgwire import type_map as pg
@@ -90,7 +89,6 @@ class CatalogLookups:
         self.indexes: dict[int, IndexDefinition] = {}
         self.keys: dict[int, KeyDefinition] = {}
         self.columns: dict[int, tuple[str, ...]] = {}
-        self.sizes: dict[int, int] = {}
         self._others = {
             table: {
                 row["oid"]: NamedObject(row[name], row.get(namespace) or 0)
@@ -108,7 +106,7 @@ class CatalogLookups:
             self._functions_by_name.setdefault(row["proname"], []).append(oid)
         self._by_name: dict[str, dict[tuple[str, int], int]] = {}
 
-    def fill(self, snapshot: PgCatalogSnapshot, rows: CatalogRows) -> None:
+    def fill(self, rows: CatalogRows) -> None:
         """Take in the objects of a snapshot, in place of those of the one before."""
         self.namespaces = {
             row["oid"]: row["nspname"] for row in self._all_rows("pg_namespace", rows)
@@ -123,12 +121,6 @@ class CatalogLookups:
             for row in self._all_rows("pg_type", rows)
         }
         self._fill_definitions(rows)
-        # By name, as rows of pg_class do not say which object they show.
-        sizes = {(each.schema, each.name): each.size_bytes for each in snapshot.objects}
-        self.sizes = {
-            oid: sizes.get((self.namespaces.get(found.namespace, ""), found.name), 0)
-            for oid, found in self.relations.items()
-        }
         self._by_name = {
             # Reversed, so that the first of two equal names stays.
             kind: {(each.name, each.namespace): oid for oid, each in reversed(held.items())}

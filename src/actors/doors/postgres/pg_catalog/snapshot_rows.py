@@ -28,7 +28,6 @@ CatalogRows = dict[str, list[dict[str, Any]]]
 SUPERUSER_OID: Final = 10
 PG_CLASS_OID: Final = 1259
 PG_REWRITE_OID: Final = 2618
-PG_DATABASE_OID: Final = 1262
 HEAP_METHOD: Final = 2
 BTREE_METHOD: Final = 403
 DEFAULT_COLLATION: Final = 100
@@ -38,8 +37,6 @@ _RELKINDS: Final = {
     "table": "r",
     "materialized view": "m",
     "view": "v",
-    "source": "f",
-    "sink": "f",
     "index": "i",
 }
 SYSTEM_ATTRIBUTES: Final = (
@@ -65,35 +62,27 @@ class SnapshotRows:
         """Make the rows; `types` are those of `pg_type` by OID."""
         self._snapshot = snapshot
         self._types = types
-        self._namespaces = {
-            row["nspname"]: row["oid"] for row in system.rows["pg_namespace"].records()
-        }
+        self._public = next(
+            row["oid"]
+            for row in system.rows["pg_namespace"].records()
+            if row["nspname"] == "public"
+        )
         self._operator_classes: dict[int, int] = {
             row["opcintype"]: row["oid"]
             for row in system.rows["pg_opclass"].records()
             if row["opcmethod"] == BTREE_METHOD and row["opcdefault"]
         }
         self._oids = OidAssignment(snapshot.objects)
-        self._roles: dict[str, int] = {}
-        self._by_name: dict[tuple[str, str], CatalogObjectRow] = {}
-        self._indexed = {
-            (each.schema, each.on.lower()) for each in snapshot.objects if each.kind == "index"
+        self._indexed = {each.on.lower() for each in snapshot.objects if each.kind == "index"}
+        # Indexes have names of their own kind: they shadow no relation.
+        self._by_name = {
+            each.name.lower(): each for each in snapshot.objects if each.kind != "index"
         }
         self.rows: CatalogRows = {}
-        for each in snapshot.objects:
-            # Indexes and connectors have names of their own kind: they shadow no relation.
-            if each.kind in ("table", "materialized view", "view"):
-                self._by_name[each.schema, each.name.lower()] = each
         self._add_roles()
-        self._add_namespaces()
         self._add_database()
-        # Roles and schemas first: objects refer to them.
         for each in snapshot.objects:
             self._add_object(each)
-
-    def owner_of(self, owned: CatalogObjectRow) -> int:
-        """Return the OID of the role that owns an object."""
-        return self._roles.get(owned.owner, SUPERUSER_OID)
 
     def _add(self, table: str, **values: Any) -> None:
         self.rows.setdefault(table, []).append(values)
@@ -103,7 +92,6 @@ class SnapshotRows:
         for role in self._snapshot.roles:
             # The first superuser is PostgreSQL's bootstrap role, which owns all system objects.
             oid = SUPERUSER_OID if role is first else object_oid(role.name, "role")
-            self._roles[role.name] = oid
             self._add(
                 "pg_authid",
                 oid=oid,
@@ -111,34 +99,17 @@ class SnapshotRows:
                 rolsuper=role.superuser,
                 rolinherit=True,
                 rolcreaterole=role.create_role or role.superuser,
-                rolcreatedb=role.create_database or role.superuser,
+                rolcreatedb=role.superuser,
                 rolcanlogin=role.can_login,
                 rolreplication=role is first,
                 rolbypassrls=role is first,
                 rolconnlimit=-1,
             )
-        for role in self._snapshot.roles:
-            for group in role.member_of:
-                if group in self._roles:
-                    self._add(
-                        "pg_auth_members",
-                        roleid=self._roles[group],
-                        member=self._roles[role.name],
-                        grantor=SUPERUSER_OID,
-                        admin_option=False,
-                    )
-
-    def _add_namespaces(self) -> None:
-        for schema in sorted({each.schema for each in self._snapshot.objects}):
-            if schema not in self._namespaces:
-                oid = self._namespaces[schema] = object_oid(schema, "schema")
-                self._add("pg_namespace", oid=oid, nspname=schema, nspowner=SUPERUSER_OID)
 
     def _add_database(self) -> None:
-        oid = object_oid(self._snapshot.database, "database")
         self._add(
             "pg_database",
-            oid=oid,
+            oid=object_oid(self._snapshot.database, "database"),
             datname=self._snapshot.database,
             datdba=SUPERUSER_OID,
             encoding=UTF8_ENCODING,
@@ -152,26 +123,14 @@ class SnapshotRows:
             datcollate="C.UTF-8",
             datctype="C.UTF-8",
         )
-        if self._snapshot.database_comment:
-            self._add(
-                "pg_shdescription",
-                objoid=oid,
-                classoid=PG_DATABASE_OID,
-                description=self._snapshot.database_comment,
-            )
 
     def _add_object(self, each: CatalogObjectRow) -> None:
         if each.kind == "index":
             self._add_index_object(each)
             return
-        if each.kind in ("source", "sink"):
-            self._add_connector(each)
-            # Without columns there is nothing to read.
-            if not each.columns:
-                return
         oid = self._oids.oid_of(each.id)
         stored = each.kind in ("table", "materialized view")
-        indexed = bool(each.key) or (each.schema, each.name.lower()) in self._indexed
+        indexed = bool(each.key) or each.name.lower() in self._indexed
         row_type = self._oids.oid_of(each.id, "type")
         self._add_class(
             each,
@@ -191,7 +150,7 @@ class SnapshotRows:
         self._add_row_type(each, oid, row_type)
         self._add_attributes(oid, each.columns, frozenset(each.key))
         self._add_defaults(each, oid)
-        if stored or each.kind in ("source", "sink"):
+        if stored:
             self._add_system_attributes(oid)
         self._add_comments(each, oid)
         # A view has no key in PostgreSQL.
@@ -204,11 +163,11 @@ class SnapshotRows:
         row = {
             "oid": oid,
             "relname": each.name,
-            "relnamespace": self._namespaces[each.schema],
-            "relowner": self.owner_of(each),
+            "relnamespace": self._public,
+            "relowner": SUPERUSER_OID,
             "relkind": _RELKINDS[each.kind],
             # 15 writes -1 where the number of rows was never estimated.
-            "reltuples": float(each.rows) if each.kind != "view" else -1.0,
+            "reltuples": -1.0,
             "relpages": 0,
             "relpersistence": "p",
             "relispopulated": True,
@@ -218,8 +177,8 @@ class SnapshotRows:
     def _add_row_type(self, each: CatalogObjectRow, oid: int, row_type: int) -> None:
         array_type = self._oids.oid_of(each.id, "array type")
         shared = {
-            "typnamespace": self._namespaces[each.schema],
-            "typowner": self.owner_of(each),
+            "typnamespace": self._public,
+            "typowner": SUPERUSER_OID,
             "typlen": -1,
             "typbyval": False,
             "typisdefined": True,
@@ -321,7 +280,7 @@ class SnapshotRows:
             "pg_constraint",
             oid=self._oids.oid_of(each.id, "key constraint"),
             conname=name,
-            connamespace=self._namespaces[each.schema],
+            connamespace=self._public,
             contype="p",
             convalidated=True,
             conrelid=oid,
@@ -335,11 +294,11 @@ class SnapshotRows:
         )
 
     def _add_index_object(self, each: CatalogObjectRow) -> None:
-        on = self._by_name.get((each.schema, each.on.lower()))
+        on = self._by_name.get(each.on.lower())
         # An index on what is not shown cannot be shown either: pg_index would name nothing.
         if on is not None:
             oid = self._oids.oid_of(each.id)
-            self._add_index(each, oid, each.name, on, each.index_columns, indisunique=each.unique)
+            self._add_index(each, oid, each.name, on, each.index_columns)
             self._add_comments(each, oid)
 
     def _add_index(
@@ -357,13 +316,12 @@ class SnapshotRows:
         shown = [on.columns[number - 1] for number in numbers]
         types = [pg.pg_type_of_spark(column.type).oid for column in shown]
         # The key's index is no object of the catalog's: it gets its row from one made here.
-        index = CatalogObjectRow(id=each.id, name=name, kind="index", schema=on.schema)
+        index = CatalogObjectRow(id=each.id, name=name, kind="index")
         self._add_class(
             index,
             oid,
             relam=BTREE_METHOD,
-            relowner=self.owner_of(on),
-            reltuples=0.0 if on.rows < 0 else float(on.rows),
+            reltuples=0.0,
             relnatts=len(numbers),
             relreplident="n",
             relfilenode=oid,
@@ -379,6 +337,7 @@ class SnapshotRows:
                 "indnatts": len(numbers),
                 "indnkeyatts": len(numbers),
                 "indimmediate": True,
+                "indisunique": False,
                 "indisvalid": True,
                 "indisready": True,
                 "indislive": True,
@@ -416,37 +375,9 @@ class SnapshotRows:
         self._add("pg_depend", **of_rule, refobjid=oid, deptype="n")
         for name in each.depends:
             # What is not shown cannot be depended on.
-            read = self._by_name.get((each.schema, name.lower()))
+            read = self._by_name.get(name.lower())
             if read is not None:
                 self._add("pg_depend", **of_rule, refobjid=self._oids.oid_of(read.id), deptype="n")
-
-    def _add_connector(self, each: CatalogObjectRow) -> None:
-        """Add a source or sink as a foreign server, whose wrapper is named for its kind."""
-        wrapper_name = f"penstock_{each.kind}"
-        wrapper = object_oid(wrapper_name, "wrapper")
-        wrappers = self.rows.get("pg_foreign_data_wrapper", [])
-        if all(row["oid"] != wrapper for row in wrappers):
-            self._add(
-                "pg_foreign_data_wrapper",
-                oid=wrapper,
-                fdwname=wrapper_name,
-                fdwowner=SUPERUSER_OID,
-            )
-        server = self._oids.oid_of(each.id, "server")
-        self._add(
-            "pg_foreign_server",
-            oid=server,
-            srvname=each.name,
-            srvowner=self.owner_of(each),
-            srvfdw=wrapper,
-            srvtype=each.kind,
-        )
-        if each.columns:
-            self._add(
-                "pg_foreign_table",
-                ftrelid=self._oids.oid_of(each.id),
-                ftserver=server,
-            )
 
 
 def attribute_row(relation: int, number: int, name: str, kind: Mapping[str, Any]) -> dict[str, Any]:
