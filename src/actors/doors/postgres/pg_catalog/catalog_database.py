@@ -80,7 +80,7 @@ _OWN_VIEWS: Final = {
     " value ->> 'state' AS state, NULL AS backend_xid, NULL AS backend_xmin, NULL AS query_id,"
     " value ->> 'query' AS query, 'client backend' AS backend_type"
     " FROM json_each(pg_sessions())",
-    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, value ->> 'encrypted' AS ssl, NULL AS version,"
+    "pg_stat_ssl": "SELECT value ->> 'pid' AS pid, 0 AS ssl, NULL AS version,"
     " NULL AS cipher, NULL AS bits, NULL AS client_dn, NULL AS client_serial, NULL AS issuer_dn"
     " FROM json_each(pg_sessions())",
     "pg_stat_gssapi": "SELECT value ->> 'pid' AS pid, 0 AS gss_authenticated, NULL AS principal,"

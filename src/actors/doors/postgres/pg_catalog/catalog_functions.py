@@ -110,7 +110,6 @@ class CatalogFunctions:
                 "query_start": each.now or None,
                 "state": each.state or None,
                 "query": each.query,
-                "encrypted": int(each.encrypted),
             }
             for each in (self.session, *others)
         )
@@ -313,8 +312,6 @@ class CatalogFunctions:
             "set_config": self._set_config,
             "pg_client_encoding": lambda: "UTF8",
             "getdatabaseencoding": lambda: "UTF8",
-            "inet_server_addr": lambda: self.session.server_address or None,
-            "inet_server_port": lambda: self.session.server_port or None,
             "inet_client_addr": lambda: self.session.client_address or None,
             "inet_client_port": lambda: self.session.client_port or None,
             "pg_postmaster_start_time": lambda: self.session.started,

@@ -81,15 +81,11 @@ class CatalogSession(msgspec.Struct, frozen=True):
     """Settings of the session by lower-case name, over PostgreSQL's defaults."""
     client_address: str = ""
     client_port: int = 0
-    server_address: str = ""
-    server_port: int = 0
     now: str = "2000-01-01 00:00:00+00"
     """The time of the transaction, as a `timestamptz` is written."""
     started: str = "2000-01-01 00:00:00+00"
     """The time at which the service was started."""
     connected: str = "2000-01-01 00:00:00+00"
-    encrypted: bool = False
-    """True if the connection has TLS."""
     state: str = "active"
     query: str = ""
     """The statement that runs, or ran last."""

@@ -257,6 +257,8 @@ SQL_FORMS: Final[dict[str, str]] = {
     "upper": "upper({all})",
     "xidout": "{0}",
     # From here on the answer is always the same.
+    "inet_server_addr": "NULL",
+    "inet_server_port": "NULL",
     # There are no advisory locks; pools of connections release all of theirs between users.
     "pg_advisory_unlock_all": "''",
     "pg_blocking_pids": "'[]'",

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions, dialect_of, may_signal
 from actors.control.access.role_registry import ADMIN
-from actors.doors.postgres.pg_catalog.catalog_queries import _QUERY, AnswerColumn, CatalogQueries
+from actors.doors.postgres.pg_catalog.catalog_queries import AnswerColumn, CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -101,9 +101,6 @@ class CatalogDoor:
 
     async def answers(self, text: str) -> bool:
         """Return whether a statement is answered here."""
-        # The first word tells most: searching all of a long INSERT takes milliseconds.
-        if _QUERY.match(text) is None:
-            return False
         if not CatalogQueries.may_be_catalog_query(text):
             return False  # the database of rows is made for those that may need it
         queries = self._shared.queries
