@@ -40,6 +40,7 @@ from actors.model.pgwire.messages import (
     encode_ready,
     encode_row_description,
 )
+from actors.model.pgwire.type_map import INT4, TEXT, sized
 from actors.runtime.errors import (
     AuthenticationFailed,
     FrameTooLarge,
@@ -365,15 +366,11 @@ def error_response(text: str, code: str = INTERNAL_ERROR) -> bytes:
     return encode_error(ErrorReport(code, text))
 
 
-_TEXT: Final = (25, -1)
-_INT4: Final = (23, 4)
-"""OID and size of the types of answers."""
-
-
 def rows(columns: Mapping[str, type], found: list[tuple[str | int | None, ...]]) -> bytes:
     """Return a whole answer to a query, with its ReadyForQuery. Columns are `str` or `int`."""
     fields = [
-        FieldDescription(name, *(_INT4 if kind is int else _TEXT)) for name, kind in columns.items()
+        FieldDescription(name, sized(INT4 if kind is int else TEXT))
+        for name, kind in columns.items()
     ]
     out = [encode_row_description(fields)]
     for row in found:

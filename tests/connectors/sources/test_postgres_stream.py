@@ -17,7 +17,7 @@ from actors.connectors.sources.postgres_changes import DecodedChanges
 from actors.connectors.sources.postgres_copy import CopyFrames
 from actors.connectors.sources.postgres_stream import LATE_MS, ReplicationStream
 from actors.connectors.sources.source import PositionMark
-from actors.model.pgwire.column_parsing import PAD_BYTES
+from actors.model.pgwire.encoded_values import PAD_BYTES
 from actors.runtime.kernel.clock import SystemClock
 
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actors.model.pgwire.column_parsing import (
-    PAD_BYTES,
     ColumnError,
     Rounding,
     parse_binary_column,
     parse_text_column,
 )
+from actors.model.pgwire.encoded_values import PAD_BYTES
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.pgwire.value_parsing import parse_array
 

@@ -28,6 +28,7 @@ from actors.model.pgwire.messages import (
     expand_formats,
     negotiate_protocol,
 )
+from actors.model.pgwire.type_map import INT8, TEXT, sized
 from actors.runtime.errors import RemoteProtocolError
 
 
@@ -68,7 +69,7 @@ def test_golden_bytes(message: bytes, wanted: bytes) -> None:
 
 def test_a_row_description() -> None:
     found = encode_row_description(
-        [FieldDescription("id", 20, 8, format=1), FieldDescription("\0", 25, -1)]
+        [FieldDescription("id", sized(INT8), 1), FieldDescription("\0", sized(TEXT))]
     )
     first = b"id\0" + struct.pack("!IhIhih", 0, 0, 20, 8, -1, 1)
     assert found == b"T" + struct.pack("!IH", 4 + 2 + 21 + 20, 2) + first + b" \0" + struct.pack(

@@ -141,7 +141,7 @@ class ToyServer:
         codes = pg.expand_formats(formats, self.batch.num_columns, "columns")
         return pg.encode_row_description(
             [
-                pg.FieldDescription(field.name, kind.oid, kind.size, kind.modifier, code)
+                pg.FieldDescription(field.name, kind, code)
                 for field, code in zip(self.batch.schema, codes, strict=True)
                 for kind in [pg_type(field.type)]
             ]

@@ -20,8 +20,16 @@ import pyarrow as pa
 
 from actors.connectors.sources.postgres_copy import CopyFrames
 from actors.connectors.sources.postgres_names import qualified_name
-from actors.model.pgwire.column_parsing import be16, be32, be64, take_values
-from actors.model.pgwire.encoded_values import ByteValues, Lengths, Places, RowMask
+from actors.model.pgwire.encoded_values import (
+    ByteValues,
+    Lengths,
+    Places,
+    RowMask,
+    be16,
+    be32,
+    be64,
+    take_values,
+)
 from actors.model.pgwire.type_map import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 

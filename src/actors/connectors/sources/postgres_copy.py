@@ -32,8 +32,7 @@ from actors.connectors.sources.postgres_errors import (
     refused_raw,
 )
 from actors.connectors.sources.source import SourceUnreachable
-from actors.model.pgwire.column_parsing import PAD_BYTES, be32
-from actors.model.pgwire.encoded_values import ByteValues, Places
+from actors.model.pgwire.encoded_values import PAD_BYTES, ByteValues, Places, be32
 from actors.runtime.errors import PenstockError
 
 MESSAGE_BYTES_MAX: Final = 256 * 1024 * 1024

@@ -38,7 +38,7 @@ from actors.connectors.sources.postgres_types import (
 )
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import ExportFailed, SourceExport, SourceRows
-from actors.model.pgwire.column_parsing import be16, be32
+from actors.model.pgwire.encoded_values import be16, be32
 from actors.model.pgwire.quoting import quote_literal, quote_name
 from actors.model.plan.schema import DIFF
 

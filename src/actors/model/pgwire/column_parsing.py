@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.model.pgwire.decimal_digits import NEGATIVE, cast_decimals, decimal_array
+from actors.model.pgwire.decimal_digits import cast_decimals, parse_binary_decimals
 from actors.model.pgwire.encoded_values import (
     ByteValues,
     Lengths,
@@ -26,10 +26,12 @@ from actors.model.pgwire.encoded_values import (
     RowMask,
     byte_array,
     offsets_of,
+    take_values,
     valid_mask,
     value_data,
     value_lengths,
     value_offsets,
+    window,
 )
 from actors.model.pgwire.sqlstate import (
     INEXACT,
@@ -56,13 +58,8 @@ from actors.model.plan.schema import UNBOUNDED_NUMERIC, arrow_type
 _EXACT: Final = Context(prec=2_100, rounding=ROUND_HALF_UP)
 _DAYS_MIN, _DAYS_MAX = -719_162, 2_932_896
 """Days since 1970 of 0001-01-01 and 9999-12-31."""
-_WORD_DIGITS_MAX: Final = 18
-_WORD_LIMIT: Final = 1e18
-_GROUPS_MAX: Final = 64
 _PLAIN_ARRAY: Final = r'^\{([^{}",\\\s\x0b]+(,[^{}",\\\s\x0b]+)*)?\}$'
 """An array of one dimension without quotes, escapes and blanks."""
-PAD_BYTES: Final = 16
-"""Bytes after the data, so that wide reads at its end stay within the buffer."""
 
 
 class ColumnError(Exception):
@@ -340,30 +337,6 @@ def parse_json_bytes(value: str) -> bytes:
 # -- from binary -----------------------------------------------------------------------------------
 
 
-def _window(data: ByteValues, layout: str) -> Any:
-    """Return a view of the numbers that begin at each byte."""
-    width = np.dtype(layout).itemsize
-    return np.ndarray((len(data) - width + 1,), layout, data, strides=(1,))
-
-
-def be32(data: ByteValues, places: Places) -> Places:
-    """Return the signed numbers of four bytes that begin at these places."""
-    numbers: Places = _window(data, ">i4")[places].astype(np.int64)
-    return numbers
-
-
-def be16(data: ByteValues, places: Places) -> Places:
-    """Return the signed numbers of two bytes that begin at these places."""
-    numbers: Places = _window(data, ">i2")[places].astype(np.int64)
-    return numbers
-
-
-def be64(data: ByteValues, places: Places) -> Places:
-    """Return the signed numbers of eight bytes that begin at these places."""
-    numbers: Places = _window(data, ">i8")[places].astype(np.int64)
-    return numbers
-
-
 _LAYOUTS: Final[dict[pa.DataType, str]] = {
     pa.bool_(): "u1",
     pa.int8(): ">i2",
@@ -391,7 +364,7 @@ def parse_binary_column(
         wrong = np.flatnonzero((lengths != width) & ~null)
         if len(wrong):
             raise _wrong_size(int(wrong[0]), int(lengths[wrong[0]]), width)
-        numbers = _window(data, layout)[starts]
+        numbers = window(data, layout)[starts]
         native = numbers.astype(numbers.dtype.newbyteorder("="))
         return _numbers_array(np.where(null, native.dtype.type(0), native), kind, mask)
     texts = take_values(data, starts, np.maximum(lengths, 0), mask)
@@ -400,7 +373,7 @@ def parse_binary_column(
     if pa.types.is_binary(kind):
         return texts.cast(pa.binary())
     if pa.types.is_decimal(kind):
-        found = _decimals(data, starts, lengths, null, kind)
+        found = parse_binary_decimals(data, starts, lengths, null, kind)
         if found is not None:
             return found
     wire = pg_type(kind)
@@ -454,49 +427,3 @@ def _check_days(days: Lengths, name: str) -> None:
         shown = f"a {name} {'before year 1' if days[row] < 0 else 'after year 9999'}"
         error = InvalidClientData(f"{shown} is out of range", TIME_OUT_OF_RANGE)
         raise ColumnError(row, error, shown)
-
-
-def take_values(
-    data: ByteValues, starts: Places, lengths: Lengths, mask: RowMask | None
-) -> pa.Array:
-    """Return the values at these places (ascending) as large_binary; NULL where `mask` is true."""
-    count = len(starts)
-    if not count:
-        return pa.array([], pa.large_binary())
-    # One array over the buffer: its even elements are the values, its odd ones the gaps.
-    offsets = np.empty(2 * count, np.int64)
-    offsets[0::2] = starts
-    offsets[1::2] = starts + lengths
-    whole = pa.Array.from_buffers(
-        pa.large_binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-    )
-    return whole.take(pa.array(np.arange(0, 2 * count, 2), mask=mask))
-
-
-def _decimals(
-    data: ByteValues, starts: Places, lengths: Lengths, null: RowMask, kind: pa.DataType
-) -> pa.Array | None:
-    """Return decimals in binary format, all at once; None if any of them needs a closer look: it is
-    long, must be rounded, or is no finite number of the type."""
-    if kind.precision > _WORD_DIGITS_MAX or (lengths[~null] < 8).any():
-        return None
-    at = np.where(null, 0, starts)
-    count, weight, sign = (np.where(null, 0, be16(data, at + place)) for place in (0, 2, 4))
-    most = int(count.max(initial=0))
-    fits = (lengths == 8 + 2 * count) | null
-    if not fits.all() or most > _GROUPS_MAX or ((sign & ~NEGATIVE) != 0).any():
-        return None
-    total = np.zeros(len(starts), np.int64)
-    for place in range(most):
-        some = place < count
-        group = np.where(some, be16(data, np.where(some, at + 8 + 2 * place, 0)), 0)
-        power = 4 * (weight - place) + kind.scale
-        # A digit below the scale must be rounded away. The sum of terms below 10^18 fits.
-        beyond = (power < 0) | (group * 10.0 ** np.minimum(power, 99) >= _WORD_LIMIT)
-        if ((group < 0) | (group > 9999) | ((group != 0) & beyond)).any():
-            return None
-        total += group * 10 ** np.clip(power, 0, _WORD_DIGITS_MAX)
-    if (total >= 10**kind.precision).any():
-        return None
-    signed = np.where(sign == NEGATIVE, -total, total)
-    return decimal_array(signed, kind.precision, kind.scale, ~null if null.any() else None)

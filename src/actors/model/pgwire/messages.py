@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.model.pgwire.type_map import PgType
 from actors.runtime.errors import RemoteProtocolError
 
 TEXT_FORMAT: Final = 0
@@ -262,9 +263,7 @@ class FieldDescription(msgspec.Struct, frozen=True):
     """One column of a result: its name and type, and how its values are sent."""
 
     name: str
-    type_oid: int
-    type_size: int
-    type_modifier: int = -1
+    type: PgType
     format: int = TEXT_FORMAT
 
 
@@ -272,17 +271,10 @@ def encode_row_description(fields: Sequence[FieldDescription]) -> bytes:
     """Return RowDescription."""
     parts = [_U16.pack(len(fields))]
     for field in fields:
-        parts.append(_text(field.name))
-        parts.append(
-            _FIELD.pack(
-                0,  # which column of which table it is, is not told
-                0,
-                field.type_oid,
-                field.type_size,
-                field.type_modifier,
-                field.format,
-            )
-        )
+        kind = field.type
+        # The zeros: which column of which table it is, is not told.
+        sent = _FIELD.pack(0, 0, kind.oid, kind.size, kind.modifier, field.format)
+        parts.append(_text(field.name) + sent)
     return encode_message(b"T", b"".join(parts))
 
 

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions, dialect_of, may_signal
 from actors.control.access.role_registry import ADMIN
-from actors.doors.postgres.pg_catalog.catalog_queries import AnswerColumn, CatalogQueries
+from actors.doors.postgres.pg_catalog.catalog_queries import CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -113,7 +113,7 @@ class CatalogDoor:
     async def describe(self, text: str, oids: Sequence[int]) -> tuple[FieldDescription, ...]:
         """Return the columns of a statement's result. Raises `CatalogQueryError`."""
         found = self._shared.queries.describe_catalog_query(text, oids)
-        return tuple(_field(column) for column in found.columns)
+        return tuple(FieldDescription(each.name, pg.sized(each.type)) for each in found.columns)
 
     async def answer(
         self, text: str, values: Sequence[Any], oids: Sequence[int] = ()
@@ -247,11 +247,6 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
         index_columns=keys if is_index else (),
         depends=() if is_index else depends,
     )
-
-
-def _field(column: AnswerColumn) -> FieldDescription:
-    kind = pg.sized(column.type)
-    return FieldDescription(column.name, kind.oid, kind.size)
 
 
 def _kind(oid: int) -> pa.DataType:

@@ -136,11 +136,9 @@ def describe_fields(
     those of the Arrow types are not meant. Raises `RemoteProtocolError` for a wrong number of
     formats."""
     codes = expand_formats(formats, len(shape), "columns")
-    found = []
-    for place, (field, code) in enumerate(zip(shape, codes, strict=True)):
-        kind = pg_type(field.type) if oids is None else sized(oids[place])
-        found.append(FieldDescription(field.name, kind.oid, kind.size, kind.modifier, code))
-    return tuple(found)
+    kinds = [pg_type(field.type) for field in shape] if oids is None else map(sized, oids)
+    fields = zip(shape.names, kinds, codes, strict=True)
+    return tuple(FieldDescription(*each) for each in fields)
 
 
 def count_parameters(text: str) -> int:
