@@ -229,9 +229,8 @@ SQL_FORMS: Final[dict[str, str]] = {
     "char_length": "length({all})",
     "character_length": "length({all})",
     "chr": "char({all})",
-    # 0 is the relation itself, which is no column.
     "col_description": "(SELECT description FROM pg_description WHERE objoid = {0}"
-    " AND classoid = 1259 AND objsubid = {1} AND {1} <> 0)",
+    " AND classoid = 1259 AND objsubid = {1})",
     "concat": "concat({all})",
     "concat_ws": "concat_ws({all})",
     "floor": "CAST(floor({all}) AS INTEGER)",

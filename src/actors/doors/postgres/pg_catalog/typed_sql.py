@@ -189,9 +189,6 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
             sql = f"pg_read_registered({target}, {sql})"
     elif target in pg_types.TEXTUAL or target in (pg.JSON, pg.JSONB, pg.ACLITEM):
         sql = _to_text(value)
-        # The type "char" holds one character.
-        if target == pg.CHAR:
-            sql = f"substr({sql}, 1, 1)"
     elif target in pg_types.ELEMENT_OF:
         sql = _to_array(value, target)
     elif target == pg.BOOL:
@@ -215,10 +212,11 @@ def cast_value(value: TypedSql, target: int, modifier: int = -1) -> TypedSql:
 
 def _shortened(value: TypedSql, target: int, modifier: int) -> TypedSql:
     """Return a text cut to the length that its type says."""
+    length = 1 if target == pg.CHAR else modifier
     # Only varchar and its like have a length that cuts.
-    if modifier < 0 or target not in pg_types.TEXTUAL or target == pg.NAME:
+    if length < 0 or target not in pg_types.TEXTUAL or target == pg.NAME:
         return TypedSql(value.sql, value.type, value.fields, parameter=value.parameter)
-    return TypedSql(f"substr({value.sql}, 1, {modifier})", target)
+    return TypedSql(f"substr({value.sql}, 1, {length})", target)
 
 
 def array_type(element: int) -> int:
