@@ -8,7 +8,11 @@ from typing import Any, Final, Protocol
 from sqlglot import exp
 
 from actors.doors.postgres.pg_catalog.catalog_errors import NOT_SUPPORTED, CatalogQueryError
-from actors.doors.postgres.pg_catalog.function_calls import AGGREGATES, FunctionCatalog
+from actors.doors.postgres.pg_catalog.function_calls import (
+    AGGREGATES,
+    FunctionCatalog,
+    decide_arguments,
+)
 from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope
 from actors.doors.postgres.pg_catalog.sql_dialect import (
@@ -74,10 +78,12 @@ class CallCompiler:
 
     def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
         """Return a call of a function by its name."""
-        decided = self._functions.decide_arguments(name, arguments)
-        for argument in decided:
+        signature = self._functions.choose(name, arguments)
+        if signature is not None:
+            arguments = decide_arguments(signature, arguments)
+        for argument in arguments:
             self._context.decide_parameter(decide_type(argument, pg.TEXT))
-        return self._functions.call(name, decided)
+        return self._functions.call(name, signature, arguments)
 
     def compile_call(self, node: Any, scope: QueryScope) -> TypedSql:
         """Return a call of a function that is no aggregate; of a set as an array of its rows."""

@@ -1,7 +1,8 @@
 """Calls of PostgreSQL's functions in SQLite's SQL: which function is meant, and what it returns.
 
-Signatures are those of `pg_proc`. A function is SQLite's own where the two agree (`TEMPLATES`),
-a subquery (`obj_description`), or one of Python's, which SQLite knows as ``pg_fn_name``.
+Signatures are those of `pg_proc`. A function is a text of SQLite's SQL (`SQL_FORMS`), one that
+depends on the types of its arguments (`TEMPLATES`), or one of Python's, which SQLite knows as
+``pg_fn_name``.
 """
 
 from __future__ import annotations
@@ -356,11 +357,6 @@ class FunctionCatalog:
         """Return whether a function may stand before OVER alone."""
         return any(each.kind == "w" for each in self._signatures.get(name, ()))
 
-    def decide_arguments(self, name: str, arguments: list[TypedSql]) -> list[TypedSql]:
-        """Return arguments with the types that the function gives those of undecided type."""
-        signature = self.choose(name, arguments)
-        return arguments if signature is None else _decide_arguments(signature, arguments)
-
     def result_type(self, name: str, arguments: list[TypedSql]) -> int:
         """Return the type of a call's value; of a set that of its elements."""
         return _return_type(name, self.choose(name, arguments), arguments)
@@ -378,9 +374,11 @@ class FunctionCatalog:
             return None
         return max(ranked, key=lambda each: (each[0], -each[1]))[2]
 
-    def call(self, name: str, arguments: list[TypedSql]) -> TypedSql:
-        """Return a call. Raises `CatalogQueryError` for a function that there is not."""
-        signature = self.choose(name, arguments)
+    def call(
+        self, name: str, signature: FunctionSignature | None, arguments: list[TypedSql]
+    ) -> TypedSql:
+        """Return a call by the signature that fits its arguments. Raises `CatalogQueryError` for a
+        function that there is not."""
         if name in TEMPLATES:
             return TEMPLATES[name](arguments)
         if name in self._in_python:
@@ -497,7 +495,8 @@ def _fitness(signature: FunctionSignature, types: list[int]) -> int | None:
     return points
 
 
-def _decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
+def decide_arguments(signature: FunctionSignature, arguments: list[TypedSql]) -> list[TypedSql]:
+    """Return arguments with the types that the function gives those of undecided type."""
     decided = []
     parameters = _parameters(signature, len(arguments))
     for argument, want in zip(arguments, parameters, strict=False):
