@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.model.pgwire.type_map import MS_TO_2000
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import MalformedFrame
 from actors.wal.fields import Bytes, MessageFields, pack
 from actors.wal.lsn import PAGE_BYTES

@@ -40,7 +40,7 @@ from actors.model.pgwire.messages import (
     encode_ready,
     encode_row_description,
 )
-from actors.model.pgwire.type_map import INT4, TEXT, sized
+from actors.model.pgwire.type_oids import INT4, TEXT, sized
 from actors.runtime.errors import (
     AuthenticationFailed,
     FrameTooLarge,

@@ -14,7 +14,7 @@ from actors.connectors.sources import pgoutput
 from actors.connectors.sources.pgoutput import PgRelation, PgRelationColumn
 from actors.connectors.sources.postgres_copy import CopyFrames, chain
 from actors.model.pgwire.encoded_values import PAD_BYTES
-from actors.model.pgwire.type_map import MS_TO_2000
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 
 

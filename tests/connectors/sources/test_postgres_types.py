@@ -21,7 +21,7 @@ from actors.connectors.sources.postgres_types import (
     column_type,
     from_text,
 )
-from actors.model.pgwire.type_map import BYTEA, NUMERIC
+from actors.model.pgwire.type_oids import BYTEA, NUMERIC
 from actors.model.plan.schema import TableColumn, arrow_type
 from actors.runtime.errors import InvalidUsage
 

@@ -14,10 +14,10 @@ from actors.engine.sql.tokens import (
     lex_sql,
     line_and_column,
     name_value,
+    quote_name,
     quote_text,
     text_value,
 )
-from actors.model.plan.schema import quote
 from actors.runtime.errors import SqlSyntaxError
 
 CASES: list[tuple[SqlDialect, str, str]] = [
@@ -166,7 +166,7 @@ def test_tokens_and_the_gaps_between_them_are_the_text(text: str, dialect: SqlDi
 
 @given(st.text())
 def test_names_come_back(name: str) -> None:
-    written = quote(name)
+    written = quote_name(name)
     for dialect in SqlDialect:
         (token,) = lex_sql(written, dialect)
         assert token.kind == "name"

@@ -28,7 +28,7 @@ from actors.model.pgwire.messages import (
     expand_formats,
     negotiate_protocol,
 )
-from actors.model.pgwire.type_map import INT8, TEXT, sized
+from actors.model.pgwire.type_oids import INT8, TEXT, sized
 from actors.runtime.errors import RemoteProtocolError
 
 

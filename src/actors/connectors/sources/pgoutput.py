@@ -30,7 +30,7 @@ from actors.model.pgwire.encoded_values import (
     be64,
     take_values,
 )
-from actors.model.pgwire.type_map import MS_TO_2000
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import RemoteProtocolError
 
 XLOG_HEADER_BYTES: Final = 25

@@ -22,8 +22,8 @@ import pyarrow as pa
 
 from actors.connectors.sources.pgoutput import TupleValues, column
 from actors.connectors.sources.postgres_copy import MESSAGE_BYTES_MAX
-from actors.model.pgwire import sqlstate
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import sqlstate, type_map
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.column_parsing import (
     ColumnError,
     Rounding,
@@ -104,9 +104,9 @@ def column_type(
         if not element.spark.startswith("array<"):
             return ColumnType(oid, f"array<{element.spark}>", facts.output)
     if oid == pg.NUMERIC:
-        spark = pg.decimal_type(modifier) or numeric
+        spark = type_map.decimal_type(modifier) or numeric
     else:
-        spark = pg.SPARK_OF.get(oid, "string")
+        spark = type_map.SPARK_OF.get(oid, "string")
     return ColumnType(oid, spark) if facts is None else ColumnType(oid, spark, facts.output)
 
 

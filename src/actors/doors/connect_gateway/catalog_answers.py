@@ -22,7 +22,7 @@ from actors.doors.connect_gateway.object_catalog import (
 )
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.sql_names import NameParts, ResolveName, parse_identifier
-from actors.model.plan.schema import TableSchema, quote
+from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import RELATIONS, is_relation
 
 _VIEWS: Final = frozenset({VIEW, PLAIN_VIEW})
@@ -218,11 +218,11 @@ def _properties(names: ObjectNames, key: str) -> dict[str, str]:
 def _creation(names: ObjectNames, key: str) -> str:
     """Return a statement that would make the object."""
     entry, schema = names.entry(key), names.schemas[key]
-    quoted = quote(key)
+    quoted = "`" + key.replace("`", "``") + "`"
     if entry is not None and entry.kind in _VIEWS:
         kind = "MATERIALIZED VIEW" if entry.kind == VIEW else "VIEW"
         return f"CREATE {kind} {quoted} AS\n{entry.written}"
-    keys = ", ".join(quote(name) for name in schema.key)
+    keys = ", ".join("`" + name.replace("`", "``") + "`" for name in schema.key)
     primary = f", PRIMARY KEY ({keys})" if keys else ""
     defaults = {} if entry is None else entry.column_defaults
     columns = ", ".join(

@@ -18,13 +18,13 @@ from actors.doors.connect_gateway.error_status import SparkCondition, unsupporte
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, plain_text_of
 from actors.doors.connect_gateway.sql_names import parse_identifier, split_words, temporary_view_of
 from actors.doors.sql_session.context import CATALOGS, SCHEMAS, object_name
+from actors.doors.sql_session.placed_text import quoted
 from actors.doors.sql_session.row_values import spark_text
 from actors.engine.spark.spark_releases import pipeline_messages
 from actors.engine.sql.dialects import without_schema
 from actors.engine.sql.grammar import parse_statement, split_statements
 from actors.engine.sql.statements import CreateMaterializedViewStatement, CreateViewStatement
 from actors.engine.views.plain_views import find_relations
-from actors.model.plan.schema import quote
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
@@ -92,7 +92,7 @@ def statement_of_dataset(dataset: PipelineDataset, query: str) -> str:
     CREATE OR REPLACE MATERIALIZED VIEW `v` REFRESH POLICY FULL COMMENT 'c' AS
     SELECT 1 AS a
     """
-    parts = [f"CREATE OR REPLACE {dataset.kind.upper()} {quote(dataset.name)}"]
+    parts = [f"CREATE OR REPLACE {dataset.kind.upper()} {quoted(dataset.name)}"]
     if dataset.policy:
         parts.append(f"REFRESH POLICY {dataset.policy.upper()}")
     if dataset.comment:
@@ -333,7 +333,7 @@ class DataflowGraph:
             return dataset.query
         # One list, in which each is defined once: nested definitions would double at each level.
         parts = ", ".join(
-            f"{quote(each.name)} AS ({_bare(each.query)}\n)"
+            f"{quoted(each.name)} AS ({_bare(each.query)}\n)"
             for each in order
             if fold(each.name) in needed
         )

@@ -25,8 +25,7 @@ from actors.engine.sql.statements import (
     TextSpan,
 )
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.pgwire.quoting import quote_name
-from actors.model.plan.schema import TableColumn, TableSchema, quote
+from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage
 
@@ -57,7 +56,11 @@ def as_merge(
     """
     _check_target(statement, conflict, schema)
     target = statement.alias or statement.table[-1]
-    quoted = quote_name if dialect is SqlDialect.POSTGRES else quote
+
+    def quoted(name: str) -> str:
+        mark = '"' if dialect is SqlDialect.POSTGRES else "`"
+        return f"{mark}{name.replace(mark, mark * 2)}{mark}"
+
     names = ", ".join(quoted(column.name) for column in columns)
     if statement.query is None:
 

@@ -36,7 +36,6 @@ from actors.doors.sql_session.store_assignment import (
 from actors.doors.sql_session.transaction import as_stored
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, lex_sql, name_value, quote_text, text_value
-from actors.model.pgwire import quoting
 from actors.model.pgwire.sqlstate import InvalidClientData
 from actors.model.plan.column_defaults import (
     ColumnDefault,
@@ -167,7 +166,7 @@ SqlDialect.SPARK)
         case int() | Decimal():
             return f"{plain:f}" if isinstance(plain, Decimal) else str(plain)
         case str():
-            return quote_text(plain) if dialect is SqlDialect.SPARK else quoting.quote_text(plain)
+            return quote_text(plain) if dialect is SqlDialect.SPARK else _postgres_text(plain)
         case datetime():
             return f"TIMESTAMP '{plain.replace(tzinfo=None).isoformat(sep=' ')}'"
         case date():
@@ -178,6 +177,10 @@ SqlDialect.SPARK)
         f"column {column.name}: DEFAULT of a {column.type} is not known in ON CONFLICT: write the "
         f"value, or leave the column out"
     )
+
+
+def _postgres_text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
 
 
 # -- definitions -----------------------------------------------------------------------------------

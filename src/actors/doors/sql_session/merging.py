@@ -26,7 +26,7 @@ from actors.doors.sql_session.keyed_merge import (
     repeated_match,
 )
 from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList
 from actors.doors.sql_session.row_changes import NEW, ComputedChange, change_rows, read_rows
@@ -34,7 +34,7 @@ from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.store_assignment import assigned_cast
 from actors.doors.sql_session.transaction import PendingChange
 from actors.engine.sql.statements import MergeClause, MergeStatement
-from actors.model.plan.schema import TableColumn, TableSchema, quote
+from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage
 
@@ -126,16 +126,16 @@ def _merge_query(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the query of the matches: the old row, the number of its clause, and the new row."""
-    target = quote(statement.alias or table)
+    target = quoted(statement.alias or table)
     if statement.source_query is not None:
         source_rows = placed(
             "(", context.spark(statement.source_query.query, parameters).before(")")
         )
-        source = quote(statement.source_alias or "source")
+        source = quoted(statement.source_alias or "source")
     else:
         assert statement.source_name is not None
         name = object_name(statement.source_name)
-        source_rows, source = placed(quote(name)), quote(statement.source_alias or name)
+        source_rows, source = placed(quoted(name)), quoted(statement.source_alias or name)
     clauses = statement.clauses
     new = [
         placed(
@@ -144,7 +144,7 @@ def _merge_query(
         )
         for number, column in enumerate(schema.columns)
     ]
-    old = [f"{target}.{quote(name)} AS {quote(name)}" for name in schema.names]
+    old = [f"{target}.{quoted(name)} AS {quoted(name)}" for name in schema.names]
     # Numbers tell rows apart that are equal: a bag may hold two of a kind.
     return placed(
         f"SELECT * FROM (SELECT {', '.join(old)}, {target}.{_ROW} AS {_ROW}, ",
@@ -152,7 +152,7 @@ def _merge_query(
         f" AS {_ACTION}, ",
         joined(", ", new),
         f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
-        f"FROM {quote(table)}) AS {target} "
+        f"FROM {quoted(table)}) AS {target} "
         f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
         source_rows,
         f") AS {source} ",
@@ -215,11 +215,11 @@ def _new_value(
     defaults: StatementDefaults,
 ) -> PlacedText | None:
     """Return what a clause gives a column, of its type; None if it makes no row."""
-    old = f"{target}.{quote(column.name)}"
+    old = f"{target}.{quoted(column.name)}"
 
     match clause.action:
         case "update all" | "insert all":
-            value = placed(f"{source}.{quote(column.name)}")
+            value = placed(f"{source}.{quoted(column.name)}")
             return assigned_cast(value, column, context.spark_conf())
         case "update":
             given = {fold(each.column[-1]): each.value for each in clause.assignments}

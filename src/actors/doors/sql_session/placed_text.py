@@ -94,3 +94,8 @@ def joined(separator: str, pieces: Iterable[str | PlacedText]) -> PlacedText:
             texts.append(piece.text)
         at += len(texts[-1]) + len(separator)
     return PlacedText(separator.join(texts), tuple(parts))
+
+
+def quoted(name: str) -> str:
+    """Return a name as Spark quotes it."""
+    return f"`{name.replace('`', '``')}`"

@@ -22,7 +22,7 @@ from actors.doors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
 from actors.engine.sql.reader import StatementReader, lex_text
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import lex_sql, name_value
-from actors.model.plan.schema import TableColumn, TableSchema, quote
+from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
@@ -109,7 +109,7 @@ class ReturningList:
 
     def _query(self, rows: str) -> PlacedText:
         """Return the query of the expressions over these rows, with their number behind them."""
-        qualifier = quote(self._qualifier)
+        qualifier = _quoted(self._qualifier)
         spark, given = self._context.spark, self._parameters
         items = joined("", [spark(span, given).before(", ") for span in self._spans])
         query = placed("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
@@ -163,7 +163,7 @@ class ReturningList:
         if not self._spans:
             return None
         nulls = ", ".join(
-            f"CAST(NULL AS {column.type}) AS {quote(column.name)}"
+            f"CAST(NULL AS {column.type}) AS {_quoted(column.name)}"
             for column in self._schema.columns
         )
         row = f"SELECT {nulls}, CAST(0 AS bigint) AS {_ROW}"
@@ -200,3 +200,7 @@ def returned_result(tag: str, rows: pa.Table | None) -> StatementResult:
 def _name(text: str) -> str:
     """Return the name that a word or a quoted name stands for."""
     return name_value(text) if text[:1] in ('"', "`") and len(text) > 1 else text
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

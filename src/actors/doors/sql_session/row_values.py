@@ -30,7 +30,6 @@ from actors.model.plan.schema import (
     TableSchema,
     arrow_type,
     inner_types,
-    quote,
     spark_type,
     text_limit,
 )
@@ -380,7 +379,7 @@ def values_query(rows: pa.Table, schema: TableSchema) -> str:
         f"({', '.join(spark_literal(v, t) for v, t in zip(row, types, strict=True))})"
         for row in zip(*columns, strict=True)
     )
-    names = ", ".join(map(quote, schema.names))
+    names = ", ".join(f"`{name.replace('`', '``')}`" for name in schema.names)
     return f"SELECT * FROM VALUES {', '.join(lines)} AS given({names})"
 
 

@@ -24,7 +24,7 @@ from actors.doors.sql_session.default_values import (
 )
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.merging import merge_rows
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
 from actors.doors.sql_session.reading import query_text
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList, returned_result
@@ -61,7 +61,7 @@ from actors.engine.sql.statements import (
     UpdateStatement,
 )
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.plan.schema import TableColumn, TableSchema, quote
+from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 
@@ -303,7 +303,7 @@ def _cast_values(
         )
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
-    names = [quote(column.name) for column in columns]
+    names = [quoted(column.name) for column in columns]
     # In VALUES Spark does not say what is wrong with a number.
     wanted = ", ".join(
         f"{number_of_text(name, column.type)} AS {name}"
@@ -420,9 +420,9 @@ async def _from(
     parameters: Parameters,
 ) -> PlacedText:
     """Return what follows FROM in the query of the rows to change."""
-    text = quote(table)
+    text = quoted(table)
     if alias is not None:
-        text += f" AS {quote(alias)}"
+        text += f" AS {quoted(alias)}"
     if where is None:
         return placed(text)
     # A condition that is none is told of at its WHERE.
@@ -490,7 +490,7 @@ def select_changes(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the query of old rows with the new values beside them."""
-    old = [quote(name) for name in schema.names]
+    old = [quoted(name) for name in schema.names]
     new = [
         placed(cast_or_default(context, span, column, parameters, defaults), f" AS {NEW}{number}")
         for number, (column, span) in enumerate(targets)

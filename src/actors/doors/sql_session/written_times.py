@@ -22,7 +22,7 @@ from actors.model.pgwire.time_text import (
     local_to_utc_second,
     utc_offsets,
 )
-from actors.model.pgwire.type_map import TIMESTAMPTZ
+from actors.model.pgwire.type_oids import TIMESTAMPTZ
 from actors.model.pgwire.value_parsing import local_moment, parse_text_value
 from actors.runtime.errors import InvalidUsage
 

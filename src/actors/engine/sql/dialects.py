@@ -36,12 +36,13 @@ from actors.engine.sql.tokens import (
     SqlToken,
     lex_sql,
     name_value,
+    quote_name,
     quote_text,
     syntax_error,
     text_value,
 )
 from actors.engine.sql.type_names import WrittenType, read_written_type
-from actors.model.plan.schema import quote, text_limit
+from actors.model.plan.schema import text_limit
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
 _TYPED_LITERALS: Final = frozenset(
@@ -176,7 +177,7 @@ class _SparkWriter:
             self._insert(self._casts.closing.get(place, ""))
             self._insert(self._series.closing.get(place, ""))
             if name := self._names.get(place):
-                self._insert(f" AS {quote(name)}")
+                self._insert(f" AS {quote_name(name)}")
         self._gap(len(self._text))
         return SparkText("".join(self._parts), tuple(self._edits))
 
@@ -243,7 +244,7 @@ class _SparkWriter:
             return end
         match token.kind:
             case "name" if token.text[0] == '"':
-                self._edit(token.end, quote(name_value(token.text)))
+                self._edit(token.end, quote_name(name_value(token.text)))
             case "text":
                 return self._string(place)
             case "parameter":

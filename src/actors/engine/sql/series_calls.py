@@ -11,9 +11,8 @@ import re
 from typing import Final
 
 from actors.engine.sql.reader import LexedText, StatementReader
-from actors.engine.sql.tokens import SqlDialect, name_value, syntax_error, text_value
+from actors.engine.sql.tokens import SqlDialect, name_value, quote_name, syntax_error, text_value
 from actors.engine.sql.type_names import read_written_type
-from actors.model.plan.schema import quote
 from actors.runtime.errors import NO_STEP, SqlSyntaxError
 
 _SERIES: Final = "GENERATE_SERIES"
@@ -184,5 +183,5 @@ class SeriesFinder:
             self.closing[closed + 1] = f" AS {columns[0]}({', '.join(columns)})"
         elif self._word(at + 1) != "(":
             quoted = token.kind == "name"
-            name = quote(name_value(token.text)) if quoted else token.text
+            name = quote_name(name_value(token.text)) if quoted else token.text
             self.closing[at + 1] = f"({', '.join(columns) if len(columns) > 1 else name})"

@@ -300,6 +300,15 @@ def name_value(written: str) -> str:
     return written[1:-1].replace(quote * 2, quote)
 
 
+def quote_name(name: str) -> str:
+    """Return a name as Spark's quoted identifier.
+
+    >>> quote_name("a`b")
+    '`a``b`'
+    """
+    return f"`{name.replace('`', '``')}`"
+
+
 def quote_text(value: str) -> str:
     r"""Return a text as Spark's string.
 

@@ -22,8 +22,8 @@ from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 from actors.engine.sql.reader import StatementReader
-from actors.engine.sql.tokens import SqlDialect, name_value
-from actors.model.plan.schema import UNBOUNDED_NUMERIC, quote
+from actors.engine.sql.tokens import SqlDialect, name_value, quote_name
+from actors.model.plan.schema import UNBOUNDED_NUMERIC
 
 DEPTH_MAX: Final = 32
 """Most levels of a nested type: reading one recurses."""
@@ -163,7 +163,7 @@ def _field(reader: StatementReader, depth: int) -> str:
         raise reader.error(f"the field {name!r} has a character that no field's name can have")
     # Spark writes such names with backticks too.
     if not _PLAIN_FIELD.fullmatch(name):
-        name = quote(name)
+        name = quote_name(name)
     token = reader.peek()
     # In `a :int` the lexer sees a parameter.
     if token.kind == "parameter" and token.text.startswith(":"):

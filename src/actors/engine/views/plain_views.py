@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from typing import Final
 
 from actors.engine.sql.tokens import SqlToken, lex_sql
-from actors.model.plan.schema import quote
 from actors.runtime.errors import SqlSyntaxError
 
 _CLAUSES: Final = frozenset(
@@ -86,5 +85,5 @@ def inline_views(sql: str, views: Mapping[str, str]) -> str:
     if not named:
         return sql
     # A line break before each bracket: a text may end with a comment.
-    parts = (f"{quote(name)} AS ({views[name]}\n)" for name in dict.fromkeys(named))
+    parts = (f"`{name.replace('`', '``')}` AS ({views[name]}\n)" for name in dict.fromkeys(named))
     return f"WITH {', '.join(parts)} ({sql}\n)"

@@ -41,7 +41,8 @@ from actors.model.pgwire.sqlstate import (
     InvalidClientData,
 )
 from actors.model.pgwire.time_text import DAY_US, SECOND_US, local_to_utc
-from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, PgType, pg_type
+from actors.model.pgwire.type_map import pg_type
+from actors.model.pgwire.type_oids import DAYS_TO_2000, JSON, US_TO_2000, PgType
 from actors.model.pgwire.value_parsing import (
     ARRAY_ELEMENTS_MAX,
     SHOWN_MAX,

@@ -15,7 +15,7 @@ from typing import Final, TypeAlias
 
 import msgspec
 
-from actors.model.pgwire.type_map import PgType
+from actors.model.pgwire.type_oids import PgType
 from actors.runtime.errors import RemoteProtocolError
 
 TEXT_FORMAT: Final = 0

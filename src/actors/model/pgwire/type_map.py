@@ -10,129 +10,36 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Final
 
-import msgspec
 import pyarrow as pa
 
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.type_oids import PgType, sized
 from actors.model.plan.schema import UNBOUNDED_NUMERIC, inner_types, result_type, text_limit
 from actors.runtime.errors import InvalidUsage
 
-BOOL, BYTEA, CHAR, NAME, INT8, INT2, INT2VECTOR, INT4 = 16, 17, 18, 19, 20, 21, 22, 23
-REGPROC, TEXT, OID, TID, XID, CID, OIDVECTOR, JSON = 24, 25, 26, 27, 28, 29, 30, 114
-PG_NODE_TREE, FLOAT4, FLOAT8, UNKNOWN, INET, ACLITEM = 194, 700, 701, 705, 869, 1033
-BPCHAR, VARCHAR, DATE, TIME, TIMESTAMP, TIMESTAMPTZ = 1042, 1043, 1082, 1083, 1114, 1184
-INTERVAL, TIMETZ, BIT, VARBIT, NUMERIC = 1186, 1266, 1560, 1562, 1700
-REGPROCEDURE, REGOPER, REGOPERATOR, REGCLASS, REGTYPE = 2202, 2203, 2204, 2205, 2206
-RECORD, CSTRING, ANYARRAY, VOID, ANYELEMENT = 2249, 2275, 2277, 2278, 2283
-UUID, PG_LSN, REGCONFIG, REGDICTIONARY, JSONB = 2950, 3220, 3734, 3769, 3802
-REGNAMESPACE, REGROLE, REGCOLLATION, XID8 = 4089, 4096, 4191, 5069
-
-DAYS_TO_2000: Final = 10_957
-MS_TO_2000: Final = 946_684_800_000
-US_TO_2000: Final = 1000 * MS_TO_2000
-"""PostgreSQL's binary dates and times count from 2000 on, Arrow's from 1970."""
 DECIMAL_DIGITS_MAX: Final = 38
 _HEADER_BYTES: Final = 4
 """Number that PostgreSQL adds to a length, or to precision and scale, in a modifier."""
 
-
-class PgType(msgspec.Struct, frozen=True):
-    """A type as RowDescription has it."""
-
-    oid: int
-    size: int
-    """Bytes of a value in PostgreSQL's memory; -1: they vary."""
-    modifier: int = -1
-
-
-_SIZES: Final = {
-    BOOL: 1,
-    INT8: 8,
-    INT2: 2,
-    INT4: 4,
-    OID: 4,
-    FLOAT4: 4,
-    FLOAT8: 8,
-    DATE: 4,
-    TIME: 8,
-    TIMESTAMP: 8,
-    TIMESTAMPTZ: 8,
-    INTERVAL: 16,
-    UUID: 16,
-    NAME: 64,
-    UNKNOWN: -2,
-}
-ARRAY_OF: Final = {
-    BOOL: 1000,
-    BYTEA: 1001,
-    CHAR: 1002,
-    NAME: 1003,
-    INT2: 1005,
-    INT2VECTOR: 1006,
-    INT4: 1007,
-    REGPROC: 1008,
-    TEXT: 1009,
-    TID: 1010,
-    XID: 1011,
-    CID: 1012,
-    OIDVECTOR: 1013,
-    BPCHAR: 1014,
-    VARCHAR: 1015,
-    INT8: 1016,
-    FLOAT4: 1021,
-    FLOAT8: 1022,
-    OID: 1028,
-    ACLITEM: 1034,
-    INET: 1041,
-    TIMESTAMP: 1115,
-    DATE: 1182,
-    TIME: 1183,
-    TIMESTAMPTZ: 1185,
-    INTERVAL: 1187,
-    NUMERIC: 1231,
-    CSTRING: 1263,
-    JSON: 199,
-    REGPROCEDURE: 2207,
-    REGOPER: 2208,
-    REGOPERATOR: 2209,
-    REGCLASS: 2210,
-    REGTYPE: 2211,
-    RECORD: 2287,
-    UUID: 2951,
-    PG_LSN: 3221,
-    REGCONFIG: 3735,
-    REGDICTIONARY: 3770,
-    JSONB: 3807,
-    REGNAMESPACE: 4090,
-    REGROLE: 4097,
-    REGCOLLATION: 4192,
-    XID8: 271,
-}
-"""Type of the arrays of a type."""
-
 _SCALARS: Final[dict[pa.DataType, int]] = {
-    pa.bool_(): BOOL,
+    pa.bool_(): pg.BOOL,
     # There is no type of one byte; unsigned ones take the next larger.
-    pa.int8(): INT2,
-    pa.uint8(): INT2,
-    pa.int16(): INT2,
-    pa.uint16(): INT4,
-    pa.int32(): INT4,
-    pa.uint32(): INT8,
-    pa.int64(): INT8,
-    pa.float32(): FLOAT4,
-    pa.float64(): FLOAT8,
-    pa.string(): TEXT,
-    pa.large_string(): TEXT,
-    pa.binary(): BYTEA,
-    pa.large_binary(): BYTEA,
-    pa.date32(): DATE,
-    pa.null(): TEXT,
+    pa.int8(): pg.INT2,
+    pa.uint8(): pg.INT2,
+    pa.int16(): pg.INT2,
+    pa.uint16(): pg.INT4,
+    pa.int32(): pg.INT4,
+    pa.uint32(): pg.INT8,
+    pa.int64(): pg.INT8,
+    pa.float32(): pg.FLOAT4,
+    pa.float64(): pg.FLOAT8,
+    pa.string(): pg.TEXT,
+    pa.large_string(): pg.TEXT,
+    pa.binary(): pg.BYTEA,
+    pa.large_binary(): pg.BYTEA,
+    pa.date32(): pg.DATE,
+    pa.null(): pg.TEXT,
 }
-
-
-def sized(oid: int, modifier: int = -1) -> PgType:
-    """Return a type with its size."""
-    return PgType(oid, _SIZES.get(oid, -1), modifier)
 
 
 def numeric_modifier(precision: int, scale: int) -> int:
@@ -173,27 +80,27 @@ def pg_type(kind: pa.DataType) -> PgType:
     if (oid := _SCALARS.get(kind)) is not None:
         return sized(oid)
     if pa.types.is_decimal(kind):
-        return sized(NUMERIC, numeric_modifier(kind.precision, kind.scale))
+        return sized(pg.NUMERIC, numeric_modifier(kind.precision, kind.scale))
     if pa.types.is_timestamp(kind):
-        return sized(TIMESTAMP if kind.tz is None else TIMESTAMPTZ)
+        return sized(pg.TIMESTAMP if kind.tz is None else pg.TIMESTAMPTZ)
     if pa.types.is_time(kind):
-        return sized(TIME)
+        return sized(pg.TIME)
     if pa.types.is_duration(kind) or pa.types.is_interval(kind):
-        return sized(INTERVAL)
+        return sized(pg.INTERVAL)
     # An encoding of Arrow's, no type of its own.
     if pa.types.is_dictionary(kind):
         return pg_type(kind.value_type)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _array_type([pg_type(kind.value_type)])
-    return sized(JSON if pa.types.is_nested(kind) else TEXT)
+    return sized(pg.JSON if pa.types.is_nested(kind) else pg.TEXT)
 
 
 def _array_type(inner: Sequence[PgType]) -> PgType:
     """Return the type of arrays of one type; JSON for what PostgreSQL has no arrays of."""
     # Arrays of arrays may be ragged, which PostgreSQL's cannot be.
-    if len(inner) != 1 or inner[0].oid not in ARRAY_OF or inner[0].oid == JSON:
-        return sized(JSON)
-    return sized(ARRAY_OF[inner[0].oid], inner[0].modifier)
+    if len(inner) != 1 or inner[0].oid not in pg.ARRAY_OF or inner[0].oid == pg.JSON:
+        return sized(pg.JSON)
+    return sized(pg.ARRAY_OF[inner[0].oid], inner[0].modifier)
 
 
 @lru_cache(maxsize=1024)
@@ -208,7 +115,7 @@ def pg_type_of_spark(text: str) -> PgType:
     limit = text_limit(text)
     if limit is not None:
         length, padded = limit
-        return sized(BPCHAR if padded else VARCHAR, length + _HEADER_BYTES)
+        return sized(pg.BPCHAR if padded else pg.VARCHAR, length + _HEADER_BYTES)
     # By its text, which alone has the length of a VARCHAR.
     if text.strip().lower().startswith("array<"):
         return _array_type([pg_type_of_spark(inner) for inner in inner_types(text)])
@@ -217,28 +124,29 @@ def pg_type_of_spark(text: str) -> PgType:
     except (InvalidUsage, ValueError):
         # Texts may name types that no result has: a variant, or Spark's `interval` of all parts.
         nested = text.strip().lower().startswith(("variant", "struct<", "map<"))
-        return sized(JSON if nested else TEXT)
+        return sized(pg.JSON if nested else pg.TEXT)
 
 
 SPARK_OF: Final = {
-    BOOL: "boolean",
-    BYTEA: "binary",
-    INT2: "smallint",
-    INT4: "int",
-    INT8: "bigint",
-    OID: "bigint",
-    FLOAT4: "float",
-    FLOAT8: "double",
-    DATE: "date",
-    TIMESTAMP: "timestamp_ntz",
-    TIMESTAMPTZ: "timestamp",
-    **dict.fromkeys((NAME, TEXT, JSON, UNKNOWN, BPCHAR, VARCHAR, UUID, JSONB, TIME), "string"),
+    pg.BOOL: "boolean",
+    pg.BYTEA: "binary",
+    pg.INT2: "smallint",
+    pg.INT4: "int",
+    pg.INT8: "bigint",
+    pg.OID: "bigint",
+    pg.FLOAT4: "float",
+    pg.FLOAT8: "double",
+    pg.DATE: "date",
+    pg.TIMESTAMP: "timestamp_ntz",
+    pg.TIMESTAMPTZ: "timestamp",
+    **dict.fromkeys((pg.NAME, pg.TEXT, pg.UNKNOWN, pg.BPCHAR, pg.VARCHAR), "string"),
+    **dict.fromkeys((pg.JSON, pg.JSONB, pg.UUID, pg.TIME), "string"),
 }
 """Spark's type that holds values of a type; `spark_type` knows ``numeric`` and arrays, too."""
 ELEMENT_OF: Final = {
     array: element
-    for element, array in ARRAY_OF.items()
-    if element in SPARK_OF or element in (NUMERIC, INTERVAL)
+    for element, array in pg.ARRAY_OF.items()
+    if element in SPARK_OF or element in (pg.NUMERIC, pg.INTERVAL)
 }
 """Type of an array's elements, of the arrays that are read as such: others stay text."""
 
@@ -246,14 +154,14 @@ ELEMENT_OF: Final = {
 def spark_type(oid: int, modifier: int = -1) -> str | None:
     """Return the Spark type that holds values of a type; None: there is none.
 
-    >>> spark_type(NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
+    >>> spark_type(pg.NUMERIC, numeric_modifier(12, 2)), spark_type(1016)
     ('decimal(12,2)', 'array<bigint>')
     """
-    if oid == NUMERIC:
+    if oid == pg.NUMERIC:
         return UNBOUNDED_NUMERIC if modifier < _HEADER_BYTES else decimal_type(modifier)
     if oid in ELEMENT_OF:
         element = spark_type(ELEMENT_OF[oid], modifier)
         return None if element is None else f"array<{element}>"
-    if oid in (BPCHAR, VARCHAR) and modifier > _HEADER_BYTES:
-        return f"{'char' if oid == BPCHAR else 'varchar'}({modifier - _HEADER_BYTES})"
+    if oid in (pg.BPCHAR, pg.VARCHAR) and modifier > _HEADER_BYTES:
+        return f"{'char' if oid == pg.BPCHAR else 'varchar'}({modifier - _HEADER_BYTES})"
     return SPARK_OF.get(oid)

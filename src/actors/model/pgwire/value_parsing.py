@@ -32,13 +32,13 @@ from actors.model.pgwire.sqlstate import (
     InvalidClientData,
 )
 from actors.model.pgwire.time_text import local_to_utc_second
-from actors.model.pgwire.type_map import (
+from actors.model.pgwire.type_map import ELEMENT_OF
+from actors.model.pgwire.type_oids import (
     BOOL,
     BPCHAR,
     BYTEA,
     DATE,
     DAYS_TO_2000,
-    ELEMENT_OF,
     FLOAT4,
     FLOAT8,
     INT2,

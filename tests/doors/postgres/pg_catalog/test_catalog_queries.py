@@ -18,7 +18,8 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     object_oid,
 )
 from actors.doors.postgres.pg_catalog.pg_types import ObjectReference, format_catalog_value
-from actors.model.pgwire.type_map import BOOL, INT4, NAME, OID, REGCLASS, TEXT, pg_type_of_spark
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import BOOL, INT4, NAME, OID, REGCLASS, TEXT
 
 
 def rows_of(queries: CatalogQueries, text: str, *parameters: object) -> list[tuple[object, ...]]:

@@ -12,7 +12,7 @@ from actors.control.controller.reads.point_reads import PointReads
 from actors.doors.postgres.pg_server.point_statements import find_point
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
-from actors.model.pgwire.type_map import BOOL, FLOAT8, INT4, INT8, TEXT
+from actors.model.pgwire.type_oids import BOOL, FLOAT8, INT4, INT8, TEXT
 from actors.model.plan.schema import TableColumn, TableSchema
 
 COLUMNS = {"id": "bigint", "kind": "int", "name": "string", "price": "double"}

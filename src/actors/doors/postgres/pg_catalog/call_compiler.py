@@ -22,7 +22,7 @@ from actors.doors.postgres.pg_catalog.sql_dialect import (
     refuse_unread,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, cast_value, decide_type
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 
 _CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
 """Types whose names are functions, too, and then casts."""

@@ -45,7 +45,7 @@ from actors.doors.postgres.pg_catalog.snapshot_rows import (
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
 from actors.model.pgwire.quoting import quote_name, quote_text
-from actors.model.pgwire.type_map import BOOL, FLOAT4, FLOAT8
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8
 
 STEPS_MAX: Final = 200_000_000
 """Steps of SQLite's machine that a query may take: a few seconds of them."""

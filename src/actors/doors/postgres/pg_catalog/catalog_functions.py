@@ -30,7 +30,7 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
 )
 from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
 from actors.doors.postgres.pg_catalog.typed_sql import array_json
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_identifier
 
 _TABLE_UPDATES: Final = 28

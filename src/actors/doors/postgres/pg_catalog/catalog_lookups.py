@@ -20,7 +20,7 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 )
 from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
 from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_identifier
 
 CATALOG_NAMESPACE: Final = 11

@@ -42,7 +42,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
 from actors.doors.postgres.pg_catalog.sql_dialect import called_name, identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
-from actors.model.pgwire.type_map import BOOL, FLOAT4, FLOAT8, RECORD
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8, RECORD
 
 COMPILED_QUERIES_MAX: Final = 512
 """Texts whose compiled form is kept: clients repeat theirs."""

@@ -43,7 +43,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     text_constant,
     unify_values,
 )
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_text
 
 CompiledQuery = tuple[str, RelationShape]

@@ -27,7 +27,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     decide_type,
     unify_values,
 )
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 
 FUNCTION_PREFIX: Final = "pg_fn_"
 ANY: Final = 2276

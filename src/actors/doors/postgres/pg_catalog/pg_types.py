@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 
 ELEMENT_OF: Final[dict[int, int]] = {
     **{array: element for element, array in pg.ARRAY_OF.items()},

@@ -23,7 +23,7 @@ from actors.doors.postgres.pg_catalog.catalog_lookups import split_name
 from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, format_catalog_value
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
 from actors.model.pgwire.quoting import quote_identifier, quote_literal
-from actors.model.pgwire.type_map import BOOL
+from actors.model.pgwire.type_oids import BOOL
 
 _CLASSES: Final = {
     "[:alpha:]": "a-zA-Z",

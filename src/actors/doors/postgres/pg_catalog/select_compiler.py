@@ -55,7 +55,7 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     decide_type,
 )
 from actors.model.pgwire.quoting import quote_name, quote_text
-from actors.model.pgwire.type_map import INT8, RECORD, TEXT
+from actors.model.pgwire.type_oids import INT8, RECORD, TEXT
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
 """Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)

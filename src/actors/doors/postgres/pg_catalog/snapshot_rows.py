@@ -20,7 +20,8 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     object_oid,
 )
 from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
+from actors.model.pgwire.type_map import pg_type_of_spark
 
 CatalogRows = dict[str, list[dict[str, Any]]]
 """Rows of each table of `pg_catalog`."""
@@ -222,7 +223,7 @@ class SnapshotRows:
         self, oid: int, columns: Iterable[CatalogColumnRow], required: frozenset[str]
     ) -> None:
         for number, column in enumerate(columns, start=1):
-            shown = pg.pg_type_of_spark(column.type)
+            shown = pg_type_of_spark(column.type)
             self._add_attribute(
                 oid,
                 column.name,
@@ -314,7 +315,7 @@ class SnapshotRows:
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
-        types = [pg.pg_type_of_spark(column.type).oid for column in shown]
+        types = [pg_type_of_spark(column.type).oid for column in shown]
         # The key's index is no object of the catalog's: it gets its row from one made here.
         index = CatalogObjectRow(id=each.id, name=name, kind="index")
         self._add_class(
@@ -327,7 +328,7 @@ class SnapshotRows:
             relfilenode=oid,
         )
         for number, (column, type_oid) in enumerate(zip(shown, types, strict=True), start=1):
-            modifier = pg.pg_type_of_spark(column.type).modifier
+            modifier = pg_type_of_spark(column.type).modifier
             self._add_attribute(oid, column.name, type_oid, number, atttypmod=modifier)
         self._add(
             "pg_index",

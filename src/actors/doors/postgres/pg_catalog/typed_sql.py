@@ -15,7 +15,7 @@ import msgspec
 
 from actors.doors.postgres.pg_catalog import pg_types
 from actors.doors.postgres.pg_catalog.catalog_errors import INVALID_TEXT, CatalogQueryError
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.quoting import quote_text
 from actors.model.pgwire.value_parsing import parse_boolean, parse_nested_array
 

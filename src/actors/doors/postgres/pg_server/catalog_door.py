@@ -30,7 +30,7 @@ from actors.doors.sql_session.context import DATABASE, SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult, result_of
 from actors.engine.sql.shown_statements import shown_statement
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.messages import FieldDescription
 from actors.model.protocol.api import ObjectStatus
 from actors.model.protocol.role_messages import RolesReport

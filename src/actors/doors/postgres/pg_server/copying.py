@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from actors.doors.postgres.pg_server.connected_rows import while_connected
 from actors.doors.postgres.pg_server.wire import SEND_BYTES, PgWire
+from actors.doors.sql_session.placed_text import quoted
 from actors.doors.sql_session.reading import read_query
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.session import SqlSession
@@ -16,7 +17,7 @@ from actors.model.pgwire import messages as pg
 from actors.model.pgwire.copy_options import CopyFormat, RowFormat
 from actors.model.pgwire.row_decoding import copy_decoder
 from actors.model.pgwire.row_encoding import CopyEncoder, cut_batches
-from actors.model.plan.schema import TableSchema, quote
+from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import InvalidUsage, RemoteProtocolError
 
 BATCH_BYTES = 1 << 20
@@ -133,8 +134,8 @@ async def _source(session: SqlSession, statement: sql.CopyStatement) -> Statemen
     if query is None:
         assert statement.table is not None
         entry = await context.catalog.find_present(statement.table)
-        listed = ", ".join(map(quote, statement.columns)) if statement.columns else "*"
-        text = f"SELECT {listed} FROM {quote(entry.name)}"
+        listed = ", ".join(map(quoted, statement.columns)) if statement.columns else "*"
+        text = f"SELECT {listed} FROM {quoted(entry.name)}"
         query = sql.QueryStatement(position=0, query=sql.TextSpan(0, len(text), text, ()))
     async with context.typed(statement):
         if isinstance(query, sql.SubscribeStatement):

@@ -20,7 +20,7 @@ from actors.engine.sql.type_names import WrittenType
 from actors.engine.views.simple import simple_read
 from actors.model.pgwire.parameters import spark_literal
 from actors.model.pgwire.sqlstate import InvalidClientData
-from actors.model.pgwire.type_map import INT2, INT4, INT8, TEXT, VARCHAR
+from actors.model.pgwire.type_oids import INT2, INT4, INT8, TEXT, VARCHAR
 from actors.model.plan.schema import TableSchema
 from actors.model.plan.updates import from_ipc
 

@@ -22,15 +22,8 @@ from actors.engine.sql.tokens import SqlDialect, lex_sql
 from actors.engine.sql.type_names import read_type
 from actors.model.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.model.pgwire.row_encoding import EncodedRows
-from actors.model.pgwire.type_map import (
-    INT8,
-    INTERVAL,
-    TEXT,
-    UNKNOWN,
-    pg_type,
-    pg_type_of_spark,
-    sized,
-)
+from actors.model.pgwire.type_map import pg_type, pg_type_of_spark
+from actors.model.pgwire.type_oids import INT8, INTERVAL, TEXT, UNKNOWN, sized
 from actors.model.pgwire.value_parsing import ParameterValue
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import fold
