@@ -293,3 +293,39 @@ SELECT first_value(amname) OVER (ORDER BY oid RANGE BETWEEN UNBOUNDED PRECEDING 
 SELECT amname FROM pg_am NATURAL LEFT JOIN (SELECT 1 AS zz) q ORDER BY 1 LIMIT 1
 --# dialect: 147
 SELECT pg_get_userbyid(relowner), relacl::text, relacl::text[] FROM pg_class WHERE relname = 'orders'
+--# dialect: 148
+SELECT left('abc',2), right('abc',2), left('abc',-1), right('abc',-1), right('abc',0), lpad('a',3,'x'), rpad('a',3), lpad('abc',2), split_part('a,b',',',2), split_part('a,b',',',-1), pg_is_in_recovery()
+--# dialect: 149
+SELECT md5('a'), ascii('a'), chr(65), starts_with('abc','ab'), replace('abc','b','x'), pg_is_in_recovery()
+--# dialect: 150
+SELECT concat('a',NULL,1), concat_ws(',', 'a',NULL,'b'), concat_ws(NULL,'a'), format('%s %I %L %%', 'a','B b','c'), format('%2$s%1$s','a','b'), format('%L|%5s|%-3s|', NULL, 'a', 'b'), pg_is_in_recovery()
+--# dialect: 151
+SELECT pg_size_pretty(12345678::bigint), pg_encoding_to_char(6), pg_char_to_encoding('UTF8'), pg_char_to_encoding('nope'), parse_ident('a."B"'), pg_is_in_recovery()
+--# dialect: 152
+SELECT ARRAY[true]::text, pg_is_in_recovery()
+--# dialect: 153
+SELECT text(1), oid('99999'), int4('7'), int8(7), pg_is_in_recovery()
+--# dialect: 154
+SELECT 1 WHERE EXISTS ((SELECT 1 FROM pg_am))
+--# dialect: 155
+SELECT 'abc' ~ '***=a.c', 'a' || '{1}'::int[]::text, json_build_array(1,'a',NULL)::text, pg_is_in_recovery()
+--# dialect: 156
+SELECT x, y, z, pg_is_in_recovery() FROM (VALUES (1,'a'),(2,'b')) t(x,y) FULL JOIN (VALUES (2,'p'),(3,'q')) u(x,z) USING (x) ORDER BY x
+--# dialect: 157
+SELECT x, y, z, pg_is_in_recovery() FROM (VALUES (1,'a'),(2,'b')) t(x,y) RIGHT JOIN (VALUES (2,'p'),(3,'q')) u(x,z) USING (x) JOIN (VALUES (2)) v(x) USING (x) ORDER BY x
+--# dialect: 158
+SELECT ARRAY[]::int[], '{{1},{2}}'::int[], '{NULL,a}'::text[], 'abc'::"char", relname::"char" FROM pg_class WHERE relname = 'pg_am'
+--# dialect: 159
+SELECT col_description('orders'::regclass,4), col_description('orders'::regclass,0), obj_description('orders'::regclass,'pg_class'), has_table_privilege(1,'SELECT'), has_column_privilege('orders','id','SELECT')
+--# dialect: 160
+SELECT ('{"a":[1,2]}'::json -> 'a') -> 1, '{"a":[1,2]}'::json -> ('a' || ''), pg_is_in_recovery()
+--# dialect: 161
+SELECT array_upper(indkey, 1), array_lower(indkey, 1), indkey[0], indkey[1], conkey[1] FROM pg_index JOIN pg_constraint ON conindid = indexrelid WHERE indrelid = 'orders'::regclass
+--# dialect: 162
+SELECT generate_series(1, 3, 2), pg_is_in_recovery()
+--# dialect: 163
+SELECT relname FROM pg_class WHERE oid = 'pg_catalog.pg_am'::regclass AND relnamespace = 'pg_catalog'::regnamespace
+--# dialect: 164
+SELECT amname IN ('heap', NULL), amname NOT IN ('heap'), amtype IN ('t') FROM pg_am ORDER BY oid
+--# dialect: 165
+SELECT coalesce(relacl, '{}'), coalesce(reloptions::text, 'none') FROM pg_class WHERE relname = 'orders'
