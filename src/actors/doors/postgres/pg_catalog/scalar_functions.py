@@ -342,10 +342,15 @@ def write_array(value: str, type_oid: int) -> str:
 
 def array_of_texts(value: str, element: int) -> str:
     """Return an array with its elements' texts in their place."""
-    return array_json(
-        None if each is None else format_catalog_value(bool(each) if element == BOOL else each, 25)
-        for each in json.loads(value)
-    )
+
+    def shown(held: Any) -> Any:
+        if isinstance(held, list):
+            return [shown(each) for each in held]
+        return format_catalog_value(
+            bool(held) if element == BOOL and held is not None else held, 25
+        )
+
+    return array_json(shown(json.loads(value)))
 
 
 # -- JSON --------------------------------------------------------------------------------------

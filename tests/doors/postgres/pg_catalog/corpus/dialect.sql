@@ -329,3 +329,5 @@ SELECT relname FROM pg_class WHERE oid = 'pg_catalog.pg_am'::regclass AND relnam
 SELECT amname IN ('heap', NULL), amname NOT IN ('heap'), amtype IN ('t') FROM pg_am ORDER BY oid
 --# dialect: 165
 SELECT coalesce(relacl, '{}'), coalesce(reloptions::text, 'none') FROM pg_class WHERE relname = 'orders'
+--# dialect: 166
+SELECT array_to_string(ARRAY[[1,2],[3,4]], ','), array_to_string(ARRAY[true,NULL], ',', '?'), pg_is_in_recovery()
