@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from actors.doors.sql_session.catalog_statements import option_text, text_result
-from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext, object_name
+from actors.doors.sql_session.catalog_statements import text_result
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.placed_text import quoted
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import spark_text
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import ShowCreateStatement
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire import quoting
 from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.connector_options import option_text
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
 

@@ -26,9 +26,10 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     PgCatalogSnapshot,
 )
 from actors.doors.postgres.pg_catalog.pg_types import format_catalog_value
-from actors.doors.sql_session.context import DATABASE, SessionContext
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult, result_of
+from actors.engine.sql.object_names import DATABASE
 from actors.engine.sql.shown_statements import shown_statement
 from actors.model.pgwire import type_oids as pg
 from actors.model.pgwire.messages import FieldDescription

@@ -35,17 +35,10 @@ _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _ROWS: Final = (
     sql.QueryStatement,
     sql.SubscribeStatement,
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
+    sql.ShowingStatement,
     sql.FetchCursorStatement,
     sql.ExecutePreparedStatement,
     sql.CreateTokenStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
 )
 _CHANGES: Final = (
     sql.InsertStatement,
