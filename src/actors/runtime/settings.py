@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 import msgspec
 
 from actors.runtime.errors import BadSettings, nearest_hint
-from actors.runtime.threshold_probes import KERNEL_LIMITS
 
 FRAME_OVERHEAD_BYTES = 4096
 """Bytes of a frame beside a result: names, trace context, names of fields."""
@@ -41,7 +40,7 @@ LIST_SETTINGS: Final = (*BUCKET_SETTINGS, "engine_environment")
 """Settings that are lists; in text: separated by commas."""
 ENVIRONMENT_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\*?")
 """Name of a variable of the environment; with a star: all that begin so."""
-MAPPINGS: Final = ("spark_conf", "kernel_limits")
+MAPPINGS: Final = ("spark_conf",)
 """Settings with names of their own: from a TOML file alone, not from the environment."""
 
 
@@ -352,9 +351,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     spark_master: str = "local[*]"
     spark_driver_memory: str = "2g"
     spark_conf: dict[str, str] = {}
-    kernel_limits: dict[str, int] = {}
-    """Limits by which pure functions choose between two ways to one result, for the whole process
-    and its engine: names and greatest values are in `runtime.threshold_probes`. For tests."""
     engine_environment: tuple[str, ...] = ()
     """Further variables of the service's environment that Spark and users' functions have, beside
     those that Spark, Java, Python and the store of parts need. A name that ends in `*` stands for
@@ -373,7 +369,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     engine_cancel_timeout_ms: int = 30_000
     """An engine that still runs a canceled job by then is replaced."""
     engine_inline_bytes_max: int = 8 * 1024 * 1024
-    """Rows above this size go to the engine as a file."""
+    """Rows above this size go to the engine as a file; a job of fewer runs in one partition."""
     engine_part_copies: bool = False
     """Copy large parts of a bucket into scratch for Spark, in place of having Spark read them
     there: for a Spark that cannot reach the bucket, and sees the state directory."""
@@ -690,16 +686,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         return relations
 
-    def _check_kernel_limits(self) -> None:
-        for name, value in self.kernel_limits.items():
-            known = KERNEL_LIMITS.get(name)
-            if known is None:
-                raise BadSettings(f"kernel_limits: there is no {name!r}")
-            if not 1 <= value <= known.default:
-                raise BadSettings(
-                    f"kernel_limits: {name} = {value}: must lie between 1 and {known.default}"
-                )
-
     def _check_spark_conf(self) -> None:
         # Spark would put variables of the engine's environment into every text of every user.
         name = "spark.sql.variable.substitute"
@@ -720,7 +706,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def check(self) -> None:
         """Raise `BadSettings` when a limit is out of range or two contradict each other."""
         self._check_numbers()
-        self._check_kernel_limits()
         self._check_spark_conf()
         relations = [
             *(

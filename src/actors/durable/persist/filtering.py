@@ -40,7 +40,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import FILTER_AUDIT, FILTER_KEYS
+from actors.runtime.threshold_probes import FILTER_AUDIT
 
 Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
@@ -72,6 +72,8 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+KEYS_MAX = 64
+"""Keys of a peek that leave out parts: each is compared with each part's bounds."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -117,8 +119,7 @@ class PartFilter:
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
-        # Each key is compared with each part's bounds: the limit bounds that cost.
-        if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
+        if keys is not None and keys.num_rows <= KEYS_MAX:
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
             found += [PartCondition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None

@@ -30,17 +30,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
 
+from actors.durable.persist import parts as part_codec
 from actors.durable.persist.location import BlobStore
-from actors.durable.persist.parts import (
-    VERSION,
-    EncodedPart,
-    at_its_time,
-    check_bytes,
-    decode_written,
-    encode,
-    encode_list,
-    takes_at_most,
-)
 from actors.durable.persist.schemas import SchemaRegistry, read_as, schema_of
 from actors.durable.persist.shard import BatchPart, PartList, ShardState
 from actors.durable.persist.statistics import ColumnStatistics, of_footer
@@ -50,7 +41,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import ShardId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM, LOOP_BYTES, PART_LIST
+from actors.runtime.threshold_probes import DECODED_EVICTION, DECODED_ROOM, PART_LIST
 
 # -- A cache of decoded parts: concurrent readers of one part share one read and one decoding ------
 # All dataflows of one source want the same part at about the same time, and a view on a view wants
@@ -257,7 +248,7 @@ class PartStore:
 
         Raises `TypeMismatch`, `InvalidUsage`, `StoreFull`, `StorageError`; then no part remains.
         """
-        pieces = encode(
+        pieces = part_codec.encode(
             updates,
             state.schema,
             inline_bytes_max=inline_bytes_max,
@@ -265,11 +256,11 @@ class PartStore:
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
         # A thread costs more than the encoding of a small table.
-        small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
+        small = part_codec.takes_at_most(updates, part_codec.LOOP_BYTES_MAX)
         parts: list[BatchPart] = []
         try:
             while True:
-                piece: EncodedPart | None
+                piece: part_codec.EncodedPart | None
                 if small:
                     piece = next(pieces, None)
                 else:
@@ -326,7 +317,7 @@ class PartStore:
             has_errors=has_errors,
             time_min=times[0],
             time_max=times[1],
-            version=VERSION,
+            version=part_codec.VERSION,
             schema_id=schema_id,
             statistics=() if has_errors else known,
         )
@@ -369,7 +360,7 @@ class PartStore:
                     has_errors=False,
                     time_min=blob.time_min,
                     time_max=blob.time_max,
-                    version=VERSION,
+                    version=part_codec.VERSION,
                     schema_id=schema_id,
                     statistics=known,
                 )
@@ -406,7 +397,7 @@ class PartStore:
         describes so few. Raises `StoreFull`, `StorageError`."""
         if not PART_LIST.crossed(len(parts) >= self._settings.part_list_parts_min):
             return None
-        data = await self._clock.run_blocking(partial(encode_list, parts))
+        data = await self._clock.run_blocking(partial(part_codec.encode_list, parts))
         listed = PartList(self._new_key(shard, "parts"), len(data), zlib.crc32(data))
         try:
             await self._blob.set(listed.key, data)
@@ -428,16 +419,16 @@ class PartStore:
         own = self._schemas.written_with(part)
         written = await self._decoded.get(part, lambda: self._read(part, own))
         name = f"part {part.key}" if part.key else "inline part"
-        return at_its_time(part, read_as(name, written, schema))
+        return part_codec.at_its_time(part, read_as(name, written, schema))
 
     async def _read(self, part: BatchPart, schema: TableSchema | None) -> pa.Table:
         if part.inline is not None:
-            return decode_written(part, part.inline, schema)
+            return part_codec.decode_written(part, part.inline, schema)
         data = await self._bytes(part)
         # Decode large parts in a thread: the event loop must not stall.
-        if not LOOP_BYTES.exceeded_by(len(data)):
-            return decode_written(part, data, schema)
-        return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
+        if len(data) <= part_codec.LOOP_BYTES_MAX:
+            return part_codec.decode_written(part, data, schema)
+        return await self._clock.run_blocking(lambda: part_codec.decode_written(part, data, schema))
 
     async def _bytes(self, part: BatchPart) -> bytes:
         data = await self._blob.get(part.key)
@@ -450,7 +441,7 @@ class PartStore:
         data = await self._bytes(part)
 
         def write() -> None:
-            check_bytes(part, data)
+            part_codec.check_bytes(part, data)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(data)
 

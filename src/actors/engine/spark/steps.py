@@ -5,9 +5,9 @@ plan would be too large (`actors.model.plan.plan_splitting`), gives Spark the ro
 collects the answer; a large one that is wanted as files goes into files
 (`actors.engine.spark.files`).
 
-Steps without a file left to Spark, of `PREPARED_JOB` bytes of rows at most, run from a plan built
-once wherever that can be (`actors.engine.spark.prepared`); else those of `SMALL_JOB` bytes at most
-run in one partition.
+Steps without a file left to Spark run from a plan built once wherever that can be
+(`actors.engine.spark.prepared`); else those of few bytes (`engine_inline_bytes_max`) run in one
+partition.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from actors.model.plan.plan_splitting import makes_rows_of_none
 from actors.model.plan.schema import DIFF, TIME
 from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
-from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES, PREPARED_JOB, SMALL_JOB
+from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES
 
 # Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
 # whose diffs are not summed up yet. The price: filters run behind joins and groupings.
@@ -151,7 +151,7 @@ def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone
     """Run strata `first` to `last`. Raises our errors or Spark's own."""
     _check_range(prepared.plan, job)
     loaded = _loaded(slot, prepared, job)
-    old = tuple(load(rows, slot.parts) for rows in job.old)
+    old = tuple(load(rows, slot.parts, slot.inline_bytes_max) for rows in job.old)
     try:
         return _run_strata(slot, prepared, job, dict(loaded), old)
     except Exception as error:
@@ -193,7 +193,7 @@ def _run_strata(
     started = time.perf_counter()
     slot.frequent, slot.waited_ms = False, 0.0
     plan = prepared.plan
-    small = is_small([*loaded.values(), *old])
+    small = is_small(slot, [*loaded.values(), *old])
     filled = frozenset(name for name, rows in loaded.items() if not rows.empty) - {INTERVAL}
     first, last = prepared.bounds(job.first, job.last)
     # All inputs are empty: no Spark job is needed.
@@ -250,10 +250,10 @@ def _run_strata(
     return answer
 
 
-def is_small(inputs: Iterable[LoadedRows]) -> bool:
+def is_small(slot: ThreadSlot, inputs: Iterable[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
     size = _bytes_here(inputs)
-    return size is not None and not SMALL_JOB.exceeded_by(size)
+    return size is not None and size <= slot.inline_bytes_max
 
 
 def _bytes_here(inputs: Iterable[LoadedRows]) -> int | None:
@@ -270,7 +270,7 @@ def _run_ahead(slot: ThreadSlot, work: _Work) -> pa.Table | None:
     """Execute a step of more rows than a small one by a prepared plan; return None where it has
     none, or Spark is to read some of them."""
     size = _bytes_here(work.loaded.values())
-    if work.job.lo == 0 or work.job.at_once or size is None or PREPARED_JOB.exceeded_by(size):
+    if work.job.lo == 0 or work.job.at_once or size is None:
         return None
     return _run_prepared(slot, work)
 
@@ -287,7 +287,7 @@ def _loaded(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> dict[str,
             # Of parts in a bucket only the columns that the strata read are fetched.
             schema = narrowed(rows.schema, name, strata)
             rows = msgspec.structs.replace(rows, schema=schema)
-        found[prepared.named(name)] = load(rows, slot.parts)
+        found[prepared.named(name)] = load(rows, slot.parts, slot.inline_bytes_max)
     return found
 
 

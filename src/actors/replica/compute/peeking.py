@@ -57,7 +57,7 @@ from actors.runtime.telemetry import BYTES, TRACEPARENT, WORKER_PEEK
 
 # -- Peeks of a shard: reads its parts one after another, in bounded memory ------------------------
 # Parts whose statistics exclude rows that pass the filter are not read. Only updates that the peek
-# selects are kept: in memory, and beyond `GATHERED_BYTES` in a temporary arrangement on disk, whose
+# selects are kept: in memory, and beyond `HELD_BYTES_MAX` in a temporary arrangement on disk, whose
 # rows are then streamed like those of an index.
 
 

@@ -46,7 +46,10 @@ from actors.model.protocol.row_filter import (
 from actors.model.protocol.row_finishing import thinned
 from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
-from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
+from actors.runtime.threshold_probes import INLINE_ANSWER
+
+POINT_ROWS_MAX = 256
+"""Rows of one key that are compared on the event loop."""
 
 # -- Stashes results that are too large for a response in the blob store, piece by piece -----------
 # Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about
@@ -234,7 +237,7 @@ def one_key(key: tuple[str, ...], types: tuple[pa.DataType, ...], peek: Peek) ->
     The types must be those that `OneKey` supports.
     """
     data = peek.keys
-    if data is None or peek.key_columns != key or POINT_KEYS.exceeded_by(len(data)):
+    if data is None or peek.key_columns != key:
         return None
     found = _one_key(peek.key_columns, data)
     return found if found is not None and found.types == types else None
@@ -247,7 +250,7 @@ def is_exact_integer_key(
 
     Such keys need no cast. False means unknown.
     """
-    if POINT_KEYS.exceeded_by(len(data)) or not all(map(pa.types.is_integer, types)):
+    if not all(map(pa.types.is_integer, types)):
         return False
     found = _one_key(names, data)
     return found is not None and found.types == types and None not in found.values
@@ -423,8 +426,7 @@ def _rows(
     ((run, block, first, beyond),) = places
     if not (is_plain(run, view.before) and run.positive):
         return None
-    # Comparing more rows would block the event loop.
-    if POINT_ROWS.exceeded_by(beyond - first):
+    if beyond - first > POINT_ROWS_MAX:
         return None
     for name, value in zip(arrangement.key, key.values, strict=True):
         held = block.values.column(name)

@@ -63,7 +63,9 @@ from actors.runtime.errors import (
     StorageError,
 )
 from actors.runtime.progress import Frontier, ShardId, Time, is_empty
-from actors.runtime.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
+from actors.runtime.threshold_probes import HYDRATION_CHUNK
+
+PIECE_ROWS = 500_000
 
 # -- Checkpoints of the hydration of an additive view: contents computed chunk by chunk ------------
 # Theory of operation. A plan is *additive* when its output over a union of inputs is the union of
@@ -227,7 +229,7 @@ class HydrationJournal:
 # append then names all parts, so a view exists whole or not at all. The parts of a killed process
 # become orphans, except the noted chunks of an additive view (`chunks`).
 #
-# Of a large answer, at most `HYDRATION_PIECE` rows are in memory. Rows of files are not
+# Of a large answer, at most `PIECE_ROWS` rows are in memory. Rows of files are not
 # consolidated: equal rows may be in several parts, and sum up as updates do.
 
 
@@ -382,8 +384,7 @@ async def _pieces(
             continue  # it was adopted as a part
         try:
             with pq.ParquetFile(path) as reader:
-                HYDRATION_PIECE.exceeded_by(reader.metadata.num_rows)
-                batches = reader.iter_batches(HYDRATION_PIECE.limit)
+                batches = reader.iter_batches(PIECE_ROWS)
                 while True:
                     batch = await engine.clock.run_blocking(lambda: next(batches, None))  # noqa: B023
                     if batch is None:

@@ -53,7 +53,10 @@ from actors.runtime.errors import InvalidUsage, PenstockError, ReadBelowSince, V
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import ObjectId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
+from actors.runtime.threshold_probes import SUBSCRIBED_BATCH
+
+SUMMED_BYTES_MAX = 8 << 20
+"""Contents without retractions of so many bytes are summed up all the same: no row comes twice."""
 
 # Reads the snapshot that a subscribe begins with, and stashes rows too large for a response
 # Theory of operation. A shard's contents at one time are read part by part, summed up (on disk if
@@ -147,7 +150,7 @@ async def snapshot(
                 yield await persist.fetch(part, imported.schema)
                 reader.release([part.key])
 
-        large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
+        large = sum(part.bytes for part in parts) > SUMMED_BYTES_MAX
         # Without retractions no sum is needed. Equal rows may then come in several pieces.
         if large and not any(part.retracts for part in parts):
             return await _as_read(read(), clock, imported.schema, as_of, stashing)

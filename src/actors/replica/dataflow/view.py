@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import anyio
 import msgspec
@@ -63,7 +63,11 @@ from actors.replica.dataflow.touched import StateLookups
 from actors.runtime.errors import DefiniteError, JobTooLarge
 from actors.runtime.kernel import ActorContext, RunningEffect
 from actors.runtime.progress import Frontier, Time, is_empty
-from actors.runtime.threshold_probes import COLD_STEPS, QUIET_STEPS
+
+COLD_STEPS: Final = 5
+"""First steps of a dataflow whose time says nothing if they are planned anew."""
+QUIET_STEPS = 2
+"""Steps in a row that have changed nothing, beyond which a step runs its first strata alone."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -252,7 +256,7 @@ class ViewStages:
             return StepOutcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
-        if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
+        if outcome.deltas.prepared or self._steps > COLD_STEPS:
             elapsed = self._engine.clock.monotonic_ms() - started
             work, ms = outcome.deltas.work, max(0.0, elapsed - outcome.deltas.wait_ms)
             self._chooser.stepped(work, ms)
@@ -342,7 +346,7 @@ class ViewStages:
                 name,
                 partial(self._whole_state, step),
                 folders,
-                quiet=QUIET_STEPS.exceeded_by(self._unchanged),
+                quiet=self._unchanged > QUIET_STEPS,
                 divisible=len(step.times) > 1,
                 weigh=weigh,
             )

@@ -36,12 +36,11 @@ from actors.runtime.errors import (
 from actors.runtime.frames import FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
-from actors.runtime.threshold_probes import FRAME_SLICE
 from actors.runtime.transport import sockets
 from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
 from actors.runtime.transport.security import TransportSecurity
-from actors.runtime.transport.stream import ByteStream
+from actors.runtime.transport.stream import SLICE_BYTES, ByteStream
 
 # -- Handshake of a connection: protocol, version, service and token -------------------------------
 # Each side at once writes its opening: 8 bytes of magic, a u16 version, and its identity (u8
@@ -237,7 +236,7 @@ class FramedConnection(Generic[S, R]):
                     break  # send those before it; the next call raises, for its first message
                 raise
             taken += 1
-            if len(data) >= FRAME_SLICE.limit:
+            if len(data) >= SLICE_BYTES:
                 break
         if taken:
             stream.write(data)

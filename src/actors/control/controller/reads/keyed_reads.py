@@ -20,7 +20,9 @@ from actors.model.protocol.compute import Peek
 from actors.replica.compute.peeks import PeekSpec
 from actors.runtime.errors import PenstockError
 from actors.runtime.progress import Time
-from actors.runtime.threshold_probes import KEYED_ON_LOOP
+
+LOOP_KEYS_MAX = 256
+"""Keys that are looked up on the event loop: a hop to a thread takes as long as dozens of them."""
 
 
 class KeyedAnswered(msgspec.Struct, frozen=True, gc=False):
@@ -41,7 +43,7 @@ class KeyedPeek(msgspec.Struct, frozen=True):
     @property
     def is_short(self) -> bool:
         """Return whether it takes no longer than a thread would."""
-        return not KEYED_ON_LOOP.exceeded_by(len(self.hashes))
+        return len(self.hashes) <= LOOP_KEYS_MAX
 
     def answer(self) -> bytes | None:
         """Return the rows as an Arrow stream; None if they are too large for one answer, or the

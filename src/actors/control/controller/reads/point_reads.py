@@ -28,7 +28,9 @@ from actors.model.plan.schema import DIFF, TableSchema
 from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import PenstockError
 from actors.runtime.progress import Time
-from actors.runtime.threshold_probes import POINT_ROWS
+
+POINT_ROWS_MAX = 256
+"""Rows of one key that are compared on the event loop."""
 
 _RESOLVED_MAX: Final = 1_024
 """Bound of remembered resolutions of names; beyond, all are forgotten."""
@@ -166,7 +168,7 @@ def _rows_of(
         return None
     if not places:
         return _empty(schema, selection.columns)
-    if POINT_ROWS.exceeded_by(sum(beyond - start for _, _, start, beyond in places)):
+    if sum(beyond - start for _, _, start, beyond in places) > POINT_ROWS_MAX:
         return None
     run, block, start, beyond = places[0]
     rows = block.values

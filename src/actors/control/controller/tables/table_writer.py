@@ -44,7 +44,8 @@ from actors.runtime.progress import Frontier, ObjectId, is_empty
 from actors.runtime.settings import Settings
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import GROUP_COMMIT, TIME, TRACEPARENT
-from actors.runtime.threshold_probes import GROUPED_WRITES
+
+GROUP_WRITES_MAX = 256
 
 # -- Seals the tables' shared upper while no client writes, where a view needs that ----------------
 # A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
@@ -352,7 +353,7 @@ class TableWriter(Actor[_Message]):
         """Take the longest run of writes that may share a time; a write at a given time is
         alone."""
         group: list[EnqueueWrite | TickTables] = []
-        while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
+        while self._queue and len(group) < GROUP_WRITES_MAX:
             message = self._queue[0]
             if isinstance(message, CloseTable | ArrangeTable | AlterTable | AppendCopy):
                 break
