@@ -205,7 +205,8 @@ def test_every_damaged_byte_of_the_tables_upper_is_found() -> None:
 def test_documents_of_before_there_were_checksums_are_read() -> None:
     assert decode_shard("shard/s", msgspec.msgpack.encode(state())) == state()
     older = msgspec.msgpack.decode(encode(state()))
-    assert older["version"] == PACKED > SEALED > 1  # by which a program of then sees that it is too old
+    # By the version a program of then sees that it is too old.
+    assert older["version"] == PACKED > SEALED > 1
 
 
 def test_documents_are_packed_and_one_that_is_not_is_read() -> None:
