@@ -287,7 +287,7 @@ class Service:
         """Start the actors that every role has: those that follow the stores, and the engine."""
         settings, clock = self.settings, self._clock
         await clock.run_blocking(lambda: _empty(scratch))
-        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        system = ActorSystem(clock=clock, seed=self._seed)
         await stack.enter_async_context(system)
         self._system = system
         # Runs before the system's own exit, which would wait without a deadline.

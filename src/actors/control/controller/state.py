@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions
@@ -24,6 +24,9 @@ from actors.runtime.errors import PenstockError, ReadBelowSince, ReadTooFarAhead
 from actors.runtime.kernel import ActorAddress, ActorContext
 from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time, is_empty
 from actors.runtime.settings import Settings
+
+READ_AHEAD_MS_MAX: Final = 60_000
+"""A read further ahead of the clock is refused at once."""
 
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
@@ -150,12 +153,11 @@ class ControllerState:
 
     def check_ahead(self, what: str, time: Time) -> None:
         """Raise `ReadTooFarAhead` if the time is too far ahead of the clock."""
-        limit = self.settings.read_ahead_ms_max
         now = self.oracle_now()
-        if time > now + limit:
+        if time > now + READ_AHEAD_MS_MAX:
             raise ReadTooFarAhead(
                 f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
-                f"{limit} (read_ahead_ms_max)"
+                f"{READ_AHEAD_MS_MAX}"
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:

@@ -253,6 +253,10 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     return pc.is_valid(values) if op == "<=" else pc.and_(nan, pc.invert(nan))
 
 
+AUDITED_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Bytes of audited parts of one input of one dataflow, beside one in so many of what it reads."""
+
+
 class FilterAudit:
     """Chooses discarded parts that are read all the same, to prove that the filter was right."""
 
@@ -342,6 +346,4 @@ class PartPruner:
 
 def part_pruner(wanted: PartFilter, settings: Settings) -> PartPruner:
     """Return a pruner with the settings' audit."""
-    return PartPruner(
-        wanted, FilterAudit(settings.filter_audit_one_in, settings.filter_audit_bytes_max)
-    )
+    return PartPruner(wanted, FilterAudit(settings.filter_audit_one_in, AUDITED_BYTES_MAX))

@@ -71,6 +71,14 @@ from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
 from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES
 
+STATEMENT_BYTES_MAX: Final = 2 * 1024 * 1024
+"""Length of one SQL text; a job with a larger one is refused and never sent."""
+NESTING_MAX: Final = 1_000
+"""Brackets within brackets in an SQL text: over several thousand Spark's parser works for minutes
+before its stack overflows. Refused in the same way."""
+TREE_NODES_MAX: Final = 100_000
+"""Nodes of the plan that Spark makes of a view's text; a view that has more is recomputed."""
+
 # Otherwise the optimizer computes constants of no row at all, and filters below a GROUP BY of rows
 # whose diffs are not summed up yet. The price: filters run behind joins and groupings.
 _ROW_BY_ROW: Final = (
@@ -106,9 +114,6 @@ class ThreadSlot(msgspec.Struct):
     files_here: bool
     """True if this process sees the files that Spark writes."""
     plan_nodes_max: int
-    statement_bytes_max: int
-    nesting_max: int
-    tree_nodes_max: int
     parts: BucketParts
     """Parts of buckets, as all threads read them."""
     canceled: threading.Event
@@ -134,17 +139,11 @@ class ThreadSlot(msgspec.Struct):
     def check_size(self, text: str) -> None:
         """Raise `JobTooLarge` for a statement that must not be sent."""
         size = len(text.encode())
-        if size > self.statement_bytes_max:
-            raise JobTooLarge(
-                f"its SQL text has {size} bytes, more than {self.statement_bytes_max} "
-                "(engine_statement_bytes_max)"
-            )
-        depth = nesting_of(text) if text.count("(") > self.nesting_max else 0
-        if depth > self.nesting_max:
-            raise JobTooLarge(
-                f"its SQL text is nested {depth} deep, more than {self.nesting_max} "
-                "(engine_nesting_max)"
-            )
+        if size > STATEMENT_BYTES_MAX:
+            raise JobTooLarge(f"its SQL text has {size} bytes, more than {STATEMENT_BYTES_MAX}")
+        depth = nesting_of(text) if text.count("(") > NESTING_MAX else 0
+        if depth > NESTING_MAX:
+            raise JobTooLarge(f"its SQL text is nested {depth} deep, more than {NESTING_MAX}")
 
 
 def run_step(slot: ThreadSlot, prepared: PreparedPlan, job: RunStep) -> RowsDone:

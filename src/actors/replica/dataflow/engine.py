@@ -100,7 +100,7 @@ class EngineClient:
         self.clock = clock
         self.settings = settings
         self.dataflow = f"{replica}/{dataflow}" if replica else dataflow
-        self.failures = RepeatedFailures(self.dataflow, dataflow, settings.step_attempts_max)
+        self.failures = RepeatedFailures(self.dataflow, dataflow)
         self._executor = executor
         self._watcher = watcher
         self._scratch = scratch

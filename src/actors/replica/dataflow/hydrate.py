@@ -55,6 +55,7 @@ from actors.replica.dataflow.recompute import held_text, open_contents, recomput
 from actors.replica.dataflow.step import empty_deltas, split_deltas, whole_job
 from actors.replica.dataflow.touched import ImportArrangements, StateLookups
 from actors.runtime.errors import (
+    ERROR_TEXT_BYTES_MAX,
     CorruptData,
     DefiniteError,
     InvalidUsage,
@@ -548,7 +549,7 @@ async def _hydrate(
                 folders=folders,
             )
     except (DefiniteError, JobTooLarge) as error:
-        text = truncated(held_text(error), engine.settings.error_text_bytes_max)
+        text = truncated(held_text(error), ERROR_TEXT_BYTES_MAX)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
     await commit(

@@ -60,7 +60,7 @@ from actors.replica.dataflow.step import (
     likely_runs,
 )
 from actors.replica.dataflow.touched import StateLookups
-from actors.runtime.errors import DefiniteError, JobTooLarge
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, JobTooLarge
 from actors.runtime.kernel import ActorContext, RunningEffect
 from actors.runtime.progress import Frontier, Time, is_empty
 
@@ -403,7 +403,7 @@ class ViewStages:
         changes: tuple[ErrorChange, ...] = ()
         # A collection that holds an error already continues to hold that one.
         if step.error is not None and not step.in_error:
-            bytes_max = self._engine.settings.error_text_bytes_max
+            bytes_max = ERROR_TEXT_BYTES_MAX
             text = truncated(step.error, bytes_max)
             changes = (ErrorChange(text, step.times[-1], 1),)
         return StepOutcome(empty_deltas(self._export.plan), changes)

@@ -46,6 +46,7 @@ from actors.runtime.spans import span_below
 from actors.runtime.telemetry import GROUP_COMMIT, TIME, TRACEPARENT
 
 GROUP_WRITES_MAX = 256
+QUEUED_WRITES_MAX: Final = 1_024
 
 # -- Seals the tables' shared upper while no client writes, where a view needs that ----------------
 # A write seals the tables; an idle table costs nothing. Two kinds of views would come to a halt:
@@ -262,7 +263,7 @@ class TableWriter(Actor[_Message]):
                 assert_never(message)
 
     def _enqueue(self, message: TableWriterMessage) -> None:
-        limit = self._settings.mailbox_messages_max
+        limit = QUEUED_WRITES_MAX
         # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
         if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
             self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
