@@ -82,6 +82,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     ),
     "durable.arrangement.gathered.HELD_BYTES_MAX": (1_000, 8_000),
     "durable.arrangement.hashing.STRETCH_BYTES": (50, 1_000),
+    "durable.arrangement.reading.RESIDENT_BYTES_MAX": (1, 67_000),
     "durable.arrangement.reading.SLICE_ROWS": (5, 65),
     "model.plan.updates.FEW_ROWS": (1, 8),
     "model.plan.updates.SAMPLE_ROWS": (1, 8),

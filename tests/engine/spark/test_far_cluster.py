@@ -85,7 +85,7 @@ async def far_service(
             "spark.executor.extraJavaOptions": quick_java(java),
         },
         engine_jobs_in_flight_max=2,
-        engine_inline_bytes_max=64 * 1024,
+        engine_inline_bytes_max=500_000,
         engine_collected_bytes_max=64 * 1024,
         lookup_rows_max=5_000,
         prepared_slot_bytes_max=500_000,

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -249,27 +249,20 @@ def _run_strata(
     return answer
 
 
-def is_small(slot: ThreadSlot, inputs: Iterable[LoadedRows]) -> bool:
+def is_small(slot: ThreadSlot, inputs: Collection[LoadedRows]) -> bool:
     """Return whether a job over these inputs is to run in one partition."""
-    size = _bytes_here(inputs)
-    return size is not None and size <= slot.inline_bytes_max
+    return _all_here(inputs) and sum(rows.bytes for rows in inputs) <= slot.inline_bytes_max
 
 
-def _bytes_here(inputs: Iterable[LoadedRows]) -> int | None:
-    """Return the bytes of all rows; None if Spark is to read some of them."""
-    size = 0
-    for rows in inputs:
-        if rows.left or rows.frame is not None:
-            return None
-        size += rows.bytes
-    return size
+def _all_here(inputs: Iterable[LoadedRows]) -> bool:
+    """Return whether Spark is to read no rows."""
+    return not any(rows.left or rows.frame is not None for rows in inputs)
 
 
 def _run_ahead(slot: ThreadSlot, work: _Work) -> pa.Table | None:
     """Execute a step of more rows than a small one by a prepared plan; return None where it has
     none, or Spark is to read some of them."""
-    size = _bytes_here(work.loaded.values())
-    if work.job.lo == 0 or work.job.at_once or size is None:
+    if work.job.lo == 0 or work.job.at_once or not _all_here(work.loaded.values()):
         return None
     return _run_prepared(slot, work)
 

@@ -263,10 +263,10 @@ class TableWriter(Actor[_Message]):
                 assert_never(message)
 
     def _enqueue(self, message: TableWriterMessage) -> None:
-        limit = QUEUED_WRITES_MAX
         # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
-        if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
-            self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
+        if isinstance(message, EnqueueWrite) and len(self._queue) >= QUEUED_WRITES_MAX:
+            text = f"{QUEUED_WRITES_MAX} writes wait already: try again later"
+            self._refuse((message,), ResourceBusy(text))
             return
         self._queue.append(message)
         if isinstance(message, EnqueueWrite) and (traceparent := TRACEPARENT.get()) is not None:
