@@ -21,7 +21,7 @@ from actors.runtime.threshold_probes import (
     SettingThreshold,
     counts,
 )
-from actors.testing.threshold_counts import (
+from tests.kit.threshold_counts import (
     BEGIN,
     END,
     REQUIRED_VARIABLE,

@@ -18,7 +18,7 @@ from actors.doors.postgres.pg_server import connection, preparing
 from actors.doors.sql_session import session, writing
 from actors.engine.sql.tokens import lex_sql
 from actors.runtime.kernel.loop_delays import watch_loop
-from actors.testing.loop_turns import bounded_turns
+from tests.kit.loop_turns import bounded_turns
 
 PLACES: list[tuple[Any, str]] = [
     (connection, "split_statements"),
