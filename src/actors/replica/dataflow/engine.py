@@ -179,7 +179,6 @@ class EngineClient:
 
     async def work(self, rows: int, run: Callable[[], T]) -> T:
         """Run a computation on `rows` rows: here if they are few, else in a thread."""
-        # Work on few rows takes less than a hop to a thread and back.
         return await self.clock.run_blocking(run) if rows > LOOP_ROWS_MAX else run()
 
     async def pack(
