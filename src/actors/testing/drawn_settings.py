@@ -4,8 +4,8 @@ Each setting by which a threshold decides (`actors.runtime.threshold_probes`) ke
 `DEFAULT_SHARE` of all draws; else it takes one of a few small values, so small that ten rows lie
 beyond it. A setting draws from a stream of its own, so that one more setting leaves the draws of
 all others unchanged; and a value that contradicts those drawn before it (`Settings.check`) is left
-out. So do the constants of modules by which code chooses between two ways to one result, or cuts
-data into pieces (`SMALL_CONSTANTS`): they are drawn for this process alone.
+out. The constants by which a module chooses between two ways to one result, or cuts data into
+pieces (`SMALL_CONSTANTS`), are drawn in the same way, for this process alone.
 
 The same seed draws the same settings: a run is replayed by its seed alone.
 """
