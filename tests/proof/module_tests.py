@@ -100,6 +100,8 @@ TESTS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/views/test_common_subplans.py",
         "house/test_doctests.py",
     ),
+    "engine/views/rule_constants": VIEWS,
+    "engine/views/rule_packed": VIEWS,
     "engine/views/rule_compared": ("engine/views/test_rule_compared.py",),
     "engine/views/input_uses": ("engine/views/test_input_uses.py",),
     "engine/views/rule_eager": EAGER,

@@ -5,7 +5,8 @@ a role with REPLICATION is enough. Bytes come in order and without a gap, or `Ma
 raised. Bytes that are not read wait at the server: one buffer of `BUFFER_BYTES` at most is held
 here. `report` may be called while `next` waits.
 
-Source: PostgreSQL's documentation, "Streaming Replication Protocol".
+Sources: PostgreSQL's documentation, "Streaming Replication Protocol"; xlog_internal.h, whose format
+`wal.records` describes.
 """
 
 from __future__ import annotations
@@ -26,20 +27,25 @@ from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text, parse_l
 from actors.wal.records import CONTINUED, LONG_HEADER_BYTES, SHORT_HEADER_BYTES, magics_of
 from actors.wal.replication import pg_time
 
-# -- Finds the first record of a log that is read from a page's begin on. Pure ---------------------
-# A log of acceptors begins at a record, while a server's log is read from a segment's begin on,
-# where a record of the segment before may continue. Each page's header has the number of its bytes
-# still to come, so only headers are read.
-#
-# Source: PostgreSQL's xlog_internal.h (`records` describes the format).
-
-
+BUFFER_BYTES: Final = 1024 * 1024
+PG_TIMELINE: Final = 1
+"""PostgreSQL's timeline in the segment names and page headers that acceptors write."""
 _PAGE: Final = struct.Struct("<HHIQI")
+_DATA: Final = struct.Struct(">cQQq")
+_KEEPALIVE: Final = struct.Struct(">cQqB")
+_STATUS: Final = struct.Struct(">cQQQqB")
+_EXISTS: Final = "42710"
+_GONE: Final = "58P01"
 
 
 class FirstRecord:
-    """Searches a log that is fed from a page's begin on. Raises `CorruptData` for an unknown
-    version."""
+    """Searches the first record of a log that is fed from a page's begin on. Raises `CorruptData`
+    for an unknown version.
+
+    A log of acceptors begins at a record, while a server's log is read from a segment's begin on,
+    where a record of the segment before may continue. Each page's header has the number of its
+    bytes still to come, so only headers are read.
+    """
 
     def __init__(self, page_lsn: int, pg_version: int) -> None:
         if page_lsn % PAGE_BYTES:
@@ -86,16 +92,6 @@ class FirstRecord:
         self._page_lsn += PAGE_BYTES
         self._header = b""
         return behind if behind <= self._page_lsn else None
-
-
-BUFFER_BYTES: Final = 1024 * 1024
-PG_TIMELINE: Final = 1
-"""PostgreSQL's timeline in the segment names and page headers that acceptors write."""
-_DATA: Final = struct.Struct(">cQQq")
-_KEEPALIVE: Final = struct.Struct(">cQqB")
-_STATUS: Final = struct.Struct(">cQQQqB")
-_EXISTS: Final = "42710"
-_GONE: Final = "58P01"
 
 
 class ServerIdentity(msgspec.Struct, frozen=True):

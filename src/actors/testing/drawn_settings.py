@@ -69,7 +69,8 @@ SMALL_VALUES: Final[Mapping[str, tuple[int, ...]]] = {
 """Values of settings far below their defaults."""
 
 SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "durable.persist.parts.LOOP_BYTES_MAX": (1, 65),
+    "durable.persist.part_lists.LOOP_BYTES_MAX": (1, 65),
+    "durable.persist.part_store.LOOP_BYTES_MAX": (1, 65),
     "durable.persist.parts.ROW_GROUP_ROWS": (3, 131),
     "durable.persist.group_commit.SETS_MAX": (1, 8),
     "durable.persist.compaction.FILE_BUDGETS_MAX": (1,),
@@ -100,7 +101,7 @@ SMALL_CONSTANTS: Final[Mapping[str, tuple[Any, ...]]] = {
     "replica.compute.peeks.POINT_ROWS_MAX": (1, 8),
     "replica.dataflow.engine.LOOP_ROWS_MAX": (1, 8),
     "replica.dataflow.held_changes.HELD_BYTES_MAX": (1, 8_000),
-    "replica.dataflow.hydrate.PIECE_ROWS": (5, 500),
+    "replica.dataflow.first_contents.PIECE_ROWS": (5, 500),
     "replica.dataflow.passthrough.SUMMED_BYTES_MAX": (1_000, 8_000),
     "replica.dataflow.touched.DUE_BUCKETS_MAX": (1, 8),
     "replica.dataflow.view.QUIET_STEPS": (1,),

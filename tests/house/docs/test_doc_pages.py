@@ -37,8 +37,8 @@ from doc_pages import Step, compiled, steps_of  # type: ignore[import-not-found]
 
 from actors import Client, Settings
 from actors.durable.persist.attach import ShardPlace, open_as_guest
+from actors.durable.persist.catalog_objects import CATALOG, objects_of, shard_of
 from actors.durable.persist.handed import HandedLeases
-from actors.durable.persist.verifying import CATALOG, objects_of, shard_of
 from actors.runtime.kernel import SystemClock
 from actors.testing.postgres_server import NoPostgres, PostgresServer, postgres_server
 from s3_server import KEY_ID, SECRET, serving  # type: ignore[import-not-found]

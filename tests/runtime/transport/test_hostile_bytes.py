@@ -21,7 +21,8 @@ from actors.doors.client.client import Client
 from actors.model.pgwire.scram import make_verifier
 from actors.replica.cluster import connect
 from actors.runtime.settings import Settings
-from actors.runtime.transport.connection import OPENING, HandshakeOpening, TransportListener, dial
+from actors.runtime.transport.connection import TransportListener, dial
+from actors.runtime.transport.handshake import OPENING, HandshakeOpening
 from actors.runtime.transport.http_pages import HttpPages, liveness_page
 from actors.service import Service
 from actors.testing.engine import in_memory_engine

@@ -37,7 +37,7 @@ from actors.runtime.errors import InvalidUsage
 FILE_BYTES_TARGET = 64 << 20
 """Size at which a sink begins a new file."""
 
-# -- External columns of a sink: the names and types that files and tables can hold ----------------
+# -- external columns ------------------------------------------------------------------------------
 
 
 TIME_OUTSIDE: Final = "_time"

@@ -114,12 +114,8 @@ from actors.control.controller.tables.commit import PlannedWrite
 from actors.control.controller.tables.copies_from import CopiesFrom
 from actors.control.controller.tables.groups import TableTarget, check_definitions
 from actors.control.controller.tables.table_arrangements import TableArrangements
-from actors.control.controller.tables.table_writer import (
-    ClockDue,
-    TablesTicked,
-    TableTicks,
-    TableWriter,
-)
+from actors.control.controller.tables.table_ticks import ClockDue, TablesTicked, TableTicks
+from actors.control.controller.tables.table_writer import TableWriter
 from actors.durable.persist import PersistClient
 from actors.engine.catalyst.permitted_settings import check_settings
 from actors.engine.views.explain import explain

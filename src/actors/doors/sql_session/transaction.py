@@ -22,7 +22,8 @@ from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.model.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import TextTooLong, consolidate, fit_texts_of
+from actors.model.plan.text_limits import TextTooLong, fit_texts_of
+from actors.model.plan.updates import consolidate
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, ValueTooLong
 from actors.runtime.progress import Time
 

@@ -1,4 +1,5 @@
-"""Pieces of SQL text and facts about delta nodes, shared by all renderers."""
+"""Pieces of SQL text, schemas as Spark writes them, and facts about delta nodes, shared by all
+renderers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from actors.engine.catalyst.relations import TABLE_METADATA
 from actors.model.plan.delta import MatchState, Node, PairRows, inputs_below
 from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
 
-# -- Our schemas as Spark writes them, and names as SQL --------------------------------------------
+# -- schemas and names of tables -------------------------------------------------------------------
 
 
 CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
@@ -71,6 +72,8 @@ def numbered_json(schema: TableSchema, number: int) -> str:
         struct.add(field.name, field.dataType, field.nullable, marks)
     return str(struct.json())
 
+
+# -- pieces of SQL ---------------------------------------------------------------------------------
 
 _SCALE_KEPT: Final = 6
 """Scale up to which Spark keeps a product's scale, whatever its precision."""

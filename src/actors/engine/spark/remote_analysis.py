@@ -2,7 +2,8 @@
 
 The server is the authority for the schema, and for what is refused. The tables that a text reads
 are found in the server's own words for its analysed plan: our tables are views there, and only
-relations of a catalog have a qualified name.
+relations of a catalog have a qualified name. Volatile calls are found by the words of the text
+where there is no Java of our own.
 """
 
 from __future__ import annotations
@@ -31,12 +32,7 @@ if TYPE_CHECKING:
 
     from actors.engine.spark.connect import ConnectBridge
 
-# -- Finds volatile calls in a query by the words of its text --------------------------------------
-# It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where there
-# is no Java of our own, the in-memory one), and looks for names of functions that are called, words
-# that Spark takes for a call unless a column has that name, and literals that stand for the day. An
-# engine in our own JVM looks at the analysed plan instead (``PlanInspector.java``).
-
+# -- volatile calls, by words ----------------------------------------------------------------------
 
 _CLOCK_WORDS: Final = """
 now current_timestamp current_date curdate localtimestamp current_time localtime
@@ -77,7 +73,14 @@ _NOW: Final = re.compile(r"\bunix_timestamp\s*\(\s*\)")
 
 def volatility_of(sql: str, columns: Collection[str] = ()) -> VolatileCall | None:
     """Return the first call of a text that is volatile, or None. `columns`: names of all columns
-    that it may read, in lower case."""
+    that it may read, in lower case.
+
+    It serves engines that do not show Catalyst's own flags (a server behind Spark Connect where
+    there is no Java of our own, the in-memory one). It looks for names of functions that are
+    called, words that Spark takes for a call unless a column has that name, and literals that stand
+    for the day. An engine in our own JVM looks at the analysed plan instead
+    (``PlanInspector.java``).
+    """
     moving = _MOVING_DAY.search(sql)
     if moving is not None:
         return VolatileCall(f"the literal {moving.group(0)}", clock=True)
@@ -108,6 +111,8 @@ def _bare(sql: str) -> str:
 def _called(bare: str) -> set[str]:
     return set(_CALLED.findall(bare))
 
+
+# -- the server's analysis -------------------------------------------------------------------------
 
 _ANALYSED: Final = re.compile(
     r"^== Analyzed Logical Plan ==$(.*?)^== Optimized", re.DOTALL | re.MULTILINE

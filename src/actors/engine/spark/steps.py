@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.failures import describe
 from actors.engine.spark.files import (
     AnswerTooLarge,
@@ -39,7 +40,6 @@ from actors.engine.spark.files import (
     write_files,
 )
 from actors.engine.spark.fragments import consolidated, quote
-from actors.engine.spark.groups import exact_keys, types_of
 from actors.engine.spark.plans import PreparedPlan
 from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.rows import (
     ONES,
     LoadedRows,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
+from actors.engine.spark.exact_keys import exact_keys
 from actors.engine.spark.fragments import UNION, Types, from_rows, quote
-from actors.engine.spark.groups import exact_keys
 from actors.model.plan.delta import (
     Node,
     TopCandidates,

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from actors.engine.spark.exact_keys import exact_keys
 from actors.engine.spark.fragments import (
     UNION,
     SessionRelation,
@@ -28,7 +29,7 @@ from actors.engine.spark.fragments import (
     sql_type,
     times_diff,
 )
-from actors.engine.spark.groups import GroupRendering, exact_keys
+from actors.engine.spark.groups import GroupRendering
 from actors.engine.spark.tops import LimitRendering
 from actors.model.plan.delta import (
     AccumulateTotals,

@@ -4,7 +4,11 @@ Every request has a `request` number, unique within its connection; its answers 
 `SubscribeObject` is answered by many `SubscribeChanges` until `EndRequest` or an error;
 `ReadObject` by one or more `ReadContents`, the last without `more`; `CopyTo` and `CopyFromFiles` by
 their progress where it is wanted, then by one answer; every other request by exactly one answer.
-Rows travel as Arrow IPC streams. New fields last, with defaults.
+Rows travel as Arrow IPC streams. The configuration of a source or sink is defined by its kind
+(`connectors.sources.kinds`, `connectors.sinks.kinds`): here it is a kind and bytes.
+
+A client may be of another release than the service. So tags stay when classes are renamed, fields
+that are added come last with a default, and an unknown message is a named error.
 """
 
 from __future__ import annotations
@@ -28,12 +32,14 @@ from actors.model.protocol.role_messages import (
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
-# -- Requests of the Python client about sources and sinks, and their answers; part of `api` -------
-# The configuration of a source or sink is defined by its kind (`sources.kinds`, `sinks.kinds`):
-# here it is a kind and bytes. New fields last, with defaults.
-
 TIME_ZONE: Final = "spark.sql.session.timeZone"
 """Spark's setting of a session's time zone."""
+PROTOCOL_VERSION = 1
+COPY_FILE_BYTES: Final = 256 << 20
+"""Size of one file of a copy, unless a client asks for another."""
+
+
+# -- sources and sinks -----------------------------------------------------------------------------
 
 
 class SourceTable(msgspec.Struct, frozen=True, gc=False):
@@ -203,13 +209,9 @@ class SourceReport(msgspec.Struct, frozen=True, gc=False, tag=True):
     sources: tuple[SourceStatus, ...]
 
 
-PROTOCOL_VERSION = 1
-COPY_FILE_BYTES: Final = 256 << 20
-"""Size of one file of a copy, unless a client asks for another."""
+# -- requests --------------------------------------------------------------------------------------
 
 
-# A client may be of another release than the service. So tags stay when classes are renamed, fields
-# that are added come last with a default, and an unknown message is a named error.
 class ClientHello(msgspec.Struct, frozen=True, gc=False, tag="Welcome"):
     """First frame of the client: its protocol version and name."""
 

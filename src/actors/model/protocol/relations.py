@@ -1,11 +1,12 @@
-"""The relations of the service about itself: their names, columns, types and units. One table.
+"""The relations of the service about itself, and the names that they and its objects may have.
 
-A relation is read like a table, by `Client.peek` and ``penstock peek``, with the same filter,
-columns, order, limit and offset. It is a snapshot of the moment of the request: it has no history,
-so that an `as_of` and a subscribe are refused. `kept_by` names its keeper: every worker of every
-replica with its own rows (the client gets all of them; `replica` and `worker` are columns), or the
-controller. A replica that is not connected, or answers with an error of its own (it is busy), is
-left out; the error is raised when no other answers.
+One table lists the relations' columns, types and units. A relation is read like a table, by
+`Client.peek` and ``penstock peek``, with the same filter, columns, order, limit and offset. It is a
+snapshot of the moment of the request: it has no history, so that an `as_of` and a subscribe are
+refused. `kept_by` names its keeper: every worker of every replica with its own rows (the client
+gets all of them; `replica` and `worker` are columns), or the controller. A replica that is not
+connected, or answers with an error of its own (it is busy), is left out; the error is raised when
+no other answers.
 
 A frontier that is empty (no more updates) is NULL, and so is an unknown value. `docs/relations.md`
 is made from this table, which a test ensures.
@@ -506,9 +507,7 @@ def refuse_relation(name: str, what: str) -> None:
         )
 
 
-# Names of objects and columns: any text that Spark can quote, compared without regard to case
-# A name keeps the spelling it was given; `fold` is what it is compared by, as Spark compares.
-
+# -- names of objects and columns ------------------------------------------------------------------
 
 NAME_CHARACTERS_MAX: Final = 128
 SUBSCRIBED_PREFIX: Final = "__subscribe_"
@@ -517,7 +516,8 @@ _SUBSCRIBED: Final = re.compile(f"{SUBSCRIBED_PREFIX}[0-9a-f]{{1,32}}")
 
 
 def fold(name: str) -> str:
-    """Return the form by which a name is compared."""
+    """Return the form by which a name is compared: without regard to case, as Spark does. The name
+    itself keeps the spelling that it was given."""
     return name.lower()
 
 
@@ -532,8 +532,8 @@ def is_subscribed_view(name: str) -> bool:
 
 
 def check_name(what: str, name: str) -> str:
-    """Return the name. Raises `InvalidUsage` when it is empty, too long, reserved, or holds
-    characters that are not printed."""
+    """Return the name, which may be any text that Spark can quote. Raises `InvalidUsage` when it is
+    empty, too long, reserved, or holds characters that are not printed."""
     refuse_relation(name, what)
     if not name or name != name.strip() or not name.isprintable():
         raise InvalidUsage(

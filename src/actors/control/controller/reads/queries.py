@@ -34,9 +34,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors.control.access.role_registry import READ
+from actors.control.controller.catalog.analysis_requests import analyzer
 from actors.control.controller.catalog.boot import last_sealed_time, shard_import
 from actors.control.controller.catalog.catalog import CatalogObject
-from actors.control.controller.catalog.ddl import analyzer
 from actors.control.controller.roles.request_rights import named_denial, readable_by
 from actors.control.controller.roles.revocation import HeldRights, RunningRequest, held_reads
 from actors.control.controller.state import (
