@@ -43,7 +43,7 @@ from actors.control.controller.readiness import (
     look_at_objects,
     look_for_owner,
 )
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -182,7 +182,7 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
-        self._points = PointReads()
+        self._at_hand = RowsAtHand()
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
@@ -264,7 +264,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._points,
+                self._at_hand,
                 queries,
                 self._sessions,
             ),
@@ -275,7 +275,7 @@ class Service:
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._points), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
@@ -361,6 +361,7 @@ class Service:
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, connectors, names
             )
+            self._at_hand = RowsAtHand(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
@@ -369,7 +370,7 @@ class Service:
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
-        self._points = PointReads(cluster.partitions)
+        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)

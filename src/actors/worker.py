@@ -242,7 +242,6 @@ class Worker(Actor[WorkerMessage]):
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handle one message and send the responses that have room to the adapter."""
-        self._peeking.new_turn()
         match message:
             case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
@@ -326,9 +325,7 @@ class Worker(Actor[WorkerMessage]):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
-                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
-                if done is not None:
-                    await self._feed(done)
+                self._peeking.start(effect, self._live.get(effect.number), nonce)
             case e.SwitchComputeClient():
                 self._peeking.forget_context(None)
                 self._deliver(self._outbox.switch(effect.nonce))

@@ -130,7 +130,6 @@ TESTS: Final[Mapping[str, tuple[str, ...]]] = {
         "engine/views/test_nearby_rows.py",
     ),
     "doors/commands/backup": ("durable/persist/test_backups.py", "doors/commands/test_cli.py"),
-    "doors/commands/connectors": ("service/test_sources.py", "doors/commands/test_cli.py"),
     "doors/commands/shard_reports": ("doors/commands/test_shards.py",),
     "doors/commands/stores": ("doors/commands/test_shards.py", "durable/persist/test_backups.py"),
     "doors/commands/sql_shell": ("doors/commands/test_cli.py",),

@@ -16,13 +16,12 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from actors.model.pgwire.type_oids import MS_TO_2000
 from actors.runtime.errors import MalformedFrame
 from actors.wal.feedback_codec import decode_feedback
 from actors.wal.lsn import PAGE_BYTES
 from actors.wal.messages import WAL_BYTES_MAX, HotStandbyFeedback, PageserverFeedback
 
-EPOCH_OFFSET_MS: Final = 946_684_800_000
-"""Milliseconds from 1970 to 2000."""
 _XLOG_DATA: Final = struct.Struct("!cQQq")
 _KEEPALIVE: Final = struct.Struct("!cQq?")
 _STANDBY: Final = struct.Struct("!QQQqB")
@@ -46,7 +45,7 @@ ReaderMessage: TypeAlias = StandbyStatus | HotStandbyFeedback | PageserverFeedba
 
 def pg_time(now_ms: int) -> int:
     """Return the wall clock as the protocol has it."""
-    return (now_ms - EPOCH_OFFSET_MS) * 1000
+    return (now_ms - MS_TO_2000) * 1000
 
 
 def xlog_data(begin_lsn: int, end_lsn: int, now_ms: int, wal: bytes) -> bytes:

@@ -7,7 +7,7 @@ from typing import Final
 
 import google_crc32c
 
-from actors.connectors.relay_server import FirstRecord
+from actors.connectors.sources.relay_server import FirstRecord
 from actors.runtime.errors import CorruptData, InvalidUsage
 from actors.wal.acceptor_stores import ControlState
 from actors.wal.control import decode, encode

@@ -1,8 +1,12 @@
-"""Looks after the stores: maintains shards at intervals, and follows changes of other processes.
+"""Tasks of the controller that run beside it, for as long as the service does.
 
-`MaintenanceTask` compacts shards that grew, gives back the space of those that no longer grow, and
-removes orphaned blobs. A shard whose maintenance fails is retried when it grows again; failures are
-only logged.
+Maintenance compacts shards that grew, at intervals, gives back the space of those that no longer
+grow, and removes orphaned blobs. A shard whose maintenance fails is retried when it grows again;
+failures are only logged.
+
+Another task follows the changes that other processes make to the same stores. When its watch ends,
+it halts the service: another one has taken over the stores (`WriterFenced`), or the stores report
+no changes any more.
 """
 
 from __future__ import annotations

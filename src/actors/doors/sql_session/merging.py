@@ -12,7 +12,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SessionContext, object_name
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import (
     StatementDefaults,
     cast_or_default,
@@ -33,6 +33,7 @@ from actors.doors.sql_session.row_changes import NEW, ComputedChange, change_row
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.store_assignment import assigned_cast
 from actors.doors.sql_session.transaction import PendingChange
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import MergeClause, MergeStatement
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold

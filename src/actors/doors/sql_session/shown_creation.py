@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from actors.doors.sql_session.catalog_statements import option_text, text_result
-from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext, object_name
+from actors.doors.sql_session.catalog_statements import text_result
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.placed_text import quoted
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import spark_text
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import ShowCreateStatement
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire import quoting
 from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.connector_options import option_text
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
 
@@ -35,8 +38,8 @@ async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
     if not found.options:
         raise AccessDenied(f"the options of {kind} {found.name} are shown to its owner alone")
     is_spark = context.dialect is SqlDialect.SPARK
-    own: Callable[[str], str] = quoted if is_spark else _postgres_name
-    literal: Callable[[str], str] = spark_text if is_spark else _postgres_text
+    own: Callable[[str], str] = quoted if is_spark else quoting.quote_name
+    literal: Callable[[str], str] = spark_text if is_spark else quoting.quote_text
     text = f"CREATE {kind.upper()} {own(found.name)}"
     if found.on:
         text += f" ON {own(found.on)}"
@@ -105,13 +108,3 @@ def _shown_properties(found: ObjectStatus) -> str:
         properties["target_lag_ms"] = str(found.target_lag_ms)
     pairs = ", ".join(f"{spark_text(key)} = {spark_text(each)}" for key, each in properties.items())
     return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
-
-
-def _postgres_name(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
-def _postgres_text(text: str) -> str:
-    escaped = text.replace("'", "''")
-    return f"'{escaped}'"

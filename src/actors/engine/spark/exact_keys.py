@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from actors.engine.spark.fragments import quote
-from actors.model.plan.schema import TableSchema, arrow_type
+from actors.model.plan.schema import TableSchema, arrow_type, quote
 
 
 def types_of(schema: TableSchema) -> dict[str, str]:

@@ -24,8 +24,8 @@ from actors.engine.spark.files import too_large, write_files
 from actors.engine.spark.fragments import spark_struct
 from actors.engine.spark.rows import done
 from actors.engine.spark.steps import ThreadSlot
-from actors.engine.spark.translate import quote
 from actors.model.plan.jobs import InferFiles, QueryAnalyzed, RowsDone, TakeFiles
+from actors.model.plan.schema import quote
 from actors.runtime.errors import DefiniteError, InvalidUsage
 from actors.runtime.threshold_probes import COLLECTED
 

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 
 from actors.engine.catalyst.relations import TABLE_METADATA
 from actors.model.plan.delta import MatchState, Node, PairRows, inputs_below
-from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type
+from actors.model.plan.schema import DIFF, TIME, TableSchema, arrow_type, quote
 
 # -- schemas and names of tables -------------------------------------------------------------------
 
@@ -26,7 +26,7 @@ CHAR_LENGTH: Final = "__CHAR_VARCHAR_TYPE_STRING"
 
 def view_name(name: str) -> str:
     """Return a table's name as SQL: quoted unless it is written so already."""
-    return name if name.startswith("`") else "`" + name.replace("`", "``") + "`"
+    return name if name.startswith("`") else quote(name)
 
 
 def bare_name(name: str) -> str:
@@ -91,11 +91,6 @@ class SessionRelation(msgspec.Struct, frozen=True):
     bytes: int = 0
     ones: bool = False
     """True if every diff is 1."""
-
-
-def quote(name: str) -> str:
-    """Return an identifier in backticks."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 def sql_type(text: str) -> str:

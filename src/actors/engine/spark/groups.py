@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias
 
 from actors.engine.spark.exact_keys import exact_keys
-from actors.engine.spark.fragments import UNION, Types, consolidated, from_rows, quote, times_diff
+from actors.engine.spark.fragments import UNION, Types, consolidated, from_rows, times_diff
 from actors.model.plan.delta import (
     ROW_COUNT,
     AccumulateTotals,
@@ -22,7 +22,7 @@ from actors.model.plan.delta import (
     WindowColumn,
     columns_of,
 )
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
 
 _WINDOWS: Final = ("before", "after")

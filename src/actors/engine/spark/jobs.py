@@ -40,7 +40,6 @@ from actors.engine.spark.rows import done
 from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
 from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
 from actors.engine.spark.steps import TREE_NODES_MAX, ThreadSlot, rehearse, run_step
-from actors.engine.spark.translate import quote
 from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
@@ -60,7 +59,7 @@ from actors.model.plan.jobs import (
     SelectContents,
     TakeFiles,
 )
-from actors.model.plan.schema import TableSchema, result_type
+from actors.model.plan.schema import TableSchema, quote, result_type
 from actors.runtime.errors import (
     ERROR_TEXT_BYTES_MAX,
     InvalidUsage,

@@ -25,6 +25,7 @@ from actors.model.plan.jobs import (
     QueryTranslation,
     VolatileCall,
 )
+from actors.model.plan.schema import quote
 from actors.runtime.errors import QueryRejected
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ def analyze_remotely(bridge: ConnectBridge, job: AnalyzeStatement, nodes_max: in
     known = {name.lower(): (name, schema) for name, schema in job.tables}
     for name in read:  # the server keeps some views longer than the call that brings them
         if name.lower() not in known:
-            return QueryAnalyzed(job.job_id, missing="`" + name.replace("`", "``") + "`")
+            return QueryAnalyzed(job.job_id, missing=quote(name))
     tables = tuple(dict.fromkeys(known[name.lower()] for name in read))
     schema = analyzed_schema(job, found.schema)
     analyzed = bridge.reader.read(msgspec.structs.replace(job, tables=tables), nodes_max)

@@ -29,9 +29,9 @@ from actors.engine.spark.rows import (
     frame,
     table_bounds,
 )
-from actors.engine.spark.translate import consolidated, quote
+from actors.engine.spark.translate import consolidated
 from actors.model.plan.jobs import NO_UPPER
-from actors.model.plan.schema import DIFF, TableSchema
+from actors.model.plan.schema import DIFF, TableSchema, quote
 
 BROADCAST_BYTES_MAX: Final = 64 << 20
 

@@ -25,7 +25,6 @@ from actors.engine.spark.fragments import (
     from_rows,
     join_tests,
     leaves,
-    quote,
     sql_type,
     times_diff,
 )
@@ -56,7 +55,7 @@ from actors.model.plan.delta import (
 )
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
 
 BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -68,7 +67,6 @@ __all__ = [
     "Types",
     "consolidated",
     "leaves",
-    "quote",
     "sql_type",
     "times_diff",
 ]

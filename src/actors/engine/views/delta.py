@@ -83,9 +83,9 @@ from actors.model.plan.relational import (
     ViewPlan,
     WindowFunctions,
 )
-from actors.model.plan.relational_text import quote, words_of
+from actors.model.plan.relational_text import words_of
 from actors.model.plan.relational_walk import inputs_of
-from actors.model.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema, quote
 
 HIDDEN_STATES_MAX: Final = 29
 """Limit of hidden states. The bits of an int say to which of them a row belongs; the first bit is

@@ -20,15 +20,7 @@ import msgspec
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.message_parts import ColumnComparison, ObjectStatistics, RowSetFinishing
-from actors.model.protocol.role_messages import (
-    AlterRole,
-    ChangeRights,
-    CheckRight,
-    CreateRole,
-    DropRoles,
-    ListRoles,
-    RolesReport,
-)
+from actors.model.protocol.role_messages import CheckRight, ListRoles, RolesReport, RoleStatement
 from actors.runtime.progress import Frontier, Time
 from actors.runtime.telemetry import ActorStatistics
 
@@ -330,7 +322,6 @@ class WriteTables(msgspec.Struct, frozen=True, gc=False, tag="Write"):
 
     request: int
     changes: tuple[TableChange, ...]
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
 
 
 class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
@@ -343,7 +334,6 @@ class ReadObject(msgspec.Struct, frozen=True, gc=False, tag="Read"):
     """Arrow IPC stream of the key values to look up (one row or more)."""
     key_columns: tuple[str, ...] = ()
     deadline_ms: int | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     filter: tuple[ColumnComparison, ...] = ()
     """Comparisons that a row must pass, all of them."""
     project: tuple[str, ...] | None = None
@@ -360,7 +350,6 @@ class SubscribeObject(msgspec.Struct, frozen=True, gc=False, tag="Subscribe"):
     name: str
     from_: Frontier | None = None
     as_of: Time | None = None
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     up_to: Frontier | None = None
     """Only changes with ``time < up_to``; then the empty upper and the end."""
     snapshot: bool = True
@@ -439,7 +428,6 @@ class RunQuery(msgspec.Struct, frozen=True, gc=False, tag="Query"):
     deadline_ms: int | None = None
     engine: bool = False
     """True if the engine must run even a plain read."""
-    """W3C trace context of the request; if it is not sampled, the request is not traced."""
     latest: bool = False
     """True: without `as_of` it is read at the latest written time, and waits until that is
     sealed."""
@@ -458,7 +446,8 @@ class DescribeQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
 
 
 class ExplainQuery(msgspec.Struct, frozen=True, gc=False, tag=True):
-    """Asks for the plan by which a view of this query would be maintained, as text."""
+    """Asks for the plan by which a view of this query would be maintained, as text; with the policy
+    "none", for the way in which its rows would be read now."""
 
     request: int
     sql: str
@@ -484,12 +473,23 @@ class CopyTo(msgspec.Struct, frozen=True, gc=False, tag=True):
     """True if `CopyProgressed` is wanted."""
 
 
-Request: TypeAlias = (
+CatalogStatement: TypeAlias = (
     CreateTable
     | CreateView
-    | AlterObject
     | CreateIndex
+    | CreateSource
+    | CreateSink
+    | AlterObject
+    | AlterSource
     | DropObject
+    | DropSource
+    | DropSink
+)
+"""Statements that change the catalog, from the grammar to the controller. Number 0: a statement
+that no connection has sent yet."""
+Request: TypeAlias = (
+    CatalogStatement
+    | RoleStatement
     | WriteTables
     | ReadObject
     | SubscribeObject
@@ -504,18 +504,9 @@ Request: TypeAlias = (
     | DescribeQuery
     | ExplainQuery
     | CopyTo
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
     | ListSources
     | ForgetSource
     | CopyFromFiles
-    | CreateRole
-    | AlterRole
-    | DropRoles
-    | ChangeRights
     | ListRoles
     | CheckRight
     | SignalSession
@@ -742,22 +733,7 @@ Answer: TypeAlias = (
 )
 
 
-Traced: TypeAlias = (
-    WriteTables
-    | ReadObject
-    | SubscribeObject
-    | CreateTable
-    | CreateView
-    | AlterObject
-    | CreateIndex
-    | DropObject
-    | RunQuery
-    | CreateSource
-    | AlterSource
-    | DropSource
-    | CreateSink
-    | DropSink
-)
+Traced: TypeAlias = CatalogStatement | WriteTables | ReadObject | SubscribeObject | RunQuery
 """Requests that carry a trace context and are traced."""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -25,6 +25,10 @@ from actors.runtime.errors import InvalidUsage, UnknownObject
 
 PREFIX: Final = "penstock."
 """Prefix of all relations' names; no object's name may begin so."""
+
+
+REPLICA: Final = "replica"
+"""Column of the relations that workers keep, which the replica's own name fills."""
 
 
 class SystemColumn(msgspec.Struct, frozen=True):
@@ -48,6 +52,12 @@ class SystemRelation(msgspec.Struct, frozen=True):
         """Return the relation's columns; any may be NULL."""
         return TableSchema(tuple(TableColumn(column.name, column.type) for column in self.columns))
 
+    def row(self, source: object, **given: Any) -> tuple[Any, ...]:
+        """Return a row, without the column `replica`: each value is one that is `given` under the
+        column's name, or else the attribute of `source` that has the name."""
+        names = (column.name for column in self.columns if column.name != REPLICA)
+        return tuple(given[name] if name in given else getattr(source, name) for name in names)
+
 
 def _relation(
     name: str,
@@ -60,7 +70,7 @@ def _relation(
 
 
 _REPLICA: Final = (
-    "replica",
+    REPLICA,
     "string",
     "which of the replicas: r1, or the address of another process",
 )
@@ -471,6 +481,7 @@ RELATIONS: Final[Mapping[str, SystemRelation]] = {
     relation.name: relation for relation in (*_BY_CONTROLLER, *_BY_WORKERS)
 }
 """All relations, by name."""
+RELATION_SCHEMAS: Final = {name: relation.schema for name, relation in RELATIONS.items()}
 
 
 def is_relation(name: str) -> bool:

@@ -32,7 +32,8 @@ async def prepare_statement(
     oids = await work_on(size, lambda: infer_parameters(text, statement, given, schemas))
     point = None
     if isinstance(statement, sql.QueryStatement) and schemas:
-        point = find_point(text, statement, oids, await schemas_of(context, READABLE_KINDS))
+        known, conf = await schemas_of(context, READABLE_KINDS), context.settings.spark_conf
+        point = find_point(text, statement, oids, known, conf)
     return KeptStatement(text, statement, oids, point=point)
 
 

@@ -35,7 +35,7 @@ from actors.engine.spark.source.pushed_filters import ColumnCheck, checks_of
 from actors.engine.spark.source.reading import ShardPartition, read
 from actors.engine.spark.source.rows import ReadWindow
 from actors.engine.spark.spark_releases import installed_version, shape_options, stream_limits
-from actors.model.plan.schema import TableSchema
+from actors.model.plan.schema import TableSchema, quote
 from actors.runtime.errors import InvalidUsage, PenstockError, ReadBelowSince
 from actors.runtime.kernel import SystemClock
 from actors.runtime.progress import EMPTY, Frontier, Time
@@ -329,7 +329,7 @@ class PenstockDataSource(DataSource):  # type: ignore[misc]
 def ddl(schema: TableSchema) -> str:
     """Return the columns as Spark's DDL; padded and bounded text is plain text to a reader."""
     return ", ".join(
-        f"`{column.name.replace('`', '``')}` {_PADDED.sub('string', column.type)}"
+        f"{quote(column.name)} {_PADDED.sub('string', column.type)}"
         + ("" if column.nullable else " not null")
         for column in schema.columns
     )

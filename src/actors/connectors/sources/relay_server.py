@@ -18,9 +18,9 @@ import msgspec
 
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_errors import ServerRefused
-from actors.connectors.sources.postgres_names import identifier
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceUnreachable
+from actors.model.pgwire.quoting import quote_name
 from actors.runtime.errors import CorruptData, InvalidUsage, MalformedFrame
 from actors.runtime.kernel import ActorClock
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text, parse_lsn
@@ -150,7 +150,7 @@ class ReplicationServer:
             return
         try:
             await self._wire.query(
-                f"CREATE_REPLICATION_SLOT {identifier(slot)} PHYSICAL RESERVE_WAL"
+                f"CREATE_REPLICATION_SLOT {quote_name(slot)} PHYSICAL RESERVE_WAL"
             )
         except ServerRefused as error:
             # Older servers cannot be asked for the slot first.
@@ -189,13 +189,13 @@ class ReplicationServer:
     async def _slot(self, slot: str) -> tuple[str | None, str | None]:
         """Return (kind, LSN from which it keeps the log); None where there is none. Raises
         `ServerRefused` for a logical one."""
-        [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {identifier(slot)}")
+        [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {quote_name(slot)}")
         return kind, lsn
 
     async def start(self, lsn: int, slot: str) -> None:
         """Start the stream at `lsn`. Raises `InvalidUsage` where the server has it no more, or not
         yet; `SourceUnreachable`."""
-        named = f"SLOT {identifier(slot)} " if slot else ""
+        named = f"SLOT {quote_name(slot)} " if slot else ""
         self.next_lsn = lsn
         self._first = True
         try:
