@@ -95,7 +95,6 @@ from actors.runtime.kernel import (
 )
 from actors.runtime.kernel.clock import ThreadedClock
 from actors.runtime.settings import Settings, without_user
-from actors.runtime.threshold_probes import use_kernel_limits
 from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import TransportListener
 from actors.runtime.transport.security import for_listener
@@ -207,7 +206,6 @@ class Service:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
-        use_kernel_limits(settings.kernel_limits)
         if self._given_clock is None:
             own = ThreadedClock((os.cpu_count() or 1) + 4)  # as many threads as an executor has
             stack.push_async_callback(asyncio.to_thread, own.close)
@@ -291,7 +289,7 @@ class Service:
         """Start the actors that every role has: those that follow the stores, and the engine."""
         settings, clock = self.settings, self._clock
         await clock.run_blocking(lambda: _empty(scratch))
-        system = ActorSystem(clock=clock, seed=self._seed, mailbox=settings.mailbox_messages_max)
+        system = ActorSystem(clock=clock, seed=self._seed)
         await stack.enter_async_context(system)
         self._system = system
         # Runs before the system's own exit, which would wait without a deadline.

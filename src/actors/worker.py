@@ -85,6 +85,7 @@ from actors.replica.compute.peeking import PeekRunner
 from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
 from actors.runtime.settings import Settings
 from actors.runtime.spans import measure, span_below
@@ -394,7 +395,7 @@ class Worker(Actor[WorkerMessage]):
                 logging.INFO if usual else logging.WARNING,
                 "client %s: %s",
                 done.nonce,
-                each.text(self._settings.error_text_bytes_max),
+                each.text(ERROR_TEXT_BYTES_MAX),
             )
 
     def _signed(self, emit: EmitBatch) -> EmitBatch:

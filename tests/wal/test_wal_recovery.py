@@ -27,7 +27,7 @@ from actors.wal.registry import ReceiverStage, ReceiverState
 from actors.wal.replication import keepalive, xlog_data
 from actors.wal.timeline import ProcessedMessages, WalTimeline
 
-SETTINGS = Settings(wal_peers="donor:5454", wal_peer_interval_ms=1_000)
+SETTINGS = Settings(wal_peers="donor:5454")
 PIECE = 8
 TERM = 3
 

@@ -54,7 +54,7 @@ from actors.durable.arrangement.gathered import GatheredUpdates, check_positive
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema
 from actors.model.plan.updates import advance, between, sliced, split_errors
 from actors.model.protocol.internal import WritesAllowed
-from actors.runtime.errors import InvalidUsage, PenstockError
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, InvalidUsage, PenstockError
 from actors.runtime.kernel import Actor, ActorAddress, ActorClock, RunningEffect
 from actors.runtime.progress import EMPTY, TIME_MAX, Frontier, ObjectId, Time, format_frontier
 from actors.runtime.settings import Settings
@@ -171,7 +171,7 @@ class SinkTask(Actor[_Message]):
 
     def _end(self, error: PenstockError | None) -> None:
         if error is not None:
-            text = str(error).encode()[: self._settings.error_text_bytes_max]
+            text = str(error).encode()[:ERROR_TEXT_BYTES_MAX]
             self._tell(
                 SinkStatus(
                     self._work.id,

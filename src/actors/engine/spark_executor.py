@@ -13,7 +13,7 @@ Rules
   died while it ran alone fails with `JobTooLarge`, and is refused for a while
   (`actors.engine.spark_executor`).
 - A cancel answers its caller at once. The job's slot in the child is free when the child confirms;
-  a child that does not within `engine_cancel_timeout_ms` is replaced.
+  a child that does not within `CANCEL_TIMEOUT_MS` is replaced.
 - Messages of a child carry its number: those of a predecessor are ignored.
 - If the engine cannot be started, waiting jobs fail with `EngineUnavailable`: at once if it never
   was up, else after `START_FAILURES_MAX` failures in a row. The start is retried.
@@ -67,6 +67,7 @@ from actors.runtime.kernel import Actor, ActorClock, RunningEffect
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TRACEPARENT, with_context
 
+CANCEL_TIMEOUT_MS: Final = 30_000
 START_FAILURES_MAX: Final = 3
 DEATHS_OUTSIDE: Final = 3
 """Number of SIGKILLs that count as one death.
@@ -312,7 +313,7 @@ class SparkExecutor(Actor[_Message]):
         self._fail(flying, OperationCanceled(f"job {job_id} was canceled"))
         self._send(CancelChildJob(job_id))
         overdue = _CancelOverdue(self._number, job_id)
-        flying.overdue = self.ctx.after(self._settings.engine_cancel_timeout_ms, overdue)
+        flying.overdue = self.ctx.after(CANCEL_TIMEOUT_MS, overdue)
 
     def _fail(self, entry: _Entry, error: PenstockError) -> None:
         """Answer a job with an error."""

@@ -1,6 +1,6 @@
 """Acceptors of one log exchange their positions, and one that is behind fetches what it lacks.
 
-Every ``wal_peer_interval_ms`` each timeline asks each of its peers for its PEER_STATUS, over a
+Every second each timeline asks each of its peers for its PEER_STATUS, over a
 connection that is kept. The acceptor may raise its commit LSN by it. When no proposer streams to
 this acceptor and the peer can give something (`is_useful_donor`), the log is read from the peer up
 to the end that it reported, and appended as if from the leader that wrote it. A recovery ends when
@@ -44,6 +44,7 @@ from actors.wal.timeline import WalTimeline
 
 log = logging.getLogger("penstock.wal")
 
+INTERVAL_MS: Final = 1_000
 QUERY: Final = "PEER_STATUS"
 Dial: TypeAlias = Callable[[AcceptorAddress, str, str], Awaitable[AcceptorConnection]]
 """Opens a connection: (address, tenant, timeline) -> one on which nothing was asked yet."""
@@ -66,7 +67,7 @@ class PeerExchange:
         self._dial = dial
         self._clock = clock
         self._settings = settings
-        self._interval_s = settings.wal_peer_interval_ms / 1000
+        self._interval_s = INTERVAL_MS / 1000
         self._limit_s = settings.connect_timeout_ms / 1000
         self._given = parse_addresses(settings.wal_peers) if settings.wal_peers else ()
         self._connections: dict[_Way, AcceptorConnection] = {}
@@ -255,9 +256,9 @@ class PeerExchange:
     async def _take(
         self, timeline: WalTimeline, pieces: MemoryObjectReceiveStream[AppendRequest]
     ) -> None:
-        """Append the pieces. Flush when nothing follows, and every `wal_flush_ms`, as `accepting`
+        """Append the pieces. Flush when nothing follows, and every second, as `accepting`
         does. Raises the timeline's errors, and `WalRefused`."""
-        group = GroupFlush(self._settings.wal_flush_ms)
+        group = GroupFlush()
 
         async def flush(*, idle: bool) -> None:
             if group.is_due(self._clock.monotonic_ms(), idle=idle):

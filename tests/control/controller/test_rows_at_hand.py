@@ -39,8 +39,7 @@ from actors.model.protocol.compute import (
 from actors.model.protocol.internal import InstallUpdates
 from actors.model.protocol.message_parts import ColumnComparison
 from actors.replica.compute.index import ClusterPartitions, IndexInsertion, IndexPartition
-from actors.runtime.settings import Settings
-from actors.testing.drawn_settings import kernel_limits_of
+from actors.testing.drawn_settings import constants_of
 
 SCHEMA = TableSchema((TableColumn("id", "bigint"), TableColumn("n", "int")))
 WORKERS = 2
@@ -122,8 +121,8 @@ class IndexedTable:
 
 @asynccontextmanager
 async def indexed(tmp_path: Path, keys_on_loop: int = 256) -> AsyncIterator[IndexedTable]:
-    limits = Settings(kernel_limits={"keyed_on_loop": keys_on_loop})
-    with kernel_limits_of(limits):
+    constants = {"control.controller.reads.rows_at_hand.LOOP_KEYS_MAX": keys_on_loop}
+    with constants_of(constants):
         async with started(tmp_path) as world:
             made = IndexedTable(world, tmp_path / "index")
             await made.make()

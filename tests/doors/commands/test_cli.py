@@ -75,8 +75,6 @@ def test_version(asked: str) -> None:
 
 
 def test_set_pairs_become_flags() -> None:
-    limits = parse_settings([f"kernel_limits.{each}" for each in ("x=--5", "y=²", "z=-5")])
-    assert limits == {"kernel_limits": {"x": "--5", "y": "²", "z": -5}}
     assert parse_settings(["workers=3", "spark_master=local[2]", "spark_conf.spark.a=b=c"]) == {
         "workers": "3",
         "spark_master": "local[2]",

@@ -43,12 +43,11 @@ from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.partitioned import ConnectionLimits
 from actors.replica.cluster.shortcut import PeekShortcut
 from actors.replica.compute.index import ClusterPartitions, IndexInsertion, IndexPartition
-from actors.replica.compute.peeks import one_key_answer
+from actors.replica.compute.peeks import POINT_ROWS_MAX, one_key_answer
 from actors.runtime.errors import ReadBelowSince, ResourceClosed
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import POINT_ROWS
 from actors.testing.probe import MessageProbe, settle
 from cluster_house import (  # type: ignore[import-not-found]
     SCHEMA,
@@ -349,7 +348,7 @@ def test_what_is_there_is_answered(partitions: ClusterPartitions) -> None:
 
 def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     held = ClusterPartitions(1)
-    rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS.limit + 1)))
+    rows = updates(*((1, str(number), 4, 1) for number in range(POINT_ROWS_MAX + 1)))
     held.put("i1", 0, partition_of(tmp_path, rows, 5))
     made = PeekShortcut(held, ConnectionLimits(1 << 20))
     made.heard(CreateDataflow(index("i1", 2)))
@@ -359,7 +358,7 @@ def test_many_rows_under_one_key_go_the_long_way(tmp_path: Path) -> None:
     held.put("i1", 0, few)
     answer = made.answer(direct("p", 1, 4))
     assert answer is not None
-    assert answer.rows == POINT_ROWS.limit
+    assert answer.rows == POINT_ROWS_MAX
 
 
 @pytest.mark.parametrize(

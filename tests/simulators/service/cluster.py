@@ -49,7 +49,7 @@ from actors.runtime.kernel.cell import ActorCell
 from actors.runtime.settings import Settings
 from actors.runtime.transport.connection import TransportListener
 from actors.service import Service
-from actors.testing.drawn_settings import draw_settings, drawn_text, kernel_limits_of
+from actors.testing.drawn_settings import constants_of, draw_constants, draw_settings, drawn_text
 from actors.testing.virtual_time import VirtualClock, VirtualDeadlock
 from actors.worker import Worker
 from tests.simulators.service.checkers import ReadsChecker, ViewsChecker, WritesChecker
@@ -524,7 +524,8 @@ def _simulate(schedule: ClusterSchedule, keep_trace: bool) -> RunReport:
         with crashable_loop(schedule.seed) as loop:
             world = SimulatedCluster(schedule, directory, keep_trace)
             try:
-                with kernel_limits_of(world.settings):
+                constants = draw_constants(schedule.seed) if schedule.setting.drawn else {}
+                with constants_of(constants):
                     loop.run_until_complete(drive(world))
             except (VirtualDeadlock, EndlessRun) as error:
                 world.violation = world.violation or CheckerViolation(f"liveness: {error}")

@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from actors.connectors.sinks.delta_rewrite import FileRewrites, TableFile, stats_of
 from actors.connectors.sinks.formats import (
     DIFF_OUTSIDE,
+    FILE_BYTES_TARGET,
     TIME_OUTSIDE,
     OutputFiles,
     check_columns,
@@ -45,7 +46,6 @@ from actors.runtime.errors import InvalidUsage, StorageError, WriterFenced
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import Frontier, ObjectId
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import SINK_FILE
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable
@@ -326,7 +326,7 @@ class DeltaSink:
     def _write(self, updates: pa.Table) -> None:
         if self._files is None:
             place = self._staging.place(self._upper)
-            self._files = OutputFiles(place, self._shape, "parquet", SINK_FILE.limit)
+            self._files = OutputFiles(place, self._shape, "parquet", FILE_BYTES_TARGET)
         if self._contents:
             self._rewrites.remove(
                 updates.filter(pc.less(updates[DIFF], pa.scalar(0, pa.int64()))), self._upper

@@ -287,7 +287,6 @@ class TpchSeries:
 
     exports = tuple(SourceExport(name, schema) for name, schema in SCHEMAS.items())
     turns = 1.0
-    light = False
 
     def __init__(self, config: TpchConfig, clock: ActorClock, scratch: Path) -> None:
         self._config = config

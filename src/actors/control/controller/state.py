@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from actors.control.access.access_rules import AccessRules
 from actors.control.access.open_sessions import OpenSessions
@@ -30,6 +30,9 @@ from actors.runtime.errors import (
 from actors.runtime.kernel import ActorAddress, ActorContext
 from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is_empty
 from actors.runtime.settings import Settings
+
+READ_AHEAD_MS_MAX: Final = 60_000
+"""A read further ahead of the clock is refused at once."""
 
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
 
@@ -159,12 +162,11 @@ class ControllerState:
         the clock."""
         if not 0 <= time <= TIME_MAX:
             raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
-        limit = self.settings.read_ahead_ms_max
         now = self.oracle_now()
-        if time > now + limit:
+        if time > now + READ_AHEAD_MS_MAX:
             raise ReadTooFarAhead(
                 f"{what} at {time}: {time - now} ms ahead of the clock ({now}); the limit is "
-                f"{limit} (read_ahead_ms_max)"
+                f"{READ_AHEAD_MS_MAX}"
             )
 
     def waiting_for(self, entry: CatalogObject) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, aclosing
+from typing import Final
 
 import pyarrow as pa
 from pyspark.sql.connect.proto import base_pb2, commands_pb2, relations_pb2
@@ -32,6 +33,9 @@ from actors.engine.sql.statements import InsertStatement
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, ObjectExists, SqlSyntaxError, UnknownObject
 from actors.runtime.settings import Settings
+
+INSERTED_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Rows of a DataFrame that are inserted into a table at once."""
 
 
 class FrameWrites:
@@ -185,7 +189,7 @@ class FrameWrites:
     ) -> pa.Table | None:
         """Return the rows of a plan that Spark executes. Raises `InvalidUsage` if they are too many
         for one write."""
-        limit, gathered = self._settings.connect_insert_bytes_max, RowGatherer()
+        gathered = RowGatherer()
         async with AsyncExitStack() as naming:
             if bound.names_texts or bound.views:
                 await naming.enter_async_context(self._calls.naming(session, bound.views))
@@ -194,9 +198,9 @@ class FrameWrites:
                     # Spark has analysed the plan: the names are not needed any more.
                     await naming.aclose()
                     gathered.add(answer)
-                    if gathered.bytes > limit:
+                    if gathered.bytes > INSERTED_BYTES_MAX:
                         raise InvalidUsage(
-                            f"a DataFrame of more than {limit} bytes (connect_insert_bytes_max) "
+                            f"a DataFrame of more than {INSERTED_BYTES_MAX} bytes "
                             f"is not inserted into {key} at once"
                         )
         return gathered.table()

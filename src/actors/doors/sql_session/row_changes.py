@@ -23,6 +23,8 @@ from actors.doors.sql_session.transaction import PendingChange, as_stored, count
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import AbsentRow, WriteConflict
 
+ATTEMPTS_MAX: Final = 20
+
 NEW: Final = "penstock_new_"
 """Prefix of the columns that hold new values beside the old row."""
 
@@ -59,7 +61,7 @@ async def change_rows(
     number of rows, and what the statement returns. Raises `WriteConflict` when that does not
     end."""
     # A transaction reads at one time: reading again would break that.
-    attempts = 1 if context.transaction is not None else context.settings.sql_write_attempts_max
+    attempts = 1 if context.transaction is not None else ATTEMPTS_MAX
     for attempt in range(attempts):
         made = await compute()
         change, returned = made.change, None

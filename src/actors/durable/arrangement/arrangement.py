@@ -40,29 +40,26 @@ from actors.model.plan.schema import ERROR, TIME, TableSchema
 from actors.model.plan.updates import advance, opening_of
 from actors.runtime.errors import InvalidUsage, ReadBelowSince, ResourceClosed
 from actors.runtime.progress import Frontier, Time, format_frontier
-from actors.runtime.threshold_probes import (
-    ARRANGEMENT_MEMORY,
-    ARRANGEMENT_RUNS,
-    MERGED_BLOCK,
-    RUN_IN_MEMORY,
-)
 
 _RUN_NUMBERS: Final = itertools.count()
 """Numbers of the process: a new arrangement in an old one's directory never reuses a file name."""
 
 
 class ArrangementLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one arrangement; sizes in bytes. The defaults are the process's."""
+    """Bounds of one arrangement; sizes in bytes."""
 
-    memory_run_bytes_max: int = msgspec.field(default_factory=lambda: RUN_IN_MEMORY.limit)
+    memory_run_bytes_max: int = 1 << 20
     """Size beyond which a run becomes a file."""
-    memory_bytes_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_MEMORY.limit)
+    memory_bytes_max: int = 4 << 20
     """Bound of all runs in memory together."""
-    memory_runs_max: int = msgspec.field(default_factory=lambda: ARRANGEMENT_RUNS.limit)
+    memory_runs_max: int = 8
     """Number of runs in memory beyond which an insert merges small runs itself, so that lookups
     stay fast between calls of `maintain`."""
-    block_bytes: int = msgspec.field(default_factory=lambda: MERGED_BLOCK.limit)
+    block_bytes: int = 64 << 20
     """Target size of a block of a merged run, which a merge holds in memory."""
+
+
+DEFAULT_LIMITS = ArrangementLimits()
 
 
 class ArrangementStatistics(msgspec.Struct, frozen=True):
@@ -131,7 +128,7 @@ class Arrangement:
         check_key(schema, key)
         self.schema = schema
         self.key = key
-        self._limits = limits or ArrangementLimits()
+        self._limits = limits or DEFAULT_LIMITS
         self._updates_schema = schema.arrow_updates()
         self.opening = opening_of(self._updates_schema.remove(len(schema.columns)))
         """Header of an Arrow IPC stream of rows: user columns and their weight."""
@@ -215,9 +212,7 @@ class Arrangement:
         state, limits = self._state, self._limits
         size = updates.nbytes + hashes.nbytes
         in_use = sum(run.bytes for run in state.runs if run.path is None)
-        if not RUN_IN_MEMORY.crossed(
-            size > limits.memory_run_bytes_max
-        ) and not ARRANGEMENT_MEMORY.crossed(in_use + size > limits.memory_bytes_max):
+        if size <= limits.memory_run_bytes_max and in_use + size <= limits.memory_bytes_max:
             batches = sort(updates, hashes, len(hashes))
             return in_memory(batches, state.since, consolidated=consolidated)
         block_rows = max(1, limits.block_bytes * updates.num_rows // max(1, size))
@@ -268,7 +263,7 @@ class Arrangement:
         """Bound the number of runs in memory between calls of `maintain`."""
         limits = self._limits
         small = sum(run.path is None for run in self._state.runs)
-        if not ARRANGEMENT_RUNS.crossed(small > limits.memory_runs_max):
+        if small <= limits.memory_runs_max:
             return
         if not self._merging.acquire(blocking=False):
             return  # the merge under way does it

@@ -42,9 +42,7 @@ from actors.runtime.progress import Time
 from actors.runtime.threshold_probes import (
     BATCH_COUNT,
     COMPACTION_SPILL,
-    HASHED_ROWS,
     INLINE_COMPACTION,
-    SPILLED_FILE,
 )
 
 # -- clustering by key -----------------------------------------------------------------------------
@@ -131,6 +129,9 @@ GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096
 """Least size that counts for a batch: an empty one costs something, too."""
 FILES_MAX: Final = 256
+FILE_BUDGETS_MAX = 4
+"""A spilled file of so many times the bytes that a merge may hold is merged whole."""
+HASHED_ROWS = 131_072
 
 
 def choose_batches(
@@ -326,7 +327,7 @@ class UpdateMerger:
         """Split a file that is far too large by hash; return the files in its place."""
         count = min(FILES_MAX, path.stat().st_size // self._bytes_max)
         # A range may be guessed wrong; hashing has spread the rows evenly already.
-        if self._ranges is None or not SPILLED_FILE.exceeded_by(count):
+        if self._ranges is None or count <= FILE_BUDGETS_MAX:
             return [path]
         prefix = f"{path.stem}-"
         writers = self._open(scratch, prefix, count)
@@ -413,12 +414,9 @@ def row_hashes(rows: pa.Table) -> Any:
 
     Nested columns count only where there are no others. Memory beside the result is bounded.
     """
-    if not HASHED_ROWS.exceeded_by(rows.num_rows):
-        return _row_hashes(rows)
     # Each text value becomes a Python object meanwhile.
-    step = HASHED_ROWS.limit
-    starts = range(0, rows.num_rows, step)
-    return np.concatenate([_row_hashes(rows.slice(start, step)) for start in starts])
+    starts = range(0, max(1, rows.num_rows), HASHED_ROWS)
+    return np.concatenate([_row_hashes(rows.slice(start, HASHED_ROWS)) for start in starts])
 
 
 def _row_hashes(rows: pa.Table) -> Any:

@@ -40,7 +40,7 @@ from actors.runtime.errors import (
 )
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import FILTER_AUDIT, FILTER_KEYS
+from actors.runtime.threshold_probes import FILTER_AUDIT
 
 log = logging.getLogger("penstock.persist")
 
@@ -74,6 +74,8 @@ _KERNELS: Final[Mapping[str, Callable[[Any, Any], Any]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
+KEYS_MAX = 64
+"""Keys of a peek that leave out parts: each is compared with each part's bounds."""
 _NULL_TESTS: Final = ("is null", "is not null")
 _EXACT: Final = decimal.Context(prec=76)
 
@@ -119,8 +121,7 @@ class PartFilter:
             _of_comparison(each, kinds[each.column]) for each in comparisons if each.column in kinds
         )
         found = [condition for condition in known if condition is not None]
-        # Each key is compared with each part's bounds: the limit bounds that cost.
-        if keys is not None and not FILTER_KEYS.exceeded_by(keys.num_rows):
+        if keys is not None and keys.num_rows <= KEYS_MAX:
             helping = [n for n in keys.column_names if n in kinds and not keys[n].null_count]
             found += [PartCondition(name, "in", tuple(keys[name])) for name in helping]
         return cls(schema, found) if found else None
@@ -254,6 +255,10 @@ def _compared(op: Op, values: Any, value: pa.Scalar) -> Any:
     return pc.is_valid(values) if op == "<=" else pc.and_(nan, pc.invert(nan))
 
 
+AUDITED_BYTES_MAX: Final = 128 * 1024 * 1024
+"""Bytes of audited parts of one input of one dataflow, beside one in so many of what it reads."""
+
+
 class FilterAudit:
     """Chooses discarded parts that are read all the same, to prove that the filter was right."""
 
@@ -342,6 +347,4 @@ class PartPruner:
 
 def part_pruner(wanted: PartFilter, settings: Settings) -> PartPruner:
     """Return a pruner with the settings' audit."""
-    return PartPruner(
-        wanted, FilterAudit(settings.filter_audit_one_in, settings.filter_audit_bytes_max)
-    )
+    return PartPruner(wanted, FilterAudit(settings.filter_audit_one_in, AUDITED_BYTES_MAX))

@@ -20,12 +20,12 @@ import msgspec
 from msgspec.structs import replace
 
 from actors.durable.persist.location import BlobStore
+from actors.durable.persist.parts import LOOP_BYTES_MAX
 from actors.durable.persist.shard import BatchPart, PartList, ShardState
 from actors.durable.persist.shard_invariants import validate
 from actors.runtime.errors import CorruptData
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import TIME_MIN, Frontier
-from actors.runtime.threshold_probes import LOOP_BYTES
 
 Parts: TypeAlias = tuple[BatchPart, ...]
 LOOKS_MAX: Final = 16
@@ -129,7 +129,7 @@ class PartLists:
         data = await self._blob.get(listed.key)
         if data is None:
             return None
-        if not LOOP_BYTES.exceeded_by(len(data)):
+        if len(data) <= LOOP_BYTES_MAX:
             return decode_list(listed, data)
         return await self._clock.run_blocking(lambda: decode_list(listed, data))
 

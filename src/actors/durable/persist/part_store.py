@@ -33,6 +33,7 @@ from actors.durable.persist.decoded_parts import DecodedParts
 from actors.durable.persist.location import BlobStore
 from actors.durable.persist.part_lists import encode_list
 from actors.durable.persist.parts import (
+    LOOP_BYTES_MAX,
     VERSION,
     EncodedPart,
     at_its_time,
@@ -50,7 +51,7 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.memory_ledger import MemoryUse
 from actors.runtime.progress import ShardId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import LOOP_BYTES, PART_LIST
+from actors.runtime.threshold_probes import PART_LIST
 
 _DELETED_AT_ONCE: Final = 8
 """Concurrent deletes of one call: a remote store answers each after two round trips."""
@@ -170,7 +171,7 @@ class PartStore:
             statistics_bytes_max=self._settings.part_statistics_bytes_max,
         )
         # A thread costs more than the encoding of a small table.
-        small = not LOOP_BYTES.crossed(not takes_at_most(updates, LOOP_BYTES.limit))
+        small = takes_at_most(updates, LOOP_BYTES_MAX)
         parts: list[BatchPart] = []
         try:
             while True:
@@ -335,7 +336,7 @@ class PartStore:
             return decode_written(part, part.inline, schema)
         data = await self._bytes(part)
         # Decode large parts in a thread: the event loop must not stall.
-        if not LOOP_BYTES.exceeded_by(len(data)):
+        if len(data) <= LOOP_BYTES_MAX:
             return decode_written(part, data, schema)
         return await self._clock.run_blocking(lambda: decode_written(part, data, schema))
 

@@ -38,6 +38,9 @@ from actors.runtime.settings import Settings
 if TYPE_CHECKING:
     from actors.engine.spark.bridge import SessionBridge
 
+SCAN_TASK_BYTES: Final = 64 * 1024 * 1024
+"""Decoded size of the parts of a bucket that one task of Spark reads."""
+
 S3A_CLASS: Final = "org.apache.hadoop.fs.s3a.S3AFileSystem"
 _FOOTERS_MAX: Final = 8_192
 """Footers that are remembered: a part never changes."""
@@ -174,7 +177,7 @@ class BucketParts:
         tasks = plan_tasks(
             [(each.key, each.bytes) for each in scan.objects],
             [footer["groups"] for footer in scan.footers],
-            self._settings.engine_scan_task_bytes,
+            SCAN_TASK_BYTES,
             bridge.cores(),
         )
         low, high = scan.bounds_of(TIME) or (None, None)

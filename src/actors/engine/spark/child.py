@@ -55,13 +55,13 @@ from actors.runtime.errors import PenstockError
 from actors.runtime.frames import HEADER, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage, split_context
-from actors.runtime.threshold_probes import LEFTOVER_ROWS, use_kernel_limits
 
 CANCEL_AGAIN_SECONDS: Final = 0.05
 PROGRESS_SECONDS: Final = 1.0
 WAITING_LOOKS: Final = 3
 """Looks, `PROGRESS_SECONDS` apart, after which a job that waits for a core is given one."""
 WATCHER_SECONDS: Final = 2.0
+LEFTOVER_BYTES_MAX: Final = 256 * 1024
 LEFTOVER_JOBS_MAX: Final = 64
 """Jobs after which what they have left is collected, however small they were."""
 LOG_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -269,7 +269,7 @@ class EngineChild:
         with self._lock:
             self._left_jobs += 1
             self._left_bytes += carried
-            large = LEFTOVER_ROWS.exceeded_by(self._left_bytes)
+            large = self._left_bytes > LEFTOVER_BYTES_MAX
             due = large or self._left_jobs >= LEFTOVER_JOBS_MAX
             if due:
                 self._left_jobs = self._left_bytes = 0
@@ -430,7 +430,6 @@ def main(arguments: list[str]) -> None:
     # What Spark writes for us holds rows: it is nobody else's, whatever the service's own umask.
     os.umask(0o077)
     settings, scratch = first.settings, Path(first.scratch)
-    use_kernel_limits(settings.kernel_limits)
     logging.getLogger("SQLQueryContextLogger").disabled = True
     # PySpark makes a folder for its JVM's port, and leaves it behind if this process is killed.
     temporary = scratch / CHILD_FOLDER / "tmp"

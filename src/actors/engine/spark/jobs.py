@@ -39,7 +39,7 @@ from actors.engine.spark.remote_address import on_loopback
 from actors.engine.spark.rows import done
 from actors.engine.spark.session import ThreadSessions, far_partitions_max, name_call_site
 from actors.engine.spark.start import CHILD_FOLDER, OUT_FOLDER
-from actors.engine.spark.steps import ThreadSlot, rehearse, run_step
+from actors.engine.spark.steps import TREE_NODES_MAX, ThreadSlot, rehearse, run_step
 from actors.model.plan.jobs import (
     AnalyzeStatement,
     Answer,
@@ -61,6 +61,7 @@ from actors.model.plan.jobs import (
 )
 from actors.model.plan.schema import TableSchema, quote, result_type
 from actors.runtime.errors import (
+    ERROR_TEXT_BYTES_MAX,
     InvalidUsage,
     JobTooLarge,
     OperationCanceled,
@@ -240,7 +241,6 @@ class SparkEngine:
         """Return a new slot, for one worker thread."""
         limits = self.settings
         inline, collected = limits.engine_inline_bytes_max, limits.engine_collected_bytes_max
-        nodes, text = limits.engine_plan_nodes_max, limits.engine_statement_bytes_max
         sessions, canceled = self._sessions(), threading.Event()
         return ThreadSlot(
             sessions,
@@ -249,10 +249,7 @@ class SparkEngine:
             inline,
             collected,
             self._here,
-            nodes,
-            text,
-            limits.engine_nesting_max,
-            limits.view_tree_nodes_max,
+            limits.engine_plan_nodes_max,
             self._parts,
             canceled,
         )
@@ -272,7 +269,7 @@ class SparkEngine:
         except Exception as error:
             if ticket.canceled.is_set():
                 return ticket.canceled_answer()
-            answer = make_job_failed(job_id, error, self.settings.error_text_bytes_max)
+            answer = make_job_failed(job_id, error, ERROR_TEXT_BYTES_MAX)
             # A context that has stopped raises whatever its parts, which are gone, lead to.
             if not isinstance(error, PenstockError) and self.lost():
                 raise SparkGone(answer.text) from error
@@ -395,7 +392,7 @@ def run_job(slot: ThreadSlot, ticket: JobTicket) -> Answer:
     slot.check_size(getattr(job, "sql", ""))
     match job:
         case AnalyzeStatement():
-            return slot.sessions.get(job.conf, small=True).analyzed(job, slot.tree_nodes_max)
+            return slot.sessions.get(job.conf, small=True).analyzed(job, TREE_NODES_MAX)
         case ParseText():
             return slot.sessions.get(job.conf, small=True).parsed(job)
         case PreparePlan() if ticket.prepared is not None:

@@ -57,7 +57,9 @@ from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
-from actors.runtime.threshold_probes import BROADCAST
+
+BROADCAST_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Bytes of the smaller side of a large step's join that is broadcast; else Spark chooses."""
 
 __all__ = [
     "PlanTranslator",
@@ -312,7 +314,7 @@ class PlanTranslator(GroupRendering, LimitRendering):
             equal = node.equal or node.same
             return ["SHUFFLE_HASH(__r)" if equal else "SHUFFLE_REPLICATE_NL(__r)"]
         left, right = self._bytes(node.left), self._bytes(node.right)
-        if BROADCAST.exceeded_by(min(left, right)):
+        if min(left, right) > BROADCAST_BYTES_MAX:
             return []
         return [f"BROADCAST({'__l' if left <= right else '__r'})"]
 

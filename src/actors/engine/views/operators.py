@@ -35,7 +35,9 @@ from actors.model.plan.nearby import CoveredChanges, NearbyRows
 from actors.model.plan.plan_splitting import children, with_children
 from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
-from actors.runtime.threshold_probes import CUT_NODES
+
+SHARED_NODES_MAX = 50
+"""Nodes of what operators share, beyond which it is a stratum of its own, not written twice."""
 
 # -- types of keys ---------------------------------------------------------------------------------
 
@@ -338,7 +340,7 @@ class ViewOperator(ABC):
             # them.
             context.repeat(self._delta_asked)
         # A large delta that is needed in several places is made by a run of its own.
-        if shared and self._cut is None and CUT_NODES.exceeded_by(size_of(self._delta)):
+        if shared and self._cut is None and size_of(self._delta) > SHARED_NODES_MAX:
             self.cut()
         return self._delta
 

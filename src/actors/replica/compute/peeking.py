@@ -1,7 +1,7 @@
 """Runs a worker's peeks, beside the event loop.
 
 The parts of a shard are read one after another, but for those whose statistics exclude rows that
-pass the filter. Only updates that the peek selects are kept: in memory, and beyond `GATHERED_BYTES`
+pass the filter. Only updates that the peek selects are kept: in memory, and beyond `HELD_BYTES_MAX`
 in a temporary arrangement on disk, whose rows are then streamed like those of an index.
 
 Stopping a peek does not stop the piece that a thread is making. Its stashed blobs are removed at

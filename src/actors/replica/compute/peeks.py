@@ -47,7 +47,12 @@ from actors.model.protocol.row_filter import (
 from actors.model.protocol.row_finishing import thinned
 from actors.runtime.errors import InvalidUsage, PenstockError, to_wire
 from actors.runtime.kernel import ActorClock
-from actors.runtime.threshold_probes import INLINE_ANSWER, POINT_KEYS, POINT_ROWS
+from actors.runtime.threshold_probes import INLINE_ANSWER
+
+POINT_ROWS_MAX = 256
+"""Rows of one key that are compared on the event loop."""
+_KEY_BYTES_MAX: Final = 4_096
+"""Bytes of keys that are looked at for a single one: the cache keeps them."""
 
 AGAIN_MS: Final = 60_000
 """Delay before the blobs of a cancelled peek are removed a second time."""
@@ -228,7 +233,7 @@ def _decoded_key(names: tuple[str, ...], data: bytes) -> OneKey | None:
 def one_key(names: tuple[str, ...], types: tuple[pa.DataType, ...], data: bytes) -> OneKey | None:
     """Return the key of a stream if it is a single one, of exactly these types, which must be those
     that `OneKey` supports. `names`: its columns."""
-    found = None if POINT_KEYS.exceeded_by(len(data)) else _decoded_key(names, data)
+    found = None if len(data) > _KEY_BYTES_MAX else _decoded_key(names, data)
     return found if found is not None and found.types == types else None
 
 
@@ -381,7 +386,7 @@ def rows_of_key(
     places = view.point(wanted)
     if places is None:
         return None
-    if POINT_ROWS.exceeded_by(sum(beyond - first for _, _, first, beyond in places)):
+    if sum(beyond - first for _, _, first, beyond in places) > POINT_ROWS_MAX:
         return None
     if len(places) == 1 and is_plain(places[0][0], view.before) and places[0][0].positive:
         _, block, first, beyond = places[0]

@@ -6,7 +6,7 @@ of the output's parts is adopted, others are read, cut and written again piece b
 append then names all parts, so a view exists whole or not at all. The parts of a killed process
 become orphans, except the noted chunks of an additive view (`hydration_journal`).
 
-Of a large answer, at most `HYDRATION_PIECE` rows are in memory. Rows of files are not
+Of a large answer, at most `PIECE_ROWS` rows are in memory. Rows of files are not
 consolidated: equal rows may be in several parts, and sum up as updates do.
 """
 
@@ -36,7 +36,9 @@ from actors.replica.dataflow.recompute import open_contents
 from actors.replica.dataflow.step import split_deltas, whole_job
 from actors.runtime.errors import DefiniteError, JobTooLarge, MalformedFrame, StorageError
 from actors.runtime.progress import Time
-from actors.runtime.threshold_probes import HYDRATION_CHUNK, HYDRATION_PIECE
+from actors.runtime.threshold_probes import HYDRATION_CHUNK
+
+PIECE_ROWS = 500_000
 
 
 class FirstContents(msgspec.Struct, frozen=True):
@@ -190,8 +192,7 @@ async def _pieces(
             continue  # it was adopted as a part
         try:
             with pq.ParquetFile(path) as reader:
-                HYDRATION_PIECE.exceeded_by(reader.metadata.num_rows)
-                batches = reader.iter_batches(HYDRATION_PIECE.limit)
+                batches = reader.iter_batches(PIECE_ROWS)
                 while True:
                     batch = await engine.clock.run_blocking(lambda: next(batches, None))  # noqa: B023
                     if batch is None:

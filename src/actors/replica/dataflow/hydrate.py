@@ -38,7 +38,7 @@ from actors.replica.dataflow.policy import StepChooser
 from actors.replica.dataflow.recompute import held_text, recompute, taken_difference
 from actors.replica.dataflow.step import empty_deltas
 from actors.replica.dataflow.touched import ImportArrangements, StateLookups
-from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, InvalidUsage, JobTooLarge
 from actors.runtime.progress import Frontier, ShardId, Time, is_empty
 
 log = logging.getLogger("penstock.dataflow")
@@ -190,7 +190,7 @@ async def _hydrate(
                 folders=folders,
             )
     except (DefiniteError, JobTooLarge) as error:
-        text = truncated(held_text(error), engine.settings.error_text_bytes_max)
+        text = truncated(held_text(error), ERROR_TEXT_BYTES_MAX)
         deltas = empty_deltas(export.plan)
         changes.append(ErrorChange(text, as_of, 1))
     await commit(

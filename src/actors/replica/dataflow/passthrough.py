@@ -55,7 +55,10 @@ from actors.runtime.errors import InvalidUsage, PenstockError, ReadBelowSince, V
 from actors.runtime.kernel import ActorClock
 from actors.runtime.progress import ObjectId, Time
 from actors.runtime.settings import Settings
-from actors.runtime.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
+from actors.runtime.threshold_probes import SUBSCRIBED_BATCH
+
+SUMMED_BYTES_MAX = 8 << 20
+"""Contents without retractions of so many bytes are summed up all the same: no row comes twice."""
 
 # -- snapshots -------------------------------------------------------------------------------------
 
@@ -147,7 +150,7 @@ async def snapshot(
                 yield await persist.fetch(part, imported.schema)
                 reader.release([part.key])
 
-        large = GATHERED_BYTES.exceeded_by(sum(part.bytes for part in parts))
+        large = sum(part.bytes for part in parts) > SUMMED_BYTES_MAX
         # Without retractions no sum is needed. Equal rows may then come in several pieces.
         if large and not any(part.retracts for part in parts):
             return await _as_read(read(), clock, imported.schema, as_of, stashing)

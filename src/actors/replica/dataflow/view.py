@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 import anyio
 import msgspec
@@ -52,9 +53,13 @@ from actors.replica.dataflow.recompute import (
 from actors.replica.dataflow.rivals import ReplicaFollower
 from actors.replica.dataflow.step import StepDeltas, Weigh, delta_step, empty_deltas, likely_runs
 from actors.replica.dataflow.touched import StateLookups
-from actors.runtime.errors import DefiniteError, JobTooLarge
+from actors.runtime.errors import ERROR_TEXT_BYTES_MAX, DefiniteError, JobTooLarge
 from actors.runtime.progress import Frontier, Time, is_empty
-from actors.runtime.threshold_probes import COLD_STEPS, QUIET_STEPS
+
+COLD_STEPS: Final = 5
+"""First steps of a dataflow whose time says nothing if they are planned anew."""
+QUIET_STEPS = 2
+"""Steps in a row that have changed nothing, beyond which a step runs its first strata alone."""
 
 
 class StepOutcome(msgspec.Struct, frozen=True):
@@ -243,7 +248,7 @@ class ViewStages:
             return StepOutcome(await self._whole(step, time), recomputed=True)
         self._steps += 1
         # Steps that build their plans are not measured, unless all of them do.
-        if outcome.deltas.prepared or COLD_STEPS.exceeded_by(self._steps):
+        if outcome.deltas.prepared or self._steps > COLD_STEPS:
             elapsed = self._engine.clock.monotonic_ms() - started
             work, ms = outcome.deltas.work, max(0.0, elapsed - outcome.deltas.wait_ms)
             self._chooser.stepped(work, ms)
@@ -333,7 +338,7 @@ class ViewStages:
                 name,
                 partial(self._whole_state, step),
                 folders,
-                quiet=QUIET_STEPS.exceeded_by(self._unchanged),
+                quiet=self._unchanged > QUIET_STEPS,
                 divisible=len(step.times) > 1,
                 weigh=weigh,
             )
@@ -390,7 +395,7 @@ class ViewStages:
         changes: tuple[ErrorChange, ...] = ()
         # A collection that holds an error already continues to hold that one.
         if step.error is not None and not step.in_error:
-            bytes_max = self._engine.settings.error_text_bytes_max
+            bytes_max = ERROR_TEXT_BYTES_MAX
             text = truncated(step.error, bytes_max)
             changes = (ErrorChange(text, step.times[-1], 1),)
         return StepOutcome(empty_deltas(self._export.plan), changes)

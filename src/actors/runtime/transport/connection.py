@@ -29,7 +29,6 @@ from actors.runtime.errors import (
 from actors.runtime.frames import FrameBuffer, FrameCodec
 from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TracedMessage
-from actors.runtime.threshold_probes import FRAME_SLICE
 from actors.runtime.transport import sockets
 from actors.runtime.transport.accepting import AcceptedConnection, ConnectionGate
 from actors.runtime.transport.address import NetworkAddress
@@ -41,7 +40,7 @@ from actors.runtime.transport.handshake import (
     send_token,
 )
 from actors.runtime.transport.security import TransportSecurity
-from actors.runtime.transport.stream import ByteStream
+from actors.runtime.transport.stream import SLICE_BYTES, ByteStream
 
 S = TypeVar("S")
 R = TypeVar("R")
@@ -113,7 +112,7 @@ class FramedConnection(Generic[S, R]):
                     break  # send those before it; the next call raises, for its first message
                 raise
             taken += 1
-            if len(data) >= FRAME_SLICE.limit:
+            if len(data) >= SLICE_BYTES:
                 break
         if taken:
             stream.write(data)

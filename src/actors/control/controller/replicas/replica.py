@@ -47,6 +47,10 @@ from actors.runtime.settings import Settings
 from actors.runtime.telemetry import TRACEPARENT, split_context, with_context
 from actors.runtime.threshold_probes import HYDRATION_QUEUE
 
+HYDRATION_SLOT_MS: Final = 10_000
+"""Time after which a dataflow that still reads its first contents lets one more begin; as many as
+`hydrations_max` go on so."""
+
 # Limits how many dataflows of one connection hydrate at a time, by withholding Schedules. Pure
 # A dataflow *hydrates* from its Schedule until its output is strictly beyond its `as_of`; that is
 # when it reads most. At most `limit` may do so at once; the Schedules of the others wait here,
@@ -166,7 +170,7 @@ class HydrationTracker:
         return self._next()
 
     def slots_due(self) -> list[Any]:
-        """Return the Schedules to send, now that one more `hydration_slot_ms` has passed."""
+        """Return the Schedules to send, now that one more `HYDRATION_SLOT_MS` has passed."""
         for id, is_old in self._taken.copy().items():
             if is_old and self._queue and len(self._overdue) < self._limit:
                 self._free(id)
@@ -329,7 +333,7 @@ class _Retry(msgspec.Struct, frozen=True, gc=False):
 
 
 class _SlotsDue(msgspec.Struct, frozen=True, gc=False):
-    """`hydration_slot_ms` have passed."""
+    """`HYDRATION_SLOT_MS` have passed."""
 
     incarnation: int
 
@@ -487,7 +491,7 @@ class ReplicaLink:
     def _time_slots(self) -> None:
         if self._half == "compute":
             due = LinkTurn(self, _SlotsDue(self.incarnation))
-            self._ctx.after(self._settings.hydration_slot_ms, due)
+            self._ctx.after(HYDRATION_SLOT_MS, due)
 
     def _release(self, commands: Sequence[Any]) -> None:
         """Send what the gate has released."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, assert_never
+from typing import Any, Final, TypeAlias, assert_never
 
 import msgspec
 
@@ -38,7 +38,9 @@ from actors.runtime.progress import ObjectId
 from actors.runtime.settings import Settings
 from actors.runtime.spans import span_below
 from actors.runtime.telemetry import GROUP_COMMIT, TIME, TRACEPARENT
-from actors.runtime.threshold_probes import GROUPED_WRITES
+
+GROUP_WRITES_MAX = 256
+QUEUED_WRITES_MAX: Final = 1_024
 
 log = logging.getLogger("penstock.controller")
 
@@ -138,10 +140,10 @@ class TableWriter(Actor[_Message]):
                 assert_never(message)
 
     def _enqueue(self, message: TableWriterMessage) -> None:
-        limit = self._settings.mailbox_messages_max
         # Only clients' writes can be many: ticks, drops and copies are bounded by their senders.
-        if isinstance(message, EnqueueWrite) and len(self._queue) >= limit:
-            self._refuse((message,), ResourceBusy(f"{limit} writes wait already: try again later"))
+        if isinstance(message, EnqueueWrite) and len(self._queue) >= QUEUED_WRITES_MAX:
+            text = f"{QUEUED_WRITES_MAX} writes wait already: try again later"
+            self._refuse((message,), ResourceBusy(text))
             return
         self._queue.append(message)
         if isinstance(message, EnqueueWrite) and (traceparent := TRACEPARENT.get()) is not None:
@@ -229,7 +231,7 @@ class TableWriter(Actor[_Message]):
         """Take the longest run of writes that may share a time; a write at a given time is
         alone."""
         group: list[EnqueueWrite | TickTables] = []
-        while self._queue and not GROUPED_WRITES.crossed(len(group) >= GROUPED_WRITES.limit):
+        while self._queue and len(group) < GROUP_WRITES_MAX:
             message = self._queue[0]
             if isinstance(message, CloseTable | ArrangeTable | AlterTable | AppendCopy):
                 break
