@@ -17,6 +17,7 @@ import pytest
 
 from actors.doors.client.client import Client, TableWrite
 from actors.doors.sql_session import SqlSession
+from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.column_defaults import ColumnDefault, constant_default, defaults_digest
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
@@ -55,7 +56,7 @@ async def opened(
 
 async def run(session: SqlSession, text: str) -> list[dict[str, Any]]:
     """Carry out a statement; return the rows of its result."""
-    result = await session.execute(session.parse(text))
+    result = await session.execute(parse_statement(text, session.context.dialect))
     rows: list[dict[str, Any]] = []
     if result.batches is not None:
         async for batch in result.batches:

@@ -17,6 +17,7 @@ from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, SqlS
 
 if TYPE_CHECKING:
     from actors.doors.sql_session import SqlSession, StatementResult
+    from actors.engine.sql.grammar import ParsedStatement
 
 HISTORY: Final = Path("~/.penstock_history").expanduser()
 HISTORY_LINES: Final = 2_000
@@ -102,7 +103,7 @@ class SqlShell:
     def __init__(self, session: SqlSession, address: str) -> None:
         self._session = session
         self._address = address
-        self._last = ""
+        self._last: ParsedStatement | None = None
         self._timing = False
         self._expanded = False
 
@@ -111,24 +112,24 @@ class SqlShell:
     async def run(self, text: str) -> bool:
         """Carry out the statements of a text up to the first that fails. Return whether all were
         done."""
-        from actors.engine.sql.grammar import split_statements
+        from actors.engine.sql.grammar import parse_statements
         from actors.engine.sql.tokens import SqlDialect
 
         try:
-            found = split_statements(text, SqlDialect.SPARK)
+            found = parse_statements(text, SqlDialect.SPARK)
         except SqlSyntaxError as error:
             print(f"ERROR: {error}", file=sys.stderr)
             return False
-        for _, each in found:
+        for each in found:
             if not await self._statement(each):
                 return False
         return True
 
-    async def _statement(self, text: str) -> bool:
-        self._last = text
+    async def _statement(self, statement: ParsedStatement) -> bool:
+        self._last = statement
         began = time.perf_counter()
         try:
-            result = await self._session.execute(self._session.parse(text))
+            result = await self._session.execute(statement.statement())
             count = await self._show(result)
         except PenstockError as error:
             print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr)
@@ -252,7 +253,7 @@ class SqlShell:
 
     async def _watch(self, seconds: float) -> None:
         with contextlib.suppress(KeyboardInterrupt):
-            while await self._statement(self._last):
+            while self._last is not None and await self._statement(self._last):
                 await anyio.sleep(seconds)
 
 

@@ -8,11 +8,12 @@ column called like a table) and never too little, except for names that a text c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_sql, name_value
 from actors.runtime.errors import SqlSyntaxError
 
 NameParts: TypeAlias = tuple[str, ...]
@@ -140,7 +141,7 @@ def _identifier(word: SqlToken) -> str | None:
     if word.kind == "word":
         return word.text
     if word.kind == "name":
-        return word.text[1:-1].replace("``", "`")
+        return name_value(word.text)
     # With `spark.sql.ansi.doubleQuotedIdentifiers` it is a name.
     return word.text[1:-1] if word.kind == "text" and word.text[0] == '"' else None
 
@@ -289,42 +290,18 @@ def setting_of(sql: str) -> SettingText | None:
     return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
-class _WordReader:
-    """Reads a text word by word: its first words alone."""
+def _first_words(sql: str) -> StatementReader:
+    """Return a reader of a text's first words."""
+    return StatementReader(LexedText(sql, SqlDialect.SPARK, names_of(sql).first, {}))
 
-    def __init__(self, sql: str) -> None:
-        self.sql = sql
-        self.words: Sequence[SqlToken] = names_of(sql).first
-        self.at = 0
 
-    def takes(self, *wanted: str) -> bool:
-        """Take these words if they come next; return whether they do."""
-        following = self.words[self.at : self.at + len(wanted)]
-        if [word.text.upper() for word in following] != list(wanted):
-            return False
-        self.at += len(wanted)
-        return True
-
-    def name(self) -> str | None:
-        """Take a name of one part; None if none comes next."""
-        if self.at >= len(self.words):
-            return None
-        found = _identifier(self.words[self.at])
-        if found is not None:
-            self.at += 1
-        return found
-
-    def parts(self) -> NameParts | None:
-        """Take a name; None if none comes next."""
-        chain = next(find_chains(self.words[self.at :]), None)
-        if chain is None or chain.spans[0][0] != self.words[self.at].start:
-            return None
-        self.at += 2 * len(chain.parts) - 1
-        return chain.parts
-
-    def rest(self) -> str:
-        """Return what is left of the text."""
-        return self.sql[self.words[self.at].start :] if self.at < len(self.words) else ""
+def _take_name(reader: StatementReader) -> NameParts | None:
+    """Take a name; None if none comes next."""
+    chain = next(find_chains(reader.tokens[reader.place :]), None)
+    if chain is None or chain.spans[0][0] != reader.position:
+        return None
+    reader.place += 2 * len(chain.parts) - 1
+    return chain.parts
 
 
 def temporary_view_of(sql: str) -> TemporaryViewText | None:
@@ -333,24 +310,26 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
     >>> temporary_view_of("CREATE OR REPLACE TEMP VIEW v AS SELECT 1")[:3]
     ('v', 'SELECT 1', True)
     """
-    reader = _WordReader(sql)
-    if not reader.takes("CREATE"):
+    reader = _first_words(sql)
+    if not reader.take("CREATE"):
         return None
-    replace = reader.takes("OR", "REPLACE")
-    is_global = reader.takes("GLOBAL")
-    if not (reader.takes("TEMPORARY") or reader.takes("TEMP")) or not reader.takes("VIEW"):
+    replace = reader.take("OR", "REPLACE")
+    is_global = reader.take("GLOBAL")
+    if not (reader.take("TEMPORARY") or reader.take("TEMP")) or not reader.take("VIEW"):
         return None
-    if_absent = reader.takes("IF", "NOT", "EXISTS")
-    name = reader.name()
-    if name is None or reader.takes("."):
+    if_absent = reader.take("IF", "NOT", "EXISTS")
+    name = _take_name(reader)
+    if name is None or len(name) > 1:
         return None
-    bare = reader.takes("AS")
+    bare = reader.take("AS")
     if not bare:
-        reader.words = split_words(sql)
+        words = LexedText(sql, SqlDialect.SPARK, split_words(sql), {})
+        reader = StatementReader(words, reader.place)
         # Over a list of columns, a comment, properties: which of them it is does not matter.
-        while reader.at < len(reader.words) and not reader.takes("AS"):
-            reader.at += 1
-    return TemporaryViewText(name, reader.rest(), replace, if_absent, is_global, not bare)
+        while not reader.ends() and not reader.take("AS"):
+            reader.place += 1
+    query = "" if reader.ends() else sql[reader.position :]
+    return TemporaryViewText(name[0], query, replace, if_absent, is_global, not bare)
 
 
 def created_name_of(sql: str) -> tuple[str, NameParts] | None:
@@ -360,15 +339,15 @@ def created_name_of(sql: str) -> tuple[str, NameParts] | None:
     >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
     ('TABLE', ('default', 't'))
     """
-    reader = _WordReader(sql)
-    if not reader.takes("CREATE") and not reader.takes("REPLACE"):
+    reader = _first_words(sql)
+    if not reader.take("CREATE") and not reader.take("REPLACE"):
         return None
-    reader.takes("OR", "REPLACE")
-    reader.takes("EXTERNAL")
+    reader.take("OR", "REPLACE")
+    reader.take("EXTERNAL")
     for kind in ("TABLE", "VIEW", "FUNCTION"):
-        if reader.takes(kind):
-            reader.takes("IF", "NOT", "EXISTS")
-            parts = reader.parts()
+        if reader.take(kind):
+            reader.take("IF", "NOT", "EXISTS")
+            parts = _take_name(reader)
             return None if parts is None else (kind, parts)
     return None
 
@@ -380,20 +359,21 @@ def changed_name_of(sql: str) -> NameParts | None:
     >>> changed_name_of("MERGE INTO a.t USING {s} ON true"), changed_name_of("SELECT 1")
     (('a', 't'), None)
     """
-    reader = _WordReader(sql)
+    reader = _first_words(sql)
     for head in ("INSERT", "UPDATE", "DELETE", "MERGE"):
-        if reader.takes(head):
+        if reader.take(head):
             for word in ("INTO", "OVERWRITE", "FROM", "TABLE"):
-                reader.takes(word)
-            return reader.parts()
+                reader.take(word)
+            return _take_name(reader)
     return None
 
 
 def dropped_view_of(sql: str) -> str | None:
     """Return the name of one part that a DROP VIEW drops; None for every other text."""
-    reader = _WordReader(sql)
-    if not reader.takes("DROP", "VIEW"):
+    reader = _first_words(sql)
+    if not reader.take("DROP", "VIEW"):
         return None
-    reader.takes("IF", "EXISTS")
-    name = reader.name()
-    return name if name is not None and not reader.rest().strip(" ;\n") else None
+    reader.take("IF", "EXISTS")
+    name = _take_name(reader)
+    alone = all(token.text == ";" for token in reader.tokens[reader.place :])
+    return name[0] if name is not None and len(name) == 1 and alone else None

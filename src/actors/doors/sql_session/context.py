@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadObjects, ReadRights
 from actors.doors.client.client import Client, TableWrite
+from actors.doors.sql_session.error_places import places_in
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.placed_text import PlacedText, placed
 from actors.doors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
@@ -51,7 +52,6 @@ from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
     QueryRejected,
-    SqlSyntaxError,
     UnknownObject,
 )
 from actors.runtime.progress import Time
@@ -253,25 +253,20 @@ class SessionContext:
     def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> PlacedText:
         """Return a query or an expression of the statement in Spark's dialect, with its places.
         Raises `SqlSyntaxError`."""
-        try:
-            if self.dialect is SqlDialect.SPARK:
-                spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
-            else:
-                literals = [each.text for each in parameters]
-                times = self.times
+        if self.dialect is SqlDialect.SPARK:
+            return PlacedText.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+        literals = [each.text for each in parameters]
+        times = self.times
+        with places_in(span):
+            spark = to_spark(
+                span.alone(),
+                literals,
                 # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
-                spark = to_spark(
-                    span.text,
-                    literals,
-                    None if times.is_utc else times,
-                    self._read_typed,
-                    name_columns=True,
-                    role_of=lambda offset: self._role_of(span, offset),
-                )
-        except SqlSyntaxError as error:
-            if error.position is not None:
-                error.position = span.place_of(error.position)
-            raise
+                None if times.is_utc else times,
+                self._read_typed,
+                name_columns=True,
+                role_of=lambda offset: self._role_of(span, offset),
+            )
         return PlacedText.of(span, spark)
 
     def _role_of(self, span: TextSpan, offset: int) -> str:
@@ -367,7 +362,7 @@ class SessionContext:
         """Return the time that an ``AS OF`` names: milliseconds, or a timestamp. Raises
         `InvalidUsage`, and what the query of another expression raises."""
         try:
-            value = literal_value(expression.text, self.dialect, parameters)
+            value = literal_value(expression, parameters)
         except NotLocal:
             value = await self._computed(expression, parameters)
         if isinstance(value, SqlParameter):

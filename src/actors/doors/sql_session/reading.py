@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import msgspec
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
@@ -21,7 +20,7 @@ from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.system_rows import with_system_rows
-from actors.engine.sql.statements import QueryStatement, TextSpan
+from actors.engine.sql.statements import QueryStatement
 from actors.engine.views.plain_views import find_relations, inline_views
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.engine.views.simple import simple_read
@@ -33,7 +32,9 @@ async def read_query(
     context: SessionContext, statement: QueryStatement, parameters: Sequence[SqlParameter]
 ) -> StatementResult:
     """Begin a query. Raises as `Client.query` does, before the result is returned."""
-    if not statement.pins and await context.pinned_time(statement, parameters) is None:
+    changed = context.transaction is not None and context.transaction.tables
+    pinned = statement.pins or await context.pinned_time(statement, parameters) is not None
+    if changed and not pinned:
         rights = context.read_rights()
         spark = await context.spark_off_loop(statement.query, parameters)
         own = await read_own_row(context, spark.text, rights)
@@ -56,7 +57,8 @@ async def query_text(
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
-    query = await context.spark_off_loop(_without_pins(statement), parameters)
+    unpinned = statement.query.without([pin.clause for pin in statement.pins])
+    query = await context.spark_off_loop(unpinned, parameters)
     # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, query.text)
@@ -68,16 +70,6 @@ async def query_text(
             text = inline_views(text, await context.catalog.plain_views())
         text = context.transaction.overlaid(text)
     return query.within(await with_system_rows(context, text)), as_of
-
-
-def _without_pins(statement: QueryStatement) -> TextSpan:
-    """Return the query with blanks for the times of its names."""
-    text, start = statement.query.text, statement.query.start
-    for pin in statement.pins:
-        first, last = pin.clause.start - start, pin.clause.end - start
-        # Blanks keep every later position.
-        text = text[:first] + " " * (last - first) + text[last:]
-    return msgspec.structs.replace(statement.query, text=text)
 
 
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:

@@ -19,7 +19,6 @@ from actors.doors.sql_session import role_statements as roles
 from actors.doors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
 from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.doors.sql_session.error_places import (
-    counted_from,
     rows_without_places,
     without_places,
 )
@@ -38,7 +37,7 @@ from actors.doors.sql_session.shown_creation import show_create
 from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_statement
+from actors.engine.sql.grammar import parse_span
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.sqlstate import (
     NO_TRANSACTION,
@@ -62,9 +61,11 @@ PREPARED_MAX: Final = 1_000
 
 
 class PreparedText(NamedTuple):
-    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+    """A statement that PREPARE has kept, the types of its parameters, and the time zone in which
+    its times are read."""
 
-    statement: sql.PrepareTextStatement
+    statement: sql.SqlStatement
+    types: tuple[str, ...]
     zone: str
 
 
@@ -102,10 +103,6 @@ class SqlSession:
     def in_transaction(self) -> bool:
         """Return whether a transaction is open."""
         return self.context.transaction is not None
-
-    def parse(self, text: str) -> sql.SqlStatement:
-        """Return one statement of a text. Raises `SqlSyntaxError`."""
-        return parse_statement(text, self.context.dialect)
 
     async def execute(
         self, statement: sql.SqlStatement, parameters: Parameters = ()
@@ -161,10 +158,9 @@ class SqlSession:
                 kept = self.prepared.get(statement.name)
                 if kept is None:
                     raise unknown_statement(statement.name)
-                inner = self.parse(kept.statement.statement.text)
-                given = self._arguments(statement, kept.statement, parameters)
+                given = self._arguments(statement, kept.types, parameters)
                 with without_places(), self.context.written_in(kept.zone):
-                    return await self.describe(inner, given)
+                    return await self.describe(kept.statement, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
@@ -401,10 +397,10 @@ class SqlSession:
             raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
-        # Parsed for its errors alone, which are due now and not at EXECUTE.
-        with counted_from(statement.statement.start):
-            self.parse(statement.statement.text)
-        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
+        inner = parse_span(statement.statement)
+        self.prepared[statement.name] = PreparedText(
+            inner, statement.types, self.context.times.zone
+        )
         if self.context.transaction is not None:
             self.context.transaction.queried = True
         return StatementResult("PREPARE")
@@ -416,11 +412,10 @@ class SqlSession:
         kept = self.prepared.get(statement.name)
         if kept is None:
             raise unknown_statement(statement.name)
-        inner = self.parse(kept.statement.statement.text)
-        given = self._arguments(statement, kept.statement, parameters)
+        given = self._arguments(statement, kept.types, parameters)
         # The statement's text came with PREPARE.
         with without_places(), self.context.written_in(kept.zone):
-            result = await self.execute(inner, given)
+            result = await self.execute(kept.statement, given)
         if result.batches is not None:
             result.batches = rows_without_places(result.batches)
         return result
@@ -428,15 +423,15 @@ class SqlSession:
     def _arguments(
         self,
         statement: sql.ExecutePreparedStatement,
-        kept: sql.PrepareTextStatement,
+        types: Sequence[str],
         parameters: Parameters,
     ) -> list[SqlParameter]:
         """Return the arguments of EXECUTE as expressions of the declared types."""
         given = []
         for number, span in enumerate(statement.arguments):
             text = self.context.spark(span, parameters).text
-            if number < len(kept.types):
-                text = f"CAST({text} AS {kept.types[number]})"
+            if number < len(types):
+                text = f"CAST({text} AS {types[number]})"
             given.append(SqlParameter(None, f"({text})", computed=True))
         return given
 

@@ -157,20 +157,23 @@ def cast_query(
     ) AS q (c0)
     """
     names = [f"c{number}" for number in range(len(columns))]
-
-    def cast(name: str, column: TableColumn) -> PlacedText:
-        digits = exact_cast(name, column.type) if exact else ""
-        return placed(digits) if digits else assigned_cast(placed(name), column, conf)
-
     casts = joined(
         ", ",
         (
-            placed(cast(name, column), f" AS {name}")
+            placed(cast_column(name, column, conf, exact=exact), f" AS {name}")
             for name, column in zip(names, columns, strict=True)
         ),
     )
     # On lines of their own: the query may end with a comment.
     return placed("SELECT ", casts, " FROM (\n", query, f"\n) AS q ({', '.join(names)})")
+
+
+def cast_column(
+    name: str, column: TableColumn, conf: Mapping[str, str], *, exact: bool
+) -> PlacedText:
+    """Return a column of a query cast to the type of the one that it is for. See `cast_query`."""
+    digits = exact_cast(name, column.type) if exact else ""
+    return placed(digits) if digits else assigned_cast(placed(name), column, conf)
 
 
 def exact_cast(text: str, kind: str) -> str:

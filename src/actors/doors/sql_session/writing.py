@@ -11,7 +11,6 @@ from typing import Any, Final
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.doors.sql_session.conflicts import as_merge
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import (
     NO_DEFAULTS,
@@ -23,12 +22,12 @@ from actors.doors.sql_session.default_values import (
     with_present_definition,
 )
 from actors.doors.sql_session.long_texts import work_on
-from actors.doors.sql_session.merging import merge_rows
-from actors.doors.sql_session.placed_text import PlacedText, joined, placed, quoted
+from actors.doors.sql_session.merging import as_merge, merge_rows
+from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.reading import query_text
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.returning import ReturningList, returned_result
-from actors.doors.sql_session.row_arithmetic import computed_array
+from actors.doors.sql_session.row_arithmetic import arithmetic_of, computed_array
 from actors.doors.sql_session.row_changes import (
     NEW,
     ComputedChange,
@@ -52,6 +51,7 @@ from actors.doors.sql_session.store_assignment import (
     number_text,
 )
 from actors.doors.sql_session.transaction import PendingChange, as_stored, filled, keys_in
+from actors.engine.sql.expressions import ExpressionNode
 from actors.engine.sql.statements import (
     ColumnAssignment,
     DeleteStatement,
@@ -59,8 +59,9 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
+    composed,
 )
-from actors.engine.sql.tokens import SqlDialect
+from actors.engine.sql.tokens import SqlDialect, quote_name
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
@@ -68,7 +69,7 @@ from actors.runtime.errors import AccessDenied, DuplicateKey, InvalidUsage
 Parameters = Sequence[SqlParameter]
 KEYS_CHECKED_MAX: Final = 1_000
 """Rows of one INSERT whose keys are looked up before COMMIT does."""
-_DEFAULT: Final = TextSpan(0, 0, "DEFAULT")
+_DEFAULT: Final = composed(SqlDialect.SPARK, "DEFAULT")
 """A value of DEFAULT VALUES."""
 
 
@@ -108,7 +109,7 @@ async def _insert(
         # Whoever returns rows reads them: also what another role's columns have by default.
         await context.client.check_right("read", table)
     if statement.conflict is not None:
-        upsert = as_merge(statement, statement.conflict, schema, columns, context.dialect, defaults)
+        upsert = as_merge(statement, statement.conflict, schema, columns)
         count, returned = await merge_rows(context, upsert, parameters, returning, defaults)
         return returned_result(f"INSERT 0 {count}", returned)
     if statement.rows is not None:
@@ -255,7 +256,7 @@ async def _values(
     parameters: Parameters,
     defaults: StatementDefaults,
 ) -> pa.Table:
-    size = sum(len(each.text) for row in rows for each in row)
+    size = sum(each.end - each.start for row in rows for each in row)
     try:
         return await work_on(
             size, lambda: _local_values(context, columns, rows, parameters, defaults)
@@ -276,9 +277,7 @@ def _local_values(
     defaults: StatementDefaults,
 ) -> pa.Table:
     """Return rows of literals. Raises `NotLocal` for other expressions."""
-    values = [
-        [literal_value(each.text, context.dialect, parameters) for each in row] for row in rows
-    ]
+    values = [[literal_value(each, parameters) for each in row] for row in rows]
     arrays = [
         column_array(each, column, times=context.times, defaults=defaults.values)
         for each, column in zip(zip(*values, strict=True), columns, strict=True)
@@ -303,7 +302,7 @@ def _cast_values(
         )
 
     lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows)
-    names = [quoted(column.name) for column in columns]
+    names = [quote_name(column.name) for column in columns]
     # In VALUES Spark does not say what is wrong with a number.
     wanted = ", ".join(
         f"{number_of_text(name, column.type)} AS {name}"
@@ -420,9 +419,9 @@ async def _from(
     parameters: Parameters,
 ) -> PlacedText:
     """Return what follows FROM in the query of the rows to change."""
-    text = quoted(table)
+    text = quote_name(table)
     if alias is not None:
-        text += f" AS {quoted(alias)}"
+        text += f" AS {quote_name(alias)}"
     if where is None:
         return placed(text)
     # A condition that is none is told of at its WHERE.
@@ -455,19 +454,19 @@ class _LocalAssignments:
         self._schema = schema
         self._qualifier = statement.alias or table
         self._constants: dict[str, pa.Array] = {}
-        self._computed: list[tuple[TableColumn, str]] = []
+        self._computed: list[tuple[TableColumn, ExpressionNode]] = []
         self.possible = True
         """False if Spark must compute one."""
-        for column, span in targets:
-            try:
-                value = literal_value(span.text, context.dialect, parameters)
-                self._constants[column.name] = column_array(
-                    [value], column, times=context.times, defaults=defaults.values
-                )
-            except NotLocal:
-                self._computed.append((column, context.spark(span, parameters).text))
         try:
-            # Over no rows: whether the texts are of the plain kind.
+            for column, span in targets:
+                try:
+                    value = literal_value(span, parameters)
+                    self._constants[column.name] = column_array(
+                        [value], column, times=context.times, defaults=defaults.values
+                    )
+                except NotLocal:
+                    self._computed.append((column, arithmetic_of(span, parameters)))
+            # Over no rows: whether the types are of the plain kind.
             self.applied(schema.arrow().empty_table())
         except NotLocal:
             self.possible = False
@@ -475,8 +474,8 @@ class _LocalAssignments:
     def applied(self, rows: pa.Table) -> pa.Table:
         """Return the rows with their new values. Raises `NotLocal`."""
         new = {name: pa.repeat(value[0], rows.num_rows) for name, value in self._constants.items()}
-        for column, text in self._computed:
-            new[column.name] = computed_array(text, rows, self._schema, self._qualifier, column)
+        for column, node in self._computed:
+            new[column.name] = computed_array(node, rows, self._schema, self._qualifier, column)
         columns = [new.get(name, rows[name]) for name in self._schema.names]
         return pa.table(columns, schema=self._schema.arrow())
 
@@ -490,7 +489,7 @@ def select_changes(
     defaults: StatementDefaults,
 ) -> PlacedText:
     """Return the query of old rows with the new values beside them."""
-    old = [quoted(name) for name in schema.names]
+    old = [quote_name(name) for name in schema.names]
     new = [
         placed(cast_or_default(context, span, column, parameters, defaults), f" AS {NEW}{number}")
         for number, (column, span) in enumerate(targets)

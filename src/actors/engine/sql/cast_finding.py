@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from actors.engine.sql.reader import NO_NAMES, LexedText, StatementReader
-from actors.engine.sql.tokens import syntax_error
+from actors.engine.sql.reader import NO_NAMES, StatementReader
+from actors.engine.sql.tokens import LexedText, syntax_error
 from actors.engine.sql.type_names import WrittenType, read_written_type
 from actors.model.plan.schema import text_limit
 from actors.runtime.errors import SqlSyntaxError

@@ -3,8 +3,7 @@
 Spark calls them by their text, ``count(1)``; a client of PostgreSQL's asks for ``count``. An
 expression of another form than those that are known here keeps the name that Spark gives it. Pure.
 
->>> from actors.engine.sql.reader import lex_text
->>> from actors.engine.sql.tokens import SqlDialect
+>>> from actors.engine.sql.tokens import SqlDialect, lex_text
 >>> lexed = lex_text("SELECT count(*), a, 1 + b, c::int, d e", SqlDialect.POSTGRES)
 >>> sorted(missing_names(lexed).values())
 ['?column?', 'c', 'count']
@@ -16,8 +15,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from actors.engine.sql.cast_finding import NOT_CALLED
-from actors.engine.sql.reader import LexedText, StatementReader
-from actors.engine.sql.tokens import name_value
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import LexedText
 from actors.engine.sql.type_names import WrittenType, read_written_type
 from actors.runtime.errors import SqlSyntaxError
 
@@ -177,7 +176,7 @@ class _SelectLists:
 
     def _value(self, place: int) -> str:
         token = self._tokens[place]
-        return name_value(token.text) if token.kind == "name" else token.text.lower()
+        return token.name if token.kind == "name" else token.text.lower()
 
     def _behind_chain(self, first: int) -> int:
         """Return the place behind ``a.b.c``; `first` if no name stands there."""

@@ -5,8 +5,9 @@
 (('v',), 'full', 'SELECT 1 AS a', 50)
 >>> parse_statement("DROP TABLE a.b, c CASCADE").names
 (('a', 'b'), ('c',))
->>> split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
-[(0, "SELECT ';' -- no; end\\n"), (25, 'INSERT INTO t VALUES (1)')]
+>>> split = split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
+>>> [(each.start, each.text) for each in split]
+[(0, "SELECT ';'"), (25, 'INSERT INTO t VALUES (1)')]
 >>> parse_statement("CREATE TABLE t (a int,\\n  b)")
 Traceback (most recent call last):
 actors.runtime.errors.SqlSyntaxError: line 2, column 4: expected a type, found ')'
@@ -21,6 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
+
+import msgspec
 
 from actors.engine.sql.grammar_ddl import (
     read_alter,
@@ -60,14 +63,16 @@ from actors.engine.sql.grammar_session import (
     read_show,
     read_use,
 )
-from actors.engine.sql.reader import StatementReader, lex_text
+from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import (
     CreateMaterializedViewStatement,
     ExplainMode,
     ExplainStatement,
     SqlStatement,
+    TextSpan,
 )
-from actors.engine.sql.tokens import SqlDialect, lex_sql
+from actors.engine.sql.tokens import LexedText, SqlDialect, lex_sql, lex_text
+from actors.runtime.errors import PenstockError
 
 _Rule: TypeAlias = Callable[[StatementReader], SqlStatement]
 
@@ -149,11 +154,16 @@ def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlSta
     Raises `SqlSyntaxError` with the position of what cannot be read.
     """
     lexed = lex_text(text, dialect)
-    last = len(lexed.tokens)
+    return parse_span(TextSpan(lexed, 0, len(lexed.tokens)))
+
+
+def parse_span(span: TextSpan) -> SqlStatement:
+    """Return the one statement of a part of a text. Raises as `parse_statement`."""
+    lexed, last = span.lexed, span.last
     # Clients send a statement with its semicolon or without.
-    while last and lexed.tokens[last - 1].text == ";":
+    while last > span.first and lexed.tokens[last - 1].text == ";":
         last -= 1
-    reader = StatementReader(lexed, 0, last)
+    reader = StatementReader(lexed, span.first, last)
     _refuse_several(reader)
     rule = _rule_of(reader)
     statement = rule(reader)
@@ -163,7 +173,7 @@ def parse_statement(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> SqlSta
 
 
 def _refuse_several(reader: StatementReader) -> None:
-    place = 0
+    place = reader.place
     while place < reader.last:
         if reader.tokens[place].text == ";":
             raise reader.error(
@@ -191,29 +201,53 @@ def _rule_of(reader: StatementReader) -> _Rule:
     )
 
 
-def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[tuple[int, str]]:
-    """Return each statement of a text with its offset, split at semicolons outside of quotes,
-    comments and brackets. Texts without a token are left out.
+def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[TextSpan]:
+    """Return the statements of a text, split at semicolons outside of quotes, comments and
+    brackets. Texts without a token are left out.
 
-    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets need not match: the
-    statement that has them says so when it is read.
+    Raises `SqlSyntaxError` for a quote or comment that does not end. Brackets are not matched: the
+    statement that has them says so when it is read (`TextSpan.matched`).
     """
-    found: list[tuple[int, str]] = []
-    first: int | None = None
-    depth = 0
-    for token in lex_sql(text, dialect):
+    found: list[TextSpan] = []
+    lexed = LexedText(text, dialect, lex_sql(text, dialect), {})
+    first = depth = 0
+    for place, token in enumerate(lexed.tokens):
         if token.text == ";" and depth == 0:
-            if first is not None:
-                found.append((first, text[first : token.start]))
-            first = None
-            continue
-        if first is None:
-            first = token.start
-        if token.text in ("(", "[", "{"):
+            found.append(TextSpan(lexed, first, place))
+            first = place + 1
+        elif token.text in ("(", "[", "{"):
             depth += 1
         elif token.text in (")", "]", "}"):
             # What closes nothing must not swallow the statements behind it.
             depth = max(0, depth - 1)
-    if first is not None:
-        found.append((first, text[first:]))
+    found.append(TextSpan(lexed, first, len(lexed.tokens)))
+    return [each for each in found if each.first < each.last]
+
+
+class ParsedStatement(msgspec.Struct, frozen=True, eq=False):
+    """One statement of a text: the part that it is, and its tree, or the error in it."""
+
+    span: TextSpan
+    text: str
+    tree: SqlStatement | None = None
+    error: PenstockError | None = None
+
+    def statement(self) -> SqlStatement:
+        """Return the tree. Raises the error, which is due when the statement is carried out."""
+        if self.error is not None:
+            raise self.error
+        assert self.tree is not None
+        return self.tree
+
+
+def parse_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[ParsedStatement]:
+    """Return the statements of a text, each parsed. Raises as `split_statements`."""
+    found = []
+    for span in split_statements(text, dialect):
+        try:
+            matched = span.matched()
+            found.append(ParsedStatement(matched, span.text, parse_span(matched)))
+        # Those before it are carried out first.
+        except PenstockError as error:
+            found.append(ParsedStatement(span, span.text, error=error))
     return found

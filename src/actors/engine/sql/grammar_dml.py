@@ -28,8 +28,10 @@ from actors.engine.sql.statements import (
     QueryStatement,
     TextSpan,
     UpdateStatement,
+    WrittenRows,
 )
 from actors.engine.sql.tokens import SqlDialect
+from actors.runtime.errors import SqlSyntaxError
 
 _MERGE_HINT: Final = "use MERGE INTO"
 
@@ -268,9 +270,12 @@ def read_merge(reader: StatementReader) -> MergeStatement:
     table = reader.object_name("a table's name")
     alias = reader.alias()
     reader.need("USING")
-    source_name, source_query = None, None
+    source_name = source_query = source_rows = None
     if reader.follows("("):
-        source_query = read_query(reader.bracketed())
+        inner = reader.bracketed()
+        source_query = read_query(inner)
+        if source_query.as_of is None and not source_query.pins:
+            source_rows = _written_rows(StatementReader.of(source_query.query))
     else:
         source_name = reader.object_name("a table, a view, or a query in brackets")
     source_alias = reader.alias()
@@ -291,8 +296,24 @@ def read_merge(reader: StatementReader) -> MergeStatement:
         alias=alias,
         source_name=source_name,
         source_query=source_query,
+        source_rows=source_rows,
         source_alias=source_alias,
     )
+
+
+def _written_rows(reader: StatementReader) -> WrittenRows | None:
+    """Take ``SELECT * FROM (VALUES (…), (…)) AS v(a, b)``; None for another query."""
+    if not reader.take("SELECT", "*", "FROM") or not reader.follows("(", "VALUES", "("):
+        return None
+    inside = reader.bracketed()
+    try:
+        rows = _rows(inside)
+        named = reader.alias() is not None and reader.follows("(")
+        names = reader.column_names() if named else ()
+    except SqlSyntaxError:
+        return None  # Spark says what is wrong with it
+    is_whole = rows is not None and inside.ends() and reader.ends()
+    return WrittenRows(names, rows) if rows and names and is_whole else None
 
 
 def _merge_clause(reader: StatementReader) -> MergeClause:

@@ -7,62 +7,27 @@ matched once, when the text is split, so nothing here recurses. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 from actors.engine.sql.statements import QualifiedName, TextSpan
 from actors.engine.sql.tokens import (
+    BRACKETS,
+    LexedText,
     SqlDialect,
     SqlToken,
     describe_token,
-    lex_sql,
     name_value,
     syntax_error,
     text_value,
 )
 from actors.runtime.errors import SqlSyntaxError
 
-_CLOSERS: Final[Mapping[str, str]] = {"(": ")", "[": "]", "{": "}"}
-_OPENERS: Final = frozenset(_CLOSERS)
-_BRACKETS: Final = _OPENERS | frozenset(_CLOSERS.values())
 _NO_NAME_WORDS: Final = (
     "AND AS BY CASE CREATE FROM IN INTO IS NOT NULL ON OR SELECT SET THEN TO USING WHEN WHERE WITH"
 )
 NO_NAMES: Final = frozenset(_NO_NAME_WORDS.split())
 """Words that are no unquoted name of an object or alias: there a forgotten name is more likely."""
-
-
-class LexedText(NamedTuple):
-    """A text with its tokens; `partners` has the place of each opening bracket's closing one."""
-
-    text: str
-    dialect: SqlDialect
-    tokens: Sequence[SqlToken]
-    partners: Mapping[int, int]
-
-
-def lex_text(text: str, dialect: SqlDialect) -> LexedText:
-    """Return the tokens of a text with matched brackets. Raises `SqlSyntaxError`."""
-    tokens = lex_sql(text, dialect)
-    partners: dict[int, int] = {}
-    opened: list[int] = []
-    for place, token in enumerate(tokens):
-        if token.text not in _BRACKETS:
-            continue
-        if token.text in _OPENERS:
-            opened.append(place)
-        elif opened and _CLOSERS[tokens[opened[-1]].text] == token.text:
-            partners[opened.pop()] = place
-        elif opened:
-            wanted = _CLOSERS[tokens[opened[-1]].text]
-            raise syntax_error(text, token.start, f"expected '{wanted}', found '{token.text}'")
-        else:
-            raise syntax_error(text, token.start, f"'{token.text}' closes no bracket")
-    # The innermost one: those around it may lack their end for that reason alone.
-    if opened:
-        first = tokens[opened[-1]]
-        raise syntax_error(text, first.start, f"'{first.text}' is not closed")
-    return LexedText(text, dialect, tokens, partners)
 
 
 def list_words(words: Iterable[str]) -> str:
@@ -77,6 +42,11 @@ def list_words(words: Iterable[str]) -> str:
 
 class StatementReader:
     """Reads the tokens `[first, last)` of a text, from the first on."""
+
+    @classmethod
+    def of(cls, span: TextSpan) -> StatementReader:
+        """Return a reader of a part of a statement."""
+        return cls(span.lexed, span.first, span.last)
 
     def __init__(self, lexed: LexedText, first: int = 0, last: int | None = None) -> None:
         """Begin at the token `first`; `last` None: to the last one."""
@@ -97,9 +67,9 @@ class StatementReader:
 
     def _end(self) -> SqlToken:
         # Of a part in brackets: where its closing bracket stands.
-        if self.last < len(self.tokens):
+        if self.last < len(self.tokens) and self.tokens[self.last].text != ";":
             return SqlToken("end", "", self.tokens[self.last].start)
-        return SqlToken("end", "", self.tokens[-1].end if self.tokens else 0)
+        return SqlToken("end", "", self.tokens[self.last - 1].end if self.last else 0)
 
     @property
     def position(self) -> int:
@@ -173,7 +143,7 @@ class StatementReader:
         if not self.ends():
             return describe_token(self.peek())
         # Behind a part in brackets comes the closing one, which the user sees.
-        if self.last < len(self.tokens) and self.tokens[self.last].text in _BRACKETS:
+        if self.last < len(self.tokens) and self.tokens[self.last].text in BRACKETS:
             return describe_token(self.tokens[self.last])
         return "the end of the statement"
 
@@ -267,9 +237,7 @@ class StatementReader:
 
     def span(self, first: int, last: int) -> TextSpan:
         """Return the text of the tokens `[first, last)`, with what stands between them."""
-        start = self.tokens[first].start
-        end = self.tokens[last - 1].end
-        return TextSpan(start, end, self.text[start:end])
+        return TextSpan(self._lexed, first, last)
 
     def extent(self, expected: str, *stops: str) -> TextSpan:
         """Take the tokens before the first of `stops` (words in upper case, or signs) that stands

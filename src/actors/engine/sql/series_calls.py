@@ -10,8 +10,15 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from actors.engine.sql.reader import LexedText, StatementReader
-from actors.engine.sql.tokens import SqlDialect, name_value, quote_name, syntax_error, text_value
+from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.tokens import (
+    LexedText,
+    SqlDialect,
+    name_value,
+    quote_name,
+    syntax_error,
+    text_value,
+)
 from actors.engine.sql.type_names import read_written_type
 from actors.runtime.errors import NO_STEP, SqlSyntaxError
 

@@ -15,6 +15,7 @@ from actors.engine.sql.statements import (
     CreateSourceStatement,
     SecretSpan,
     SqlStatement,
+    TextSpan,
 )
 from actors.engine.sql.tokens import SqlDialect, lex_sql
 from actors.runtime.errors import SqlSyntaxError
@@ -67,6 +68,8 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
 
 def _secrets_in(value: Any) -> Iterator[SecretSpan]:
     match value:
+        case TextSpan():
+            pass
         case SecretSpan():
             yield value
         case msgspec.Struct():

@@ -4,7 +4,7 @@ Both dialects know Spark's names, so that a table of arrays and maps can be made
 Where a name means different types, the statement's dialect decides: PostgreSQL's ``timestamp`` is
 ``timestamp_ntz``, its ``float`` is ``double``. Pure.
 
->>> from actors.engine.sql.reader import lex_text
+>>> from actors.engine.sql.tokens import lex_text
 >>> def read(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> str:
 ...     return read_type(StatementReader(lex_text(text, dialect)))
 >>> read("MAP<STRING, DECIMAL(12, 2)>"), read("STRUCT<A: INT, b ARRAY<LONG>>")

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from actors.engine.views.plain_views import find_relations, inline_views
+from actors.engine.views.plain_views import define_views, find_relations
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.schema import TableSchema
@@ -383,8 +383,9 @@ class CatalogSnapshot:
         if not views:
             return sql, ()
         named = dict.fromkeys(map(fold, find_relations(sql)))
-        ids = tuple(views[name].id for name in named if name in views)
-        return inline_views(sql, {name: each.sql for name, each in views.items()}), ids
+        found = {name: views[name] for name in named if name in views}
+        text = define_views(sql, {name: each.sql for name, each in found.items()})
+        return text, tuple(each.id for each in found.values())
 
     def encode(self) -> bytes:
         """Return the durable document."""

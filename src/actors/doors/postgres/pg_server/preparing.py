@@ -10,11 +10,12 @@ from actors.doors.sql_session.context import READABLE_KINDS, SessionContext
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.session import SqlSession
 from actors.engine.sql import statements as sql
+from actors.engine.sql.grammar import ParsedStatement
 from actors.model.plan.schema import TableSchema
 
 
 async def prepare_statement(
-    session: SqlSession, text: str, given: tuple[int, ...]
+    session: SqlSession, parsed: ParsedStatement, given: tuple[int, ...]
 ) -> KeptStatement:
     """Return a statement with the types of its parameters, of which the client gave some.
 
@@ -22,14 +23,14 @@ async def prepare_statement(
         SqlSyntaxError: The text is no statement.
         UnknownObject: It reads or changes what is not there.
     """
-    size, context = len(text), session.context
-    statement = await work_on(size, lambda: session.parse(text))
+    text, span, context = parsed.text, parsed.span, session.context
+    size, statement = len(text), parsed.statement()
     if not session.failed:
-        for name in await work_on(size, lambda: relations_of(text, statement)):
+        for name in await work_on(size, lambda: relations_of(span, statement)):
             await context.catalog.find((name,))
     # Without a parameter nothing is inferred, so the catalog is not asked.
     schemas = await schemas_of(context) if "$" in text else {}
-    oids = await work_on(size, lambda: infer_parameters(text, statement, given, schemas))
+    oids = await work_on(size, lambda: infer_parameters(span, statement, given, schemas))
     point = None
     if isinstance(statement, sql.QueryStatement) and schemas:
         point = find_point(text, statement, oids, await schemas_of(context, READABLE_KINDS))
