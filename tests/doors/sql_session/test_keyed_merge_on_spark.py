@@ -58,8 +58,8 @@ async def test_both_ways_make_the_same_rows(
                     return merge
 
                 monkeypatch.setattr(writing, "read_keyed_merge", read)
-                await session.execute(parse_statement(TABLE.format(name, session.context.dialect)))
-                await session.execute(parse_statement(ROWS.format(name, session.context.dialect)))
+                await session.execute(parse_statement(TABLE.format(name), session.context.dialect))
+                await session.execute(parse_statement(ROWS.format(name), session.context.dialect))
                 source = SOURCE.format(rows=found)
                 text = f"MERGE INTO {name} AS t USING {source} ON s.id = t.id {clauses}"
                 statement = parse_statement(text, session.context.dialect)

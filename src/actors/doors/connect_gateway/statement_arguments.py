@@ -19,11 +19,6 @@ _SUFFIXES: Final = {"byte": "Y", "short": "S", "integer": "", "long": "L"}
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
 
 
-def has_arguments(sql: ProtoMessage) -> bool:
-    """Return whether an `SQL` has arguments."""
-    return bool(sql.args or sql.pos_args or sql.named_arguments or sql.pos_arguments)
-
-
 def text_with_arguments(sql: ProtoMessage) -> str:
     """Return the text of an `SQL` with its arguments in place of its parameters. Raises
     `SparkCondition` for a parameter without an argument, and for an argument that is no literal."""

@@ -33,7 +33,7 @@ from actors.doors.sql_session.store_assignment import (
     number_text,
 )
 from actors.doors.sql_session.transaction import as_stored
-from actors.engine.sql.statements import TextSpan
+from actors.engine.sql.statements import QualifiedName, TextSpan
 from actors.engine.sql.tokens import (
     SqlDialect,
     SqlToken,
@@ -79,19 +79,37 @@ _CHANGING_TEXTS: Final = re.compile(r"\s*(now|today|tomorrow|yesterday)\b", re.I
 _DUMMY: Final = pa.table({"row": [0]})
 
 
-class StatementDefaults(msgspec.Struct, frozen=True):
-    """The values of a table's defaults in one statement, and the digest of all its defaults."""
+class TableScope(msgspec.Struct, frozen=True):
+    """A table whose rows a statement changes, and what it is carried out with: its session, its
+    parameters, the values of the table's defaults, and the digest of all its defaults (None: the
+    statement takes none)."""
 
+    context: SessionContext
+    table: str
+    schema: TableSchema
+    parameters: Sequence[SqlParameter] = ()
     values: DefaultValues = {}
-    digest: str = ""
+    digest: str | None = None
 
-    def literal(self, column: TableColumn) -> str:
+    def default(self, column: TableColumn) -> str:
         """Return the default of a column as an expression of Spark's, of the column's type."""
-        value = self.values.get(column.name)
-        return spark_literal(None if value is None else value.as_py(), column.type)
+        return _default_literal(self.values.get(column.name), column)
+
+    def spark(self, span: TextSpan) -> PlacedText:
+        """Return a part of the statement in Spark's dialect."""
+        return self.context.spark(span, self.parameters)
 
 
-NO_DEFAULTS: Final = StatementDefaults()
+def _default_literal(value: pa.Scalar | None, column: TableColumn) -> str:
+    return spark_literal(None if value is None else value.as_py(), column.type)
+
+
+async def open_table(
+    context: SessionContext, name: QualifiedName, parameters: Sequence[SqlParameter]
+) -> TableScope:
+    """Return the scope of a statement that changes a table. Raises as `find_table` does."""
+    table, schema = await context.catalog.find_table(name)
+    return TableScope(context, table, schema, parameters)
 
 
 def is_default(span: TextSpan) -> bool:
@@ -102,14 +120,14 @@ def is_default(span: TextSpan) -> bool:
 # -- statements of rows ----------------------------------------------------------------------------
 
 
-async def statement_defaults(
-    context: SessionContext, table: str, schema: TableSchema, wanted: Callable[[], Collection[str]]
-) -> StatementDefaults:
-    """Return the defaults for a statement. `wanted` returns the columns whose defaults it takes; it
-    is asked only if Spark would have to compute one. Raises as `SessionContext.collect`."""
-    defaults = context.catalog.column_defaults(table)
+async def with_defaults(scope: TableScope, wanted: Callable[[], Collection[str]]) -> TableScope:
+    """Return a statement's scope with the table's defaults. `wanted` returns the columns whose
+    defaults it takes; it is asked only if Spark would have to compute one. Raises as
+    `SessionContext.collect`."""
+    context, schema = scope.context, scope.schema
+    defaults = context.catalog.column_defaults(scope.table)
     if not defaults:
-        return NO_DEFAULTS
+        return msgspec.structs.replace(scope, digest="")
     now = datetime.now(UTC) - datetime(1970, 1, 1, tzinfo=UTC)
     values = known_values(defaults, schema, now // _MICROSECOND)
     if not context.times.is_utc:
@@ -129,7 +147,7 @@ async def statement_defaults(
             rows = await context.collect(placed(f"SELECT {', '.join(casts)}"))
         for number, column in enumerate(rest):
             values[column.name] = rows.column(number).cast(arrow_type(column.type))[0]
-    return StatementDefaults(values, defaults_digest(defaults))
+    return msgspec.structs.replace(scope, values=values, digest=defaults_digest(defaults))
 
 
 _MICROSECOND: Final = datetime.resolution
@@ -186,7 +204,7 @@ async def defined_default(
         stored = as_stored(table, pa.table([value], schema=shape.arrow()), shape)
         made = stored.column(0).combine_chunks()
         # Statements write it as a literal, too.
-        StatementDefaults({column.name: made[0]}).literal(column)
+        _default_literal(made[0], column)
     except (TypeMismatch, ValueError, OverflowError) as error:
         raise _refused(f"{error}: the value of {span.text} does not fit", span) from None
     return None if made.null_count else constant_default(text, made)
@@ -303,11 +321,9 @@ def _moment_literal(context: SessionContext, span: TextSpan) -> str | None:
 
 
 def cast_or_default(
-    context: SessionContext,
+    scope: TableScope,
     span: TextSpan,
     column: TableColumn,
-    parameters: Sequence[SqlParameter],
-    defaults: StatementDefaults,
     *,
     cast: bool = True,
     as_text: bool = False,
@@ -315,6 +331,7 @@ def cast_or_default(
     """Return an expression of the statement, cast to a column's type (unless `cast` is False), or
     the column's default. `as_text`: a number that must be exact is given as its digits
     (`number_text`)."""
+    context = scope.context
     exact = context.dialect is SqlDialect.POSTGRES
 
     def known(literal: str) -> PlacedText:
@@ -322,19 +339,19 @@ def cast_or_default(
 
     # DEFAULT is no expression.
     if is_default(span):
-        return known(defaults.literal(column))
+        return known(scope.default(column))
     moment = _moment_literal(context, span) if column.type == "timestamp" else None
     if moment is not None:
         return placed(f"CAST('{moment}' AS timestamp)").around(span)
     if exact:
         # A text is read as PostgreSQL does, and not as Spark casts it.
         try:
-            value = literal_value(span, parameters)
+            value = literal_value(span, scope.parameters)
             found = column_array([value], column, times=context.times)
             return known(spark_literal(found[0].as_py(), column.type)).around(span)
         except NotLocal:
             pass
-    text = context.spark(span, parameters)
+    text = scope.spark(span)
     digits = (number_text if as_text else exact_cast)(f"({text.text})", column.type)
     if exact and digits:
         return text.within(digits).around(span)

@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from actors.doors.sql_session.context import SessionContext
+from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.row_values import (
     DEFAULT_MARK,
     NotLocal,
@@ -27,7 +27,6 @@ from actors.doors.sql_session.row_values import (
 from actors.doors.sql_session.transaction import PendingChange
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import MergeClause, MergeStatement, TextSpan
-from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
@@ -57,21 +56,14 @@ class KeyedMerge(msgspec.Struct, frozen=True):
     unmatched: ClauseEffect | None
 
 
-def read_keyed_merge(
-    context: SessionContext,
-    schema: TableSchema,
-    table: str,
-    statement: MergeStatement,
-    parameters: Sequence[SqlParameter],
-    defaults: DefaultValues | None = None,
-) -> KeyedMerge | None:
+def read_keyed_merge(scope: TableScope, statement: MergeStatement) -> KeyedMerge | None:
     """Return a MERGE as one by keys; None if Spark must carry it out."""
-    transaction = context.transaction
+    transaction = scope.context.transaction
     # The transaction's own rows are laid over the table's by Spark.
-    if transaction is not None and table in transaction.tables:
+    if transaction is not None and scope.table in transaction.tables:
         return None
     try:
-        return _KeyedRows(context, schema, table, statement, parameters, defaults or {}).merge()
+        return _KeyedRows(scope, statement).merge()
     except (NotLocal, SqlSyntaxError):
         return None
 
@@ -79,15 +71,8 @@ def read_keyed_merge(
 class _KeyedRows:
     """The source's rows of one MERGE. Every method raises `NotLocal` for what only Spark reads."""
 
-    def __init__(
-        self,
-        context: SessionContext,
-        schema: TableSchema,
-        table: str,
-        statement: MergeStatement,
-        parameters: Sequence[SqlParameter],
-        defaults: DefaultValues,
-    ) -> None:
+    def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
+        schema = scope.schema
         rows = statement.source_rows
         if not schema.key or not statement.source_alias or rows is None:
             raise NotLocal
@@ -96,13 +81,11 @@ class _KeyedRows:
             raise NotLocal
         if {len(row) for row in rows.rows} != {len(names)}:
             raise NotLocal
-        self._context = context
-        self._defaults = defaults
+        self._scope = scope
         self._statement = statement
-        self._parameters = parameters
         self._own = {fold(column.name): column for column in schema.columns}
         self._schema = schema
-        self._target = fold(statement.alias or table)
+        self._target = fold(statement.alias or scope.table)
         self._source = fold(statement.source_alias)
         self._count = len(rows.rows)
         self._values = {
@@ -111,10 +94,10 @@ class _KeyedRows:
         }
 
     def _value(self, span: TextSpan, name: str) -> Any:
-        value = literal_value(span, self._parameters)
+        value = literal_value(span, self._scope.parameters)
         # DEFAULT is a value of the rows of ON CONFLICT, which have the columns' own names.
         if value is DEFAULT_MARK and self._statement.on is None:
-            default = self._defaults.get(self._own[name].name)
+            default = self._scope.values.get(self._own[name].name)
             return None if default is None else default.as_py()
         return value
 
@@ -205,7 +188,7 @@ class _KeyedRows:
 
     def _left_out(self) -> dict[str, pa.Array]:
         """Return what columns have that an INSERT leaves out."""
-        return {name: pa.repeat(value, self._count) for name, value in self._defaults.items()}
+        return {name: pa.repeat(value, self._count) for name, value in self._scope.values.items()}
 
     def _assigned(self, pairs: Sequence[tuple[str, TextSpan]]) -> dict[str, pa.Array]:
         found: dict[str, pa.Array] = {}
@@ -225,10 +208,10 @@ class _KeyedRows:
                 raise NotLocal
             return self._array(column, name)
         value = column_array(
-            [literal_value(span, self._parameters)],
+            [literal_value(span, self._scope.parameters)],
             column,
-            times=self._context.times,
-            defaults=self._defaults,
+            times=self._scope.context.times,
+            defaults=self._scope.values,
         )
         return pa.repeat(value[0], self._count)
 
@@ -240,7 +223,7 @@ class _KeyedRows:
         return values
 
     def _array(self, column: TableColumn, source: str) -> pa.Array:
-        return column_array(self._column(source), column, times=self._context.times)
+        return column_array(self._column(source), column, times=self._scope.context.times)
 
 
 def _qualified(reader: StatementReader) -> tuple[str, str]:
@@ -253,11 +236,10 @@ def _qualified(reader: StatementReader) -> tuple[str, str]:
 # -- carrying it out -------------------------------------------------------------------------------
 
 
-async def compute_keyed_merge(
-    context: SessionContext, table: str, schema: TableSchema, merge: KeyedMerge
-) -> tuple[PendingChange, int]:
+async def compute_keyed_merge(scope: TableScope, merge: KeyedMerge) -> tuple[PendingChange, int]:
     """Look up the rows of the keys. Return the change, and the number of rows of the source that
     made one. Raises `InvalidUsage` if two rows of the source change the same row."""
+    context, table, schema = scope.context, scope.table, scope.schema
     wanted = merge.keys.to_pylist()
     # NULL equals nothing. A key that comes twice is asked for once.
     whole = list({tuple(k.values()): k for k in wanted if None not in k.values()}.values())

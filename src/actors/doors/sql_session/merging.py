@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from actors.doors.sql_session.context import SessionContext, object_name
 from actors.doors.sql_session.default_values import (
-    StatementDefaults,
+    TableScope,
     cast_or_default,
     is_default,
-    statement_defaults,
+    open_table,
+    with_defaults,
     with_present_definition,
 )
 from actors.doors.sql_session.keyed_merge import (
@@ -68,11 +69,9 @@ async def merge(
     """
 
     async def work() -> int:
-        table, schema = await context.catalog.find_table(statement.table)
-        defaults = await statement_defaults(
-            context, table, schema, lambda: _wanted_by(schema, statement.clauses)
-        )
-        count, _ = await merge_rows(context, statement, parameters, None, defaults)
+        scope = await open_table(context, statement.table, parameters)
+        scope = await with_defaults(scope, lambda: _wanted_by(scope.schema, statement.clauses))
+        count, _ = await merge_rows(scope, statement, None)
         return count
 
     count = await with_present_definition(context, work)
@@ -80,30 +79,22 @@ async def merge(
 
 
 async def merge_rows(
-    context: SessionContext,
-    statement: MergeStatement,
-    parameters: Parameters,
-    returning: ReturningList | None,
-    defaults: StatementDefaults,
+    scope: TableScope, statement: MergeStatement, returning: ReturningList | None
 ) -> tuple[int, pa.Table | None]:
     """Carry a MERGE out; return as `change_rows` does, and raise as `merge`."""
-    table, schema = await context.catalog.find_table(statement.table)
-    size = len(parameters) * _PARAMETER_CHARACTERS + _length(statement)
-    keyed = await work_on(
-        size,
-        lambda: read_keyed_merge(context, schema, table, statement, parameters, defaults.values),
-    )
+    size = len(scope.parameters) * _PARAMETER_CHARACTERS + _length(statement)
+    keyed = await work_on(size, lambda: read_keyed_merge(scope, statement))
     text = placed()
     if keyed is None:
-        query = _MergeQuery(context, table, schema, statement, parameters, defaults)
-        text = await work_on(size, query.text)
+        text = await work_on(size, _MergeQuery(scope, statement).text)
 
     async def compute() -> ComputedChange:
         if keyed is not None:
-            return ComputedChange(*await compute_keyed_merge(context, table, schema, keyed))
-        return _merged(table, schema, statement.clauses, await read_rows(context, text))
+            return ComputedChange(*await compute_keyed_merge(scope, keyed))
+        rows = await read_rows(scope.context, text)
+        return _merged(scope.table, scope.schema, statement.clauses, rows)
 
-    return await change_rows(context, table, schema, compute, returning, defaults)
+    return await change_rows(scope, compute, returning)
 
 
 def _length(statement: MergeStatement) -> int:
@@ -136,25 +127,14 @@ class _MergeQuery:
     """Writes the query of a MERGE's matches: the old row, the number of its clause, and the new
     row."""
 
-    def __init__(
-        self,
-        context: SessionContext,
-        table: str,
-        schema: TableSchema,
-        statement: MergeStatement,
-        parameters: Parameters,
-        defaults: StatementDefaults,
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._schema = schema
+    def __init__(self, scope: TableScope, statement: MergeStatement) -> None:
+        self._scope = scope
+        self._schema = scope.schema
         self._statement = statement
         self._clauses = statement.clauses
-        self._parameters = parameters
-        self._defaults = defaults
         name = None if statement.source_name is None else object_name(statement.source_name)
         self._source = quote_name(statement.source_alias or name or "source")
-        self._target = quote_name(statement.alias or table)
+        self._target = quote_name(statement.alias or scope.table)
 
     def text(self) -> PlacedText:
         """Return the whole query."""
@@ -172,16 +152,13 @@ class _MergeQuery:
             f" AS {_ACTION}, ",
             joined(", ", new),
             f" FROM (SELECT *, monotonically_increasing_id() AS {_ROW}, true AS {_IN_TARGET} "
-            f"FROM {quote_name(self._table)}) AS {target} "
+            f"FROM {quote_name(self._scope.table)}) AS {target} "
             f"FULL OUTER JOIN (SELECT *, true AS {_IN_SOURCE} FROM ",
             self._source_rows(),
             f") AS {self._source} ",
             self._condition(),
             f" WHERE {_ACTION} IS NOT NULL",
         )
-
-    def _spark(self, span: TextSpan) -> PlacedText:
-        return self._context.spark(span, self._parameters)
 
     def _source_rows(self) -> PlacedText:
         """Return the relation of the source."""
@@ -190,10 +167,10 @@ class _MergeQuery:
         named = ", ".join(map(quote_name, statement.source_columns))
         if query is not None and named:
             # On a line of its own: the query may end with a comment.
-            inner = self._spark(query.query).before("\n) AS v(")
+            inner = self._scope.spark(query.query).before("\n) AS v(")
             return placed("(SELECT * FROM (", inner, named, "))")
         if query is not None:
-            return placed("(", self._spark(query.query).before(")"))
+            return placed("(", self._scope.spark(query.query).before(")"))
         if rows is None:
             assert statement.source_name is not None
             return placed(quote_name(object_name(statement.source_name)))
@@ -201,8 +178,8 @@ class _MergeQuery:
         columns = [own[name] for name in rows.names]
 
         def value(span: TextSpan, column: TableColumn) -> PlacedText:
-            literal = self._defaults.literal(column) if is_default(span) else ""
-            return placed(literal) if literal else self._spark(span)
+            literal = self._scope.default(column) if is_default(span) else ""
+            return placed(literal) if literal else self._scope.spark(span)
 
         lines = (placed("(", joined(", ", map(value, row, columns)), ")") for row in rows.rows)
         return placed("(SELECT * FROM (VALUES ", joined(", ", lines), f") AS v({named}))")
@@ -211,7 +188,7 @@ class _MergeQuery:
         """Return the condition, with the bracket that closes the join."""
         on = self._statement.on
         if on is not None:
-            return placed("ON ", self._spark(on).before(")")).around(on)
+            return placed("ON ", self._scope.spark(on).before(")")).around(on)
         keys = map(quote_name, self._schema.key)
         equal = " AND ".join(f"{self._target}.{key} = {self._source}.{key}" for key in keys)
         return placed(f"ON {equal})")
@@ -223,7 +200,7 @@ class _MergeQuery:
             test = placed(f"({_MATCHES[clause.match]})")
             if clause.condition is not None:
                 # One that is no condition is told of at the AND.
-                condition = self._spark(clause.condition).before(")")
+                condition = self._scope.spark(clause.condition).before(")")
                 test = placed(test, " AND (", condition).around(clause.condition)
             result = "NULL" if clause.action == "nothing" else str(number)
             cases.append(placed("WHEN ", test, f" THEN {result}"))
@@ -239,7 +216,7 @@ class _MergeQuery:
 
     def _value(self, clause: MergeClause, column: TableColumn) -> PlacedText | None:
         """Return what a clause gives a column, of its type; None if it makes no row."""
-        context, name = self._context, quote_name(column.name)
+        context, name = self._scope.context, quote_name(column.name)
         match clause.action:
             case "update all" | "insert all":
                 conf = context.spark_conf()
@@ -250,7 +227,7 @@ class _MergeQuery:
                     return placed(f"CAST({self._target}.{name} AS {column.type})")
             case "insert given":
                 if column.name not in clause.columns:
-                    return placed(self._defaults.literal(column))
+                    return placed(self._scope.default(column))
                 exact, conf = context.dialect is SqlDialect.POSTGRES, context.spark_conf()
                 return cast_column(f"{self._source}.{name}", column, conf, exact=exact)
             case "insert":
@@ -260,11 +237,11 @@ class _MergeQuery:
                     raise InvalidUsage(problem)
                 given = dict(zip(names, clause.values, strict=True))
                 if fold(column.name) not in given:
-                    return placed(self._defaults.literal(column))
+                    return placed(self._scope.default(column))
             case _:
                 return None
         span = given[fold(column.name)]
-        return cast_or_default(context, span, column, self._parameters, self._defaults)
+        return cast_or_default(self._scope, span, column)
 
 
 _MATCHES: Final[Mapping[MergeMatch, str]] = {

@@ -14,10 +14,11 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SCHEMAS, SessionContext
+from actors.doors.sql_session.context import SCHEMAS
+from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.results import StatementResult, rows_of
-from actors.doors.sql_session.row_values import SqlParameter, values_query
+from actors.doors.sql_session.row_values import values_query
 from actors.doors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
@@ -41,21 +42,12 @@ class ReturnedColumn(msgspec.Struct, frozen=True):
 class ReturningList:
     """Computes what one statement returns of the rows that it writes into a table."""
 
-    def __init__(
-        self,
-        context: SessionContext,
-        table: str,
-        alias: str | None,
-        schema: TableSchema,
-        items: Sequence[TextSpan],
-        parameters: Sequence[SqlParameter],
-    ) -> None:
-        self._context = context
-        self._table = table
-        self._schema = schema
-        self._qualifier = alias or table
-        self._parameters = parameters
-        self._own = {fold(column.name): column.name for column in schema.columns}
+    def __init__(self, scope: TableScope, alias: str | None, items: Sequence[TextSpan]) -> None:
+        self._scope = scope
+        self._context = scope.context
+        self._schema = scope.schema
+        self._qualifier = alias or scope.table
+        self._own = {fold(column.name): column.name for column in scope.schema.columns}
         self._spans: list[TextSpan] = []
         self._columns: list[ReturnedColumn] = []
         for item in items:
@@ -110,8 +102,7 @@ class ReturningList:
     def _query(self, rows: str) -> PlacedText:
         """Return the query of the expressions over these rows, with their number behind them."""
         qualifier = quote_name(self._qualifier)
-        spark, given = self._context.spark, self._parameters
-        items = joined("", [spark(span, given).before(", ") for span in self._spans])
+        items = joined("", [self._scope.spark(span).before(", ") for span in self._spans])
         query = placed("SELECT ", items, f"{qualifier}.{_ROW} FROM ({rows}) AS {qualifier}")
         # An error in none of them, as of an aggregate beside the number, is of the list.
         return query.around(self._spans[0])
@@ -132,7 +123,7 @@ class ReturningList:
         """
         if written is None:
             written = self._schema.arrow().empty_table()
-        fitted = as_stored(self._table, written, self._schema)
+        fitted = as_stored(self._scope.table, written, self._schema)
         if not self._spans:
             return self._assembled(fitted, None)
         count = fitted.num_rows

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from actors.doors.sql_session.placed_text import PlacedText, joined, placed
-from actors.engine.sql.tokens import lex_sql, quote_text
+from actors.engine.sql.tokens import quote_text
 from actors.model.pgwire.sqlstate import INEXACT, UNFIT
 from actors.model.plan.schema import UNBOUNDED_NUMERIC, TableColumn, arrow_type
 from actors.runtime.errors import InvalidUsage, TypeMismatch, ValueOutOfRange
@@ -118,7 +118,7 @@ def assigned_cast(value: PlacedText, column: TableColumn, conf: Mapping[str, str
     # Without ANSI mode CAST makes NULL or another number of what does not fit. An assignment never
     # does: `spark.sql.storeAssignmentPolicy` is another setting.
     what = f"of type {type_}" if pa.types.is_nested(arrow_type(type_)) else ""
-    if any(token.text.upper() == "SELECT" for token in lex_sql(value.text)):
+    if value.span is not None and any(each.word == "SELECT" for each in value.span.tokens):
         what = "with a subquery"  # Spark has none within `transform`
     if what:
         raise InvalidUsage(

@@ -132,9 +132,7 @@ class _ExpressionReader:
             reader.need("AND")
             return self._operation(first, word, left, low, self._sum())
         reader.need("(")
-        values = [self._sum()]
-        while reader.take(","):
-            values.append(self._sum())
+        values = reader.sequence(self._sum)
         reader.need(")")
         return self._operation(first, word, left, *values)
 

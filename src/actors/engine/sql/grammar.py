@@ -225,7 +225,8 @@ def split_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[
 
 
 class ParsedStatement(msgspec.Struct, frozen=True, eq=False):
-    """One statement of a text: the part that it is, and its tree, or the error in it."""
+    """One statement of a text: the part that it is, and its tree, or the error in it. `text` is
+    as it was sent, with the comments behind it."""
 
     span: TextSpan
     text: str
@@ -244,10 +245,12 @@ def parse_statements(text: str, dialect: SqlDialect = SqlDialect.SPARK) -> list[
     """Return the statements of a text, each parsed. Raises as `split_statements`."""
     found = []
     for span in split_statements(text, dialect):
+        following = span.lexed.tokens[span.last : span.last + 1]
+        own = text[span.start : following[0].start if following else len(text)]
         try:
             matched = span.matched()
-            found.append(ParsedStatement(matched, span.text, parse_span(matched)))
+            found.append(ParsedStatement(matched, own, parse_span(matched)))
         # Those before it are carried out first.
         except PenstockError as error:
-            found.append(ParsedStatement(span, span.text, error=error))
+            found.append(ParsedStatement(span, own, error=error))
     return found

@@ -55,9 +55,7 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
     if not reader.take("RETURNING"):
         return ()
     first = reader.place
-    found = [reader.extent("a column or an expression", ",", *_NO_CLAUSES)]
-    while reader.take(","):
-        found.append(reader.extent("a column or an expression", ",", *_NO_CLAUSES))
+    found = reader.sequence(lambda: reader.extent("a column or an expression", ",", *_NO_CLAUSES))
     # A query would see other rows than those of the statement's own time.
     refuse_queries(
         reader,
@@ -65,7 +63,7 @@ def _returning(reader: StatementReader) -> tuple[TextSpan, ...]:
         problem="RETURNING has no queries here",
         hint="read with a SELECT in the same transaction",
     )
-    return tuple(found)
+    return found
 
 
 # -- INSERT --------------------------------------------------------------------------------------
@@ -214,8 +212,8 @@ def _where(reader: StatementReader) -> tuple[TextSpan | None, tuple[TextSpan, ..
 
 def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment, ...]:
     """Take ``column = value, …`` up to one of `stops`."""
-    found = []
-    while True:
+
+    def assignment() -> ColumnAssignment:
         reader.refuse(
             "(", problem="columns are not set as a row", hint="write column = value for each"
         )
@@ -223,9 +221,9 @@ def _assignments(reader: StatementReader, *stops: str) -> tuple[ColumnAssignment
         while reader.take("."):
             parts.append(reader.name("a name behind the dot"))
         reader.need("=")
-        found.append(ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops)))
-        if not reader.take(","):
-            return tuple(found)
+        return ColumnAssignment(tuple(parts), reader.extent("a value", ",", *stops))
+
+    return reader.sequence(assignment)
 
 
 def read_delete(reader: StatementReader) -> DeleteStatement:
@@ -439,10 +437,7 @@ class _CopyOptionsTaken:
 
     def read_list(self, reader: StatementReader) -> None:
         """Take the options of ``WITH (…)``."""
-        while True:
-            self._one(reader)
-            if not reader.take(","):
-                break
+        reader.sequence(lambda: self._one(reader))
         reader.need_end("',' or ')'")
 
     def _one(self, reader: StatementReader) -> None:

@@ -7,8 +7,8 @@ matched once, when the text is split, so nothing here recurses. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
 
 from actors.engine.sql.statements import QualifiedName, TextSpan
 from actors.engine.sql.tokens import (
@@ -23,6 +23,7 @@ from actors.engine.sql.tokens import (
 )
 from actors.runtime.errors import SqlSyntaxError
 
+T = TypeVar("T")
 _NO_NAME_WORDS: Final = (
     "AND AS BY CASE CREATE FROM IN INTO IS NOT NULL ON OR SELECT SET THEN TO USING WHEN WHERE WITH"
 )
@@ -190,10 +191,14 @@ class StatementReader:
 
     def object_names(self, expected: str = "a name") -> tuple[QualifiedName, ...]:
         """Take names of one or several parts, with commas between them."""
-        names = [self.object_name(expected)]
+        return self.sequence(lambda: self.object_name(expected))
+
+    def sequence(self, read: Callable[[], T]) -> tuple[T, ...]:
+        """Take what `read` takes, as often as a comma follows it."""
+        found = [read()]
         while self.take(","):
-            names.append(self.object_name(expected))
-        return tuple(names)
+            found.append(read())
+        return tuple(found)
 
     def alias(self, *stops: str) -> str | None:
         """Take an alias, with or without AS, unless the next word is one of `stops`."""
@@ -289,19 +294,14 @@ class StatementReader:
 
     def expressions(self, expected: str) -> tuple[TextSpan, ...]:
         """Take everything that is left as expressions, with commas between them."""
-        found = [self.extent(expected, ",")]
-        while self.take(","):
-            found.append(self.extent(expected, ","))
-        return tuple(found)
+        return self.sequence(lambda: self.extent(expected, ","))
 
     def column_names(self) -> tuple[str, ...]:
         """Take column names in round brackets."""
         inner = self.bracketed("'(' and column names")
-        names = [inner.name("a column")]
-        while inner.take(","):
-            names.append(inner.name("a column"))
+        names = inner.sequence(lambda: inner.name("a column"))
         inner.need_end("',' or ')'")
-        return tuple(names)
+        return names
 
 
 _DIGITS_MAX: Final = 1000

@@ -1,8 +1,8 @@
 """The statements of SQL as frozen structs: what a user wrote, before anything is looked up.
 
 Each has the `position` of its first word in the text. Queries and expressions are a `TextSpan`: the
-tokens that they consist of, and their place in the text. Whoever reads one takes its tokens, so that
-a text is lexed once; Spark takes its text. A position that Spark reports counts from
+tokens that they consist of, with their place in the text. Whoever reads one takes its tokens, so
+that a text is lexed once; Spark takes its text. A position that Spark reports counts from
 `TextSpan.start`.
 
 A name is a tuple of its parts, as written; in PostgreSQL's dialect an unquoted part is in lower

@@ -145,14 +145,8 @@ def _type_named(reader: StatementReader, word: str, depth: int) -> str:
 def _nested(reader: StatementReader, word: str, depth: int) -> str:
     if depth > DEPTH_MAX:
         raise reader.error(f"a type has more than {DEPTH_MAX} levels")
-    if word == "struct":
-        parts = [_field(reader, depth)]
-        while reader.take(","):
-            parts.append(_field(reader, depth))
-    else:
-        parts = [_type(reader, depth)]
-        while reader.take(","):
-            parts.append(_type(reader, depth))
+    read = _field if word == "struct" else _type
+    parts = reader.sequence(lambda: read(reader, depth))
     reader.need(">")
     return f"{word}<{','.join(parts)}>"
 

@@ -82,15 +82,15 @@ def _listed(reader: StatementReader) -> list[tuple[tuple[str, str], str]]:
     columns."""
     if reader.take("*"):
         return []
-    listed = []
-    while True:
+
+    def item() -> tuple[tuple[str, str], str]:
         column = qualified(plain_names(reader))
         named = column[1]
         if reader.take("AS") or not reader.follows_any(",", "FROM"):
             named = plain_name(reader)
-        listed.append((column, named))
-        if not reader.take(","):
-            return listed
+        return column, named
+
+    return list(reader.sequence(item))
 
 
 class _Scope:
@@ -143,16 +143,14 @@ def _finishing(
 ) -> RowSetFinishing | None:
     if not reader.follows_any("ORDER", "LIMIT", "OFFSET"):
         return None
-    by: list[OrderBy] = []
+    by: tuple[OrderBy, ...] = ()
     if reader.take("ORDER", "BY"):
-        by.append(_order(reader, scope, named))
-        while reader.take(","):
-            by.append(_order(reader, scope, named))
+        by = reader.sequence(lambda: _order(reader, scope, named))
     if len({each.column for each in by}) < len(by):
         raise NotPlain("an order twice by a column")
     limit = reader.whole_number("a number of rows") if reader.take("LIMIT") else None
     offset = reader.whole_number("a number of rows") if reader.take("OFFSET") else 0
-    return RowSetFinishing(tuple(by), limit, offset)
+    return RowSetFinishing(by, limit, offset)
 
 
 def _order(reader: StatementReader, scope: _Scope, named: Mapping[str, str]) -> OrderBy:
