@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -97,6 +106,17 @@ def object_name(name: QualifiedName) -> str:
             f"{'.'.join(name)}: all objects are in the schema public; write {parts[-1]}"
         )
     return parts[0]
+
+
+def schemas_of(
+    objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
+) -> dict[str, TableSchema]:
+    """Return the columns of objects, or of those of some kinds, by name."""
+    return {
+        each.name: each.schema
+        for each in objects
+        if each.schema is not None and (kinds is None or each.kind in kinds)
+    }
 
 
 class SessionCatalog:
@@ -290,9 +310,7 @@ class SessionContext:
         queries = await work_on(size, lambda: typed_queries(statement)) if size else []
         if not queries:
             return {}
-        schemas = {
-            each.name: each.schema for each in await self.catalog.known() if each.schema is not None
-        }
+        schemas = schemas_of(await self.catalog.known())
         return await work_on(size, lambda: find(queries, schemas))
 
     def _read_typed(self, text: str, kind: WrittenType) -> str:

@@ -14,6 +14,7 @@ from actors.doors.sql_session.context import (
     READABLE_KINDS,
     SessionContext,
     object_name,
+    schemas_of,
 )
 from actors.doors.sql_session.own_changes import read_own_row
 from actors.doors.sql_session.placed_text import PlacedText
@@ -75,11 +76,7 @@ async def query_text(
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
     """Raise `InvalidUsage` if a name of the query has no time while another has."""
     pinned = {object_name(pin.name).lower() for pin in statement.pins}
-    schemas = {
-        each.name: each.schema
-        for each in await context.catalog.all()
-        if each.kind in QUERIED_KINDS and each.schema is not None
-    }
+    schemas = schemas_of(await context.catalog.all(), QUERIED_KINDS)
     free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
     if free:
         raise InvalidUsage(
@@ -116,11 +113,7 @@ async def explain_query(
     query, as_of = await query_text(context, statement, parameters)
     text = query.text
     objects = await context.catalog.all()
-    schemas = {
-        each.name: each.schema
-        for each in objects
-        if each.kind in READABLE_KINDS and each.schema is not None
-    }
+    schemas = schemas_of(objects, READABLE_KINDS)
     when = "at the latest written time" if as_of is None else f"at {as_of}"
     read = simple_read(text, schemas)
     if read is None:

@@ -23,7 +23,7 @@ import msgspec
 import pyarrow as pa
 
 from actors.doors.client.client import ChangeBatch
-from actors.doors.sql_session.context import PLAIN_VIEW, READABLE_KINDS, SessionContext
+from actors.doors.sql_session.context import PLAIN_VIEW, READABLE_KINDS, SessionContext, schemas_of
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
@@ -163,11 +163,7 @@ async def _plain_object(
             raise InvalidUsage(f"{entry.name} is a {entry.kind}: it has no changes to follow")
         columns = tuple(entry.schema.names)
         return FollowedObject.of(SimpleRead(entry.name, columns, columns), entry.schema)
-    schemas = {
-        each.name: each.schema
-        for each in await context.catalog.all()
-        if each.kind in READABLE_KINDS and each.schema is not None
-    }
+    schemas = schemas_of(await context.catalog.all(), READABLE_KINDS)
     text = _query_text(context, statement, parameters)
     read = simple_read(text.text, schemas)
     # An order says nothing of a stream, and a limit is kept only by who has all rows.

@@ -127,17 +127,10 @@ class _SelectLists:
         """Return the name of a column without an alias; "" if it has one, or none is known."""
         if first >= last or self._tokens[last - 1].text in ("*", ","):
             return ""
-        if any(self._tokens[at].word == "AS" for at in self._outer(first, last)):
+        if any(self._tokens[at].word == "AS" for at in self._lexed.outer(first, last)):
             return ""
         name, _ = self._named(first, last)
         return name
-
-    def _outer(self, first: int, last: int) -> Iterator[int]:
-        """Yield the places of the tokens that stand in no brackets."""
-        at = first
-        while at < last:
-            yield at
-            at = self._partners.get(at, at) + 1
 
     def _named(self, first: int, last: int) -> tuple[str, bool]:
         """Return the name of an expression, and whether it is that of a column or a function, which
@@ -224,7 +217,7 @@ class _SelectLists:
             return "", False
         if name == "cast" and opened == first + 1:
             closed = self._partners[opened]
-            split = [at for at in self._outer(opened + 1, closed) if self._word(at) == "AS"]
+            split = [at for at in self._lexed.outer(opened + 1, closed) if self._word(at) == "AS"]
             return self._cast_name(opened + 1, split[0], split[0] + 1) if split else ("", False)
         if name == "trim":
             ends = {"LEADING": "ltrim", "TRAILING": "rtrim"}
@@ -232,7 +225,7 @@ class _SelectLists:
         return name, True
 
     def _cast(self, first: int, last: int) -> tuple[str, bool] | None:
-        casts = [at for at in self._outer(first, last) if self._word(at) == "::"]
+        casts = [at for at in self._lexed.outer(first, last) if self._word(at) == "::"]
         if not casts or self._has_operator(first, casts[-1]):
             return None
         if self._type_at(casts[-1] + 1, last) is None:
@@ -282,7 +275,7 @@ class _SelectLists:
         return (name, True) if strong else ("case", False)
 
     def _has_operator(self, first: int, last: int) -> bool:
-        for at in self._outer(first, last):
+        for at in self._lexed.outer(first, last):
             token = self._tokens[at]
             if token.word in _OPERATOR_WORDS or (
                 token.kind == "sign" and token.text not in _NO_OPERATORS

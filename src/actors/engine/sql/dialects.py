@@ -552,12 +552,11 @@ class _SparkWriter:
 
     def _note_type(self, opened: int) -> None:
         """Note where the type of ``CAST (… AS type)`` begins."""
-        place, closed = opened + 1, self._lexed.partners[opened]
-        while place < closed:
-            # Others stand in brackets of their own, and are passed over.
+        closed = self._lexed.partners[opened]
+        # Others stand in brackets of their own, and are passed over.
+        for place in self._lexed.outer(opened + 1, closed):
             if self._tokens[place].word == "AS" and place + 1 < closed:
                 self._types.add(place + 1)
-            place = self._lexed.partners.get(place, place) + 1
 
     def _literal_type(self, place: int) -> int:
         """Write the type of ``timestamp '…'``; return the place behind it, 0 if it is none."""

@@ -164,7 +164,7 @@ def parse_span(span: TextSpan) -> SqlStatement:
     while last > span.first and lexed.tokens[last - 1].text == ";":
         last -= 1
     reader = StatementReader(lexed, span.first, last)
-    _refuse_several(reader)
+    _refuse_several(span, reader)
     rule = _rule_of(reader)
     statement = rule(reader)
     # Most rules have said so themselves, and better.
@@ -172,15 +172,13 @@ def parse_span(span: TextSpan) -> SqlStatement:
     return statement
 
 
-def _refuse_several(reader: StatementReader) -> None:
-    place = reader.place
-    while place < reader.last:
+def _refuse_several(span: TextSpan, reader: StatementReader) -> None:
+    for place in span.lexed.outer(reader.place, reader.last):
         if reader.tokens[place].text == ";":
             raise reader.error(
                 "one statement is wanted, and another one is behind a semicolon",
                 position=reader.tokens[place].start,
             )
-        place = reader.partners.get(place, place) + 1
 
 
 def _rule_of(reader: StatementReader) -> _Rule:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -177,6 +177,12 @@ class LexedText(msgspec.Struct, frozen=True, eq=False, gc=False):
     dialect: SqlDialect
     tokens: Sequence[SqlToken]
     partners: Mapping[int, int]
+
+    def outer(self, first: int, last: int) -> Iterator[int]:
+        """Yield the places of the tokens `[first, last)` that stand in no brackets."""
+        while first < last:
+            yield first
+            first = self.partners.get(first, first) + 1
 
     def part(self, first: int, last: int) -> LexedText:
         """Return the tokens `[first, last)` as a text of their own, which is not lexed again."""

@@ -32,7 +32,7 @@ from actors.doors.postgres.pg_server.connected_rows import while_connected
 from actors.doors.postgres.pg_server.copying import copy_from_client, copy_to_client
 from actors.doors.postgres.pg_server.login import TokenProof, prove_role
 from actors.doors.postgres.pg_server.point_answers import answer_point
-from actors.doors.postgres.pg_server.preparing import prepare_statement, schemas_of
+from actors.doors.postgres.pg_server.preparing import prepare_statement
 from actors.doors.postgres.pg_server.row_sending import send_portal, send_result
 from actors.doors.postgres.pg_server.startup import startup_variables
 from actors.doors.postgres.pg_server.statement_scope import StatementScope, receive_in_time
@@ -47,6 +47,7 @@ from actors.doors.postgres.pg_server.statements import (
 )
 from actors.doors.postgres.pg_server.wire import PgWire
 from actors.doors.sql_session.audit import StatementAudit
+from actors.doors.sql_session.context import schemas_of
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
@@ -500,7 +501,7 @@ class PgConnection:
 
     async def _audited_names(self) -> dict[str, TableSchema]:
         """Return the objects that a query may name, if that is written down."""
-        return await schemas_of(self.session.context) if self._audit.is_on else {}
+        return schemas_of(await self.session.context.catalog.known()) if self._audit.is_on else {}
 
     async def _copy(self, statement: sql.CopyStatement, text: str) -> None:
         session = self.session
