@@ -65,7 +65,7 @@ bench: setup $(VENV)/.bench $(VENV)/.dev pathway ## steps, catching up, hydratio
 	@$(BIN)/python bench/run_all.py $(ARGS)
 
 thresholds: setup $(VENV)/.dev ## writes into docs/testing.md how often the last run with --whole took each side of each threshold
-	@$(BIN)/python -m actors.testing.threshold_counts docs/testing.md
+	@$(BIN)/python -m tests.kit.threshold_counts docs/testing.md
 
 compatibility: setup $(VENV)/.dev ## writes docs/compatibility.md from what the last tests of clients saw
 	@$(BIN)/python tests/doors/clients/compatibility_page.py
@@ -79,9 +79,9 @@ proof: setup $(VENV)/.dev $(VENV)/.fuzz ## the long campaigns: view scripts, fuz
 	@$(BIN)/penstock check-views tests/scripts
 	@$(BIN)/penstock check-views --base 50000 tests/scripts
 	@$(BIN)/penstock check-views --base 1000000 $$(ls tests/scripts/*.view | awk 'NR % 8 == 1')
-	@$(BIN)/penstock check-views --scaling tests/scripts
-	@$(BIN)/penstock check-views --fuzz 2000 --keep .fuzz
-	@$(BIN)/python tests/proof/fuzz_views.py --views 5000 --keep .fuzz
+	@$(BIN)/python tests/proof/view_scaling.py tests/scripts
+	@$(BIN)/python tests/proof/fuzz_views.py --views 2000 --spark
+	@$(BIN)/python tests/proof/fuzz_views.py --views 5000
 	@$(BIN)/python tests/proof/conformance.py --growth --write docs/conformance.md
 	@$(MAKE) --no-print-directory matrix
 	@$(BIN)/penstock demo --plain --proof-times 24

@@ -9,19 +9,21 @@ files of the same tables, in the same Spark session. Both are warm.
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.kit`
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from actors import Client, Settings
 from actors.runtime.errors import DefiniteError, PenstockError
-from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
 from measure import Measure, Report, median
+from tests.kit.corpora import CORPORA, CorpusQuery, read_queries
 from view_step import Bench
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "corpora"

@@ -23,6 +23,7 @@ import json
 import logging
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.kit`
 import anyio
 import anyio.to_thread
 import msgspec
@@ -38,10 +40,10 @@ import pyarrow.parquet as pq
 
 from actors import Client, Service, Settings, TableWrite
 from actors.connectors.sources import nexmark
-from actors.testing.corpora import CORPORA, CorpusQuery
 from corpus_views import chosen
 from measure import Measure, Report, median, percentile
 from streaming import BEST, Peer, write_durably
+from tests.kit.corpora import CORPORA, CorpusQuery
 
 CHUNK_SECONDS = 0.2
 SAMPLE_SECONDS = 0.1

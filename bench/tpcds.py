@@ -10,16 +10,18 @@ queries.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.kit`
 import anyio
 import pyarrow as pa
 
 from actors import Client, TableWrite
-from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 from corpus_views import CorpusRun, NextRows, StepSize, run_corpus
 from measure import Report
+from tests.kit.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 
 FACTS = {
     "store_sales": ("ss_sold_date_sk", "ss_quantity", "ss_sales_price", "ss_ext_sales_price"),

@@ -9,17 +9,19 @@ scale than 1, and QUERIES (``q01,q03``) fewer queries.
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from decimal import Decimal
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.kit`
 import anyio
 import pyarrow as pa
 
 from actors import Client, TableWrite
-from actors.testing.corpora import CORPORA, CorpusQuery, make_tables
 from corpus_views import CorpusRun, NextRows, StepSize, run_corpus
 from measure import Report
+from tests.kit.corpora import CORPORA, CorpusQuery, make_tables
 
 KEYS = {name: list(schema.key) for name, schema in CORPORA["tpch"].tables.items()} | {
     "partsupp": ["ps_partkey", "ps_suppkey"]

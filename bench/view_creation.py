@@ -8,15 +8,17 @@ for the largest), for plain Spark keeps no such views.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `tests.kit`
 import anyio
 
 from actors import Client, Service, Settings
-from actors.testing.corpora import CORPORA, read_queries
 from measure import Measure, Report, median
+from tests.kit.corpora import CORPORA, read_queries
 
 FOLDER = Path(__file__).resolve().parent.parent / "tests" / "corpora"
 PROMISED_MEDIAN_MS = 300.0

@@ -45,7 +45,7 @@ QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of `actors.testing.threshold_counts` and of `suite_lanes`."""
+    """Add the options of `tests.kit.threshold_counts` and of `suite_lanes`."""
     parser.addoption(
         "--thresholds",
         action="store_true",
@@ -78,7 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile(profile or "penstock")
     config.pluginmanager.register(SuiteLanes(config), "suite-lanes")
     if not hasattr(config, "workerinput"):
-        from actors.testing.threshold_counts import ThresholdCounting
+        from tests.kit.threshold_counts import ThresholdCounting
 
         config.pluginmanager.register(ThresholdCounting(config), "threshold-counting")
 

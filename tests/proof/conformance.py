@@ -7,7 +7,7 @@
 Prints a line a query and a summary; exit status 1 when one of them is wrong. With ``--growth``
 each is judged at ten times the data, too, and ``--write`` tells the rows read at both. ``--modes``
 fails where a query's tree or mode is not as it was kept; ``--trees`` keeps them, which a new
-release of Spark needs once: see `actors.testing.plan_trees`.
+release of Spark needs once: see `tests.kit.plan_trees`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ import tempfile
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 import msgspec
 
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from actors.testing.check_views import for_plans_run_once, place_on_spark
-from actors.testing.conformance import (
+from tests.kit.corpora import CORPORA, CorpusQuery, read_queries
+from tests.kit.plan_trees import difference, keep_trees, kept_trees
+from tests.kit.query_conformance import (
     QueryJudgement,
     compile_queries,
     for_few_steps,
@@ -33,8 +36,6 @@ from actors.testing.conformance import (
     summary,
     write_page,
 )
-from actors.testing.corpora import CORPORA, CorpusQuery, read_queries
-from actors.testing.plan_trees import difference, keep_trees, kept_trees
 
 FOLDER = Path(__file__).resolve().parent.parent / "corpora"
 GROWTH = 10

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/proof/fuzz_connect_plans.py [--minutes 10] [--seed 1] [--replay SEED]
 
-Plans are made up and changed by `actors.testing.connect_fuzz`. Each is rewritten, passed on, or
+Plans are made up and changed by `tests.kit.connect_fuzz`. Each is rewritten, passed on, or
 refused by a named error, within a time and a memory that are bounded by its size. Exit status 1,
 with the seed of the request, when anything else happens.
 """
@@ -17,7 +17,8 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from actors.testing.connect_fuzz import fuzzed_request, read_plan
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
+from tests.kit.connect_fuzz import fuzzed_request, read_plan
 
 SECONDS_MAX = 10.0
 """Of one request of at most two megabytes."""

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/proof/fuzz_operands.py [--functions 500] [--rows 3] [--seed 1]
 
-The functions and their examples are those of Spark's own registry; `actors.testing.bad_operands`
+The functions and their examples are those of Spark's own registry; `tests.kit.bad_operands`
 says what is drawn and judged. Exit status 1 if a step failed in another way than as an error of the
 data, or a view differs from plain Spark's answer.
 """
@@ -15,14 +15,15 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 from fuzz_functions import documented_examples
 
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
-from actors.testing.bad_operands import OperandCheck
 from actors.testing.check_views import for_short_lives, place_on_spark
 from actors.testing.maintain import EngineCaller
+from tests.kit.bad_operands import OperandCheck
 
 
 async def run(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
     .venv/bin/python tests/proof/fuzz_pgwire.py [--minutes 10] [--seed 1]
 
-Sessions of clients are changed by `actors.testing.pg_fuzz`: malformed frames, half messages, false
+Sessions of clients are changed by `tests.kit.pg_fuzz`: malformed frames, half messages, false
 lengths, messages out of order, other words of SQL, and requests to cancel at any byte. The decoder
 must accept them or refuse them by name, and keep no more than a message. A service that gets many
 at once must harm those connections alone: another client is answered all the while, no fault is
@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 
 from actors.doors.client.client import Client
@@ -28,7 +29,7 @@ from actors.model.protocol.relations import is_subscribed_view
 from actors.runtime.settings import Settings
 from actors.service import Service
 from actors.testing.engine import in_memory_engine
-from actors.testing.pg_fuzz import (
+from tests.kit.pg_fuzz import (
     MESSAGE_BYTES_MAX,
     FuzzedDoor,
     attack_together,

@@ -4,7 +4,7 @@
 
 Needs atheris (requirements/fuzz.txt; `make proof` installs it). Begins with the golden frames and
 whole handshakes; each input names its target in the first byte and the size of the pieces in the
-second. Inputs are changed by libFuzzer and by `actors.testing.wire_fuzz.mutated` in turn.
+second. Inputs are changed by libFuzzer and by `tests.kit.wire_fuzz.mutated` in turn.
 Anything but acceptance or one named error ends the run with status 1; the input that did it is
 written beside the corpus and its bytes are shown. ``--replay FILE`` reads one input again.
 """
@@ -16,6 +16,8 @@ from pathlib import Path
 from random import Random
 
 from fuzz_house import run_fuzzer
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -32,7 +34,7 @@ def golden() -> dict[str, list[bytes]]:
 
 def seeds() -> list[bytes]:
     """Inputs to begin with: every golden frame alone, all of a direction, every handshake."""
-    from actors.testing.wire_fuzz import HANDSHAKES, TARGETS, framed
+    from tests.kit.wire_fuzz import HANDSHAKES, TARGETS, framed
 
     bodies = golden()
     made: list[bytes] = []
@@ -48,7 +50,7 @@ def seeds() -> list[bytes]:
 
 def read(data: bytes) -> None:
     """One input: raises for anything but acceptance or a named error."""
-    from actors.testing.wire_fuzz import TARGETS
+    from tests.kit.wire_fuzz import TARGETS
 
     if len(data) < 2:
         return
@@ -61,7 +63,7 @@ def child(arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["actors.model.protocol", "actors.replica.cluster"]):
-        from actors.testing.wire_fuzz import mutated
+        from tests.kit.wire_fuzz import mutated
 
     bodies = [body for found in golden().values() for body in found]
 

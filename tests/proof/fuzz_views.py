@@ -1,9 +1,12 @@
-"""Made-up views on the in-memory engine, with odd names, wide tables, many changes and bases.
+"""Made-up views, with odd names, wide tables, many changes and bases.
 
-    python tests/proof/fuzz_views.py --views 5000 [--seed 0] [--keep .fuzz]
+    python tests/proof/fuzz_views.py --views 5000 [--spark] [--seed 0] [--keep .fuzz]
 
-Ends with exit status 1 when one of them is wrong or stalls; failing scripts are kept, made small.
-What the in-memory engine or SQLite cannot run is refused, and counted.
+They live on the in-memory engine, or with ``--spark`` on Spark, whose queries have window
+functions, GROUPING SETS, INTERSECT and EXCEPT, generators, first rows, windows of time, and
+subqueries inside expressions, too. Ends with exit status 1 when one of them is wrong or stalls;
+failing scripts are kept, made small. What the in-memory engine or SQLite cannot run is refused, and
+counted.
 """
 
 from __future__ import annotations
@@ -13,14 +16,23 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
-from actors.testing.check_views import CheckReport
+from actors.testing.check_views import (
+    SCRIPTS_FEW,
+    CheckReport,
+    Show,
+    for_short_lives,
+    report_on_spark,
+    with_drawn_engine,
+)
 from actors.testing.checking import CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.fuzzing import fuzz
+from tests.kit.fuzz_spark import SparkWriter
+from tests.kit.fuzzing import fuzz
 
 
 def show(result: ViewResult, done: int, total: int) -> None:
@@ -39,13 +51,27 @@ async def run(views: int, seed: int, keep: Path) -> CheckReport:
             return await fuzz(views, place, options, keep, show)
 
 
+async def run_on_spark(views: int, seed: int, keep: Path) -> int:
+    """Make up and check so many views on Spark; 0 when all is well."""
+    settings = Settings() if views > SCRIPTS_FEW else for_short_lives(Settings())
+    chosen = with_drawn_engine(settings, seed, plans_once=True)
+
+    async def check(place: CheckPlace, show: Show) -> CheckReport:
+        return await fuzz(views, place, CheckOptions(seed=seed), keep, show, SparkWriter)
+
+    return await report_on_spark(check, settings, chosen, seed)
+
+
 def main() -> int:
     """Run the campaign; 0 when all is well."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--views", type=int, default=5_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, default=Path(".fuzz"))
+    parser.add_argument("--spark", action="store_true", help="on Spark, not in memory")
     given = parser.parse_args()
+    if given.spark:
+        return anyio.run(run_on_spark, given.views, given.seed, given.keep)
     report = anyio.run(run, given.views, given.seed, given.keep)
     print(report.summary())
     return 0 if report.ok else 1

@@ -3,7 +3,7 @@
     .venv/bin/python tests/proof/fuzz_wal.py [--seconds 600] [--seed 1] [--target NAME]
 
 Needs atheris (requirements/fuzz.txt; `make proof` installs it). Begins with the golden messages.
-Inputs are changed by libFuzzer and by `actors.testing.wal_fuzz.mutated_wal` in turn. Anything but
+Inputs are changed by libFuzzer and by `tests.kit.wal_fuzz.mutated_wal` in turn. Anything but
 acceptance or one named error ends the run with status 1; the input that did it is written into the
 folder in which this runs. ``--replay FILE --target NAME`` reads one input again.
 """
@@ -17,6 +17,8 @@ import tempfile
 from pathlib import Path
 from random import Random
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
+
 ROOT = Path(__file__).resolve().parent.parent
 MORE_S = 120
 """What libFuzzer may take beyond its time: starting, and a last slow input."""
@@ -24,7 +26,7 @@ MORE_S = 120
 
 def seeds() -> list[bytes]:
     """The golden messages, of all versions and sides: others' are a good way to be wrong."""
-    from actors.testing.wal_fuzz import OPENINGS
+    from tests.kit.wal_fuzz import OPENINGS
 
     found: dict[str, bytes] = {}
     name = ""
@@ -41,7 +43,7 @@ def child(name: str, arguments: list[str]) -> None:
     import atheris
 
     with atheris.instrument_imports(include=["actors.wal"]):
-        from actors.testing.wal_fuzz import TARGETS, mutated_wal
+        from tests.kit.wal_fuzz import TARGETS, mutated_wal
 
     target, others = TARGETS[name], seeds()
 
@@ -75,7 +77,7 @@ def fuzz(name: str, seconds: int, seed: int) -> bool:
 
 def main() -> int:
     """Runs each parser's fuzzer for its time. The exit status: 0 nothing was found."""
-    from actors.testing.wal_fuzz import TARGETS
+    from tests.kit.wal_fuzz import TARGETS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=int, default=600)

@@ -2,7 +2,7 @@
 
 Run: ``python tests/proof/hostile_bytes.py [--peers 10000] [--tls] [--doors pg,client,…]``. A
 service (`penstock serve`, with Spark) and an acceptor (`penstock wal serve`) are processes.
-At one listener after the other peers of `actors.testing.hostile_bytes` connect: random bytes, half
+At one listener after the other peers of `tests.kit.hostile_peers` connect: random bytes, half
 TLS handshakes, wrong lengths, bodies of half a megabyte, silence. Hundreds of their sockets stay
 open. Now and then a right client logs in, at last beside 500 silent sockets.
 
@@ -29,6 +29,7 @@ from random import Random
 from statistics import median
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 import anyio.to_thread
 import grpc
@@ -41,7 +42,7 @@ from pyspark.sql.connect.proto import base_pb2
 from actors.doors.client.client import Client
 from actors.replica.cluster import connect
 from actors.runtime.settings import Settings
-from actors.testing.hostile_bytes import HostileCrowd
+from tests.kit.hostile_peers import HostileCrowd
 
 GROWTH_MB_MAX: Final = 64
 LOGINS: Final = 40

@@ -27,6 +27,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 import anyio.to_thread
 import psycopg
@@ -35,7 +36,7 @@ from pyspark.sql.connect.session import SparkSession
 from sql_kills import SqlService
 
 from actors import Client
-from actors.testing.proxy import TcpProxy
+from tests.kit.proxy import TcpProxy
 
 DETACHED_MS = 500
 SWEPT_SECONDS = 7.0

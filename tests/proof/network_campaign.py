@@ -3,7 +3,7 @@
     .venv/bin/python tests/proof/network_campaign.py [--runs 20] [--seed 1] [--seconds 5]
 
 Each run starts a service (engine in memory; every other seed with TLS and tokens), and speaks to
-it only through `actors.testing.proxy`: writers insert rows of their own, readers peek a table and
+it only through `tests.kit.proxy`: writers insert rows of their own, readers peek a table and
 a view over it, subscribers follow both and resume by their frontier. Meanwhile the network is
 cut, vanishes, is delayed, throttled, half-closed, or one side is no longer read, as the seed says.
 
@@ -31,6 +31,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 import anyio
 import msgspec
 import trustme
@@ -53,7 +54,7 @@ from actors.runtime.errors import (
 from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_MS, PATIENCE_S
 from actors.testing.patient_loop import PatientLoop
-from actors.testing.proxy import Side, TcpProxy
+from tests.kit.proxy import Side, TcpProxy
 
 T = TypeVar("T")
 IDLE_MS = 400

@@ -7,16 +7,19 @@ has the text `MARK` in it, so that who sees the request sees whether the piece i
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random
 from typing import Any, Final
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 from google.protobuf import message_factory
 from pyspark.sql.connect.proto import base_pb2, relations_pb2
 from rights_model import ModelObject, Need, RightsModel
 from rights_statements import is_failing
 
-from actors.testing.connect_fuzz import fuzzed_request
+from tests.kit.connect_fuzz import fuzzed_request
 
 MARK: Final = "CNRFORBIDDENMARK"
 _UDT: Final = json.dumps(

@@ -7,15 +7,18 @@ import base64
 import hashlib
 import hmac
 import struct
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Self
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # for `tests.kit`
 from rights_model import ModelObject
 from rights_statements import Effect, Step
 
 from actors.model.pgwire.messages import encode_message
 from actors.testing.patience import PATIENCE_S
-from actors.testing.pg_fuzz import startup_packet
+from tests.kit.pg_fuzz import startup_packet
 
 
 class LoginRefused(Exception):

@@ -14,15 +14,15 @@ from actors.model.plan.jobs import PreparePlan
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from actors.testing.checking import CheckPlace
-from actors.testing.conformance import (
+from actors.testing.engine import InMemoryExecutor
+from tests.kit.corpora import CorpusQuery, make_tables
+from tests.kit.query_conformance import (
     WHOLE,
     ConformanceCheck,
     QueryJudgement,
     compile_queries,
     judge_corpus,
 )
-from actors.testing.corpora import CorpusQuery, make_tables
-from actors.testing.engine import InMemoryExecutor
 
 SALES = CorpusQuery(
     "nexmark",

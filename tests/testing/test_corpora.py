@@ -13,8 +13,7 @@ import pytest
 
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage
-from actors.testing.conformance import TIMES, QueryJudgement, divide_rows, summary, write_page
-from actors.testing.corpora import (
+from tests.kit.corpora import (
     CORPORA,
     CorpusQuery,
     asked_literals,
@@ -23,6 +22,7 @@ from actors.testing.corpora import (
     sharpen_values,
     tables_of,
 )
+from tests.kit.query_conformance import TIMES, QueryJudgement, divide_rows, summary, write_page
 
 FOLDER = Path(__file__).parent.parent / "corpora"
 COUNTS = {"tpch": 22, "nexmark": 24, "tpcds": 103}

@@ -20,10 +20,10 @@ from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.fuzz import FuzzCase, FuzzChange, make_case
-from actors.testing.fuzz_names import with_odd_names
-from actors.testing.fuzzing import chosen_options, fuzz, shrink_case
 from actors.testing.view_scripts import parse_script, rows_of
+from tests.kit.fuzz import FuzzCase, FuzzChange, make_case
+from tests.kit.fuzz_names import with_odd_names
+from tests.kit.fuzzing import chosen_options, fuzz, shrink_case
 
 WORDS = (
     " join ", "left join", "right join", "full join", "left semi join", "left anti join",

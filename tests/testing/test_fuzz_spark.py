@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from random import Random
 
-from actors.testing.fuzz import make_case
-from actors.testing.fuzz_names import with_odd_names
-from actors.testing.fuzz_spark import SparkWriter
 from actors.testing.view_scripts import parse_script
+from tests.kit.fuzz import make_case
+from tests.kit.fuzz_names import with_odd_names
+from tests.kit.fuzz_spark import SparkWriter
 
 WORDS = (
     "row_number()", "rank() over", "dense_rank()", "ntile(", "lag(", "lead(", "ignore nulls",

@@ -18,8 +18,8 @@ from actors.runtime.settings import Settings
 from actors.testing.check_views import CheckReport, check_scripts, read, script_files
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult
 from actors.testing.engine import InMemoryExecutor
-from actors.testing.scaling import measure_reads, shift_value
 from actors.testing.view_scripts import ScriptUpdate, parse_script
+from tests.kit.scaling import measure_reads, shift_value
 
 pytestmark = pytest.mark.second
 
@@ -33,7 +33,7 @@ async def on_small_and_large(paths: Sequence[Path], tmp_path: Path) -> CheckRepo
     async with ActorSystem(seed=1) as system:
         executor = system.spawn(InMemoryExecutor, "engine")
         place = CheckPlace(system, executor, Settings(), tmp_path)
-        return await check_scripts(read(paths), place, IN_MEMORY_OPTIONS, scaling=True)
+        return await check_scripts(read(paths), place, IN_MEMORY_OPTIONS, judge=measure_reads)
 
 
 @pytest.mark.parametrize("path", IN_MEMORY, ids=lambda path: path.stem)

@@ -23,7 +23,7 @@ from actors.runtime.threshold_probes import (
     counts,
     use_kernel_limits,
 )
-from actors.testing.threshold_counts import (
+from tests.kit.threshold_counts import (
     BEGIN,
     END,
     REQUIRED_VARIABLE,

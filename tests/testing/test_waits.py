@@ -17,7 +17,7 @@ from actors.runtime.settings import Settings
 from actors.service import Service
 from actors.testing.engine import in_memory_engine
 from actors.testing.patience import PATIENCE_S
-from actors.testing.waits import Edge, WaitingMailbox, by_role, cycle, drawing
+from tests.kit.waits import Edge, WaitingMailbox, by_role, cycle, drawing
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "waiting-sends.md"
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from wal_messages import GOLDEN, PROPOSERS, golden_bytes  # type: ignore[import-not-found]
 
-from actors.testing.wal_fuzz import OPENINGS, TARGETS, mutated_wal
 from actors.wal.replication import encode_feedback
+from tests.kit.wal_fuzz import OPENINGS, TARGETS, mutated_wal
 
 SEEDS: dict[str, list[bytes]] = {name: [] for name in TARGETS}
 for label, message_bytes in golden_bytes().items():

@@ -14,8 +14,8 @@ import pytest
 import wal_nodes  # type: ignore[import-not-found]
 
 from actors.runtime.settings import Settings
-from actors.testing.hostile_bytes import HostileCrowd
 from actors.testing.patience import PATIENCE_S
+from tests.kit.hostile_peers import HostileCrowd
 
 TOKEN = "opensesame"
 NARROW = Settings(unproven_connections_max=8, connections_max=2)

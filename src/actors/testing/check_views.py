@@ -3,8 +3,7 @@
 `checking` says what is checked of a script; here scripts are found and read, run one after the
 other on one engine, and reported: a line per view, a progress bar on a terminal, a summary, JSON
 when asked for. In a seeded sample of the scripts the engine is killed with SIGKILL while it works;
-it recovers by itself, which costs seconds. With `scaling` the scripts' views are measured instead:
-what lookups read must not grow with the state (`scaling`).
+it recovers by itself, which costs seconds.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import random
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -39,11 +38,12 @@ from actors.testing.drawn_settings import (
     draw_settings,
     drawn_text,
 )
-from actors.testing.scaling import measure_reads
 from actors.testing.view_scripts import ViewScript, for_release, parse_script
 
 Show: TypeAlias = Callable[[ViewResult, int, int], None]
 """Callback with each result, the number of views done, and the number of views."""
+Judge: TypeAlias = Callable[[CheckedScript], Awaitable[list[ViewResult]]]
+"""Judges a script, in place of `CheckedScript.run`."""
 
 KILL_FROM: Final = 10
 """Fewest scripts with which the engine is killed: a new engine takes longer than fewer of them
@@ -86,13 +86,8 @@ class CheckCommand(msgspec.Struct, frozen=True):
     splits: int = 2
     seed: int = 0
     json: Path | None = None
-    scaling: bool = False
-    fuzz: int = 0
-    """Number of views that are made up in place of scripts."""
     base: int = 0
     """Number of further rows in each of a script's tables."""
-    keep: Path | None = None
-    """Folder to which failing made-up views are written."""
     base_stays: bool = False
     """See `CheckOptions.base_stays`."""
     modes: bool = False
@@ -105,23 +100,6 @@ def main(command: CheckCommand, settings: Settings) -> int:
 
 
 async def _main(command: CheckCommand, settings: Settings) -> int:
-    from actors.testing.fuzz_spark import SparkWriter
-    from actors.testing.fuzzing import fuzz
-
-    try:
-        release = release_of(installed_version())
-        scripts = [
-            each if isinstance(each, ViewResult) else for_release(each, release)
-            for each in ([] if command.fuzz else read(command.paths))
-        ]
-    except PenstockError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    few = command.fuzz + len(scripts) <= SCRIPTS_FEW and not command.base
-    given = for_short_lives(settings) if few else settings
-    chosen = with_drawn_engine(
-        given, command.seed, plans_once=command.fuzz > 0, many_rows=command.base > 0
-    )
     options = CheckOptions(
         command.splits,
         command.seed,
@@ -129,27 +107,49 @@ async def _main(command: CheckCommand, settings: Settings) -> int:
         base_stays=command.base_stays,
         planned_only=command.modes,
     )
+    try:
+        scripts = read_for_release(command.paths)
+    except PenstockError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    many_rows = command.base > 0
+    if len(scripts) <= SCRIPTS_FEW and not many_rows:
+        settings = for_short_lives(settings)
+    chosen = with_drawn_engine(settings, command.seed, plans_once=False, many_rows=many_rows)
+
+    async def check(place: CheckPlace, show: Show) -> CheckReport:
+        return await check_scripts(scripts, place, options, show=show)
+
+    return await report_on_spark(check, settings, chosen, command.seed, command.json)
+
+
+async def report_on_spark(
+    check: Callable[[CheckPlace, Show], Awaitable[CheckReport]],
+    given: Settings,
+    chosen: Settings,
+    seed: int,
+    json: Path | None = None,
+) -> int:
+    """Run `check` on an engine on Spark, print each result and a summary, and write all of them to
+    `json`. Return 0 when all is well, else 1.
+
+    The engine has the settings `chosen`; what was drawn of them, against those `given`, is printed.
+    """
     with tempfile.TemporaryDirectory(prefix="penstock-check-") as folder:
-        async with ActorSystem(seed=command.seed) as system:
+        async with ActorSystem(seed=seed) as system:
             with _shown() as show:
                 use_kernel_limits(chosen.kernel_limits)
                 text = drawn_text(given, chosen)
-                sys.stdout.write(f"seed {command.seed}, engine's settings: {text}\n")
-                place = place_on_spark(system, chosen, Path(folder))
+                sys.stdout.write(f"seed {seed}, engine's settings: {text}\n")
                 try:
-                    if command.fuzz:
-                        keep = command.keep or Path("fuzzed")
-                        report = await fuzz(command.fuzz, place, options, keep, show, SparkWriter)
-                    else:
-                        report = await check_scripts(
-                            scripts, place, options, show=show, scaling=command.scaling
-                        )
+                    report = await check(place_on_spark(system, chosen, Path(folder)), show)
                 except PenstockError as error:
                     sys.stderr.write(f"{error}\n")
                     return 1
     sys.stdout.write(report.summary() + "\n")
-    if command.json is not None:
-        command.json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2))
+    if json is not None:
+        written = msgspec.json.format(msgspec.json.encode(report), indent=2)
+        await anyio.Path(json).write_bytes(written)
     return 0 if report.ok else 1
 
 
@@ -275,6 +275,14 @@ def read(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
     return found
 
 
+def read_for_release(paths: Sequence[Path]) -> list[ViewScript | ViewResult]:
+    """Return what `read` does, without the views that the installed Spark is too old for."""
+    release = release_of(installed_version())
+    return [
+        each if isinstance(each, ViewResult) else for_release(each, release) for each in read(paths)
+    ]
+
+
 def failed_results(script: ViewScript, check: CheckedScript, error: Exception) -> list[ViewResult]:
     """Return the results of a script whose check failed: each view not yet found wrong is now
     wrong."""
@@ -298,10 +306,10 @@ async def check_scripts(
     options: CheckOptions,
     *,
     show: Show | None = None,
-    scaling: bool = False,
+    judge: Judge | None = None,
 ) -> CheckReport:
-    """Check all scripts. One that fails, whatever with, is reported as wrong, and the others go
-    on."""
+    """Check all scripts, or have `judge` do it. One that fails, whatever with, is reported as
+    wrong, and the others go on."""
     total = sum(
         1 if isinstance(script, ViewResult) else sum(view.materialized for view in script.views)
         for script in scripts
@@ -317,9 +325,7 @@ async def check_scripts(
         else:
             check = CheckedScript(script, place, options, f"check{number}")
             try:
-                results = await (
-                    measure_reads(check) if scaling else check.run(kill=number in killed)
-                )
+                results = await (judge(check) if judge else check.run(kill=number in killed))
             except Exception as error:  # noqa: BLE001 - noted in the script's results
                 results = failed_results(script, check, error)
         for result in results:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from actors.testing.connect_fuzz import fuzzed_request, read_plan
+from tests.kit.connect_fuzz import fuzzed_request, read_plan
 
 CASES = 1_500
 SECONDS_MAX = 20.0

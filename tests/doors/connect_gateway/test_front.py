@@ -24,8 +24,8 @@ from actors.doors.connect_gateway.message_budget import MessageBudget, MessageRe
 from actors.runtime.errors import ResourceBusy
 from actors.runtime.settings import Settings
 from actors.runtime.transport.address import NetworkAddress
-from actors.testing.hostile_bytes import HostileCrowd
 from actors.testing.patience import PATIENCE_MS, PATIENCE_S
+from tests.kit.hostile_peers import HostileCrowd
 
 NARROW = 8 * 1024
 TOKEN = "t" * 32

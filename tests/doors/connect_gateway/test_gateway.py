@@ -27,7 +27,7 @@ from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.runtime.errors import AddressInUse, BadSettings, QueryRejected
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import STATEMENT_ON_LOOP
-from actors.testing.loop_turns import bounded_turns
+from tests.kit.loop_turns import bounded_turns
 
 
 def executed(world: GatewayWorld) -> list[Any]:

@@ -22,7 +22,7 @@ from actors.durable.persist.location import CompareAndSet, VersionedData, Watche
 from actors.durable.persist.postgres_link import PostgresPlace, postgres_place
 from actors.runtime.errors import InvalidUsage, StorageError, StoreFull
 from actors.testing.postgres_server import PostgresServer
-from actors.testing.proxy import TcpProxy
+from tests.kit.proxy import TcpProxy
 
 pytestmark = pytest.mark.usefixtures("patient_loop")
 

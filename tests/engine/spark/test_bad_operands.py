@@ -14,9 +14,9 @@ from engine_child import ChildProcess  # type: ignore[import-not-found]
 from actors.model.plan.jobs import ForgetPlan, JobFailed, SubmitJob
 from actors.runtime.errors import from_wire
 from actors.runtime.kernel import ReplySlot
-from actors.testing.bad_operands import OperandCheck
 from actors.testing.maintain import EngineCaller
 from suite_lanes import examples  # type: ignore[import-not-found]
+from tests.kit.bad_operands import OperandCheck
 
 pytestmark = pytest.mark.spark
 

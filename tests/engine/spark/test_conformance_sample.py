@@ -15,7 +15,9 @@ from actors.model.plan.schema import TableSchema
 from actors.runtime.kernel import ActorSystem
 from actors.runtime.settings import Settings
 from actors.testing.check_views import place_on_spark
-from actors.testing.conformance import (
+from tests.kit.corpora import make_tables, read_queries
+from tests.kit.plan_trees import difference, kept_trees
+from tests.kit.query_conformance import (
     ConformanceCheck,
     QueryJudgement,
     compile_queries,
@@ -23,8 +25,6 @@ from actors.testing.conformance import (
     judged_wrong,
     output_schemas,
 )
-from actors.testing.corpora import make_tables, read_queries
-from actors.testing.plan_trees import difference, kept_trees
 
 FOLDER = Path(__file__).parents[2] / "corpora"
 SAMPLE = {

@@ -26,8 +26,8 @@ from actors.model.plan.relational import (
 )
 from actors.model.plan.schema import TableColumn, TableSchema
 from actors.runtime.errors import InvalidUsage, QueryRejected, UnknownObject
-from actors.testing import tpch
 from actors.testing.analysis import analyze_in_memory
+from tests.kit import tpch
 
 TABLES = {
     "flights": TableSchema(

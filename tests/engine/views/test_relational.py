@@ -32,7 +32,6 @@ from actors.model.plan.relational import (
 from actors.model.plan.relational_text import render
 from actors.model.plan.relational_walk import inputs_of, nodes
 from actors.model.plan.schema import TableSchema
-from actors.testing import tpch
 from actors.testing.analysis import analyze
 from actors.testing.oracle import differences, run_query
 from actors.testing.parsed.build import build, probe_texts
@@ -40,6 +39,7 @@ from actors.testing.parsed.parse import read_tables
 from actors.testing.parsed.resolve import resolve
 from actors.testing.parsed.trees import UnsupportedConstruct, factored, reads, text, tree_of
 from suite_lanes import examples  # type: ignore[import-not-found]
+from tests.kit import tpch
 
 TABLES: dict[str, TableSchema] = view_corpus.TABLES
 

@@ -23,10 +23,10 @@ from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
 from actors.runtime.errors import PenstockError
 from actors.testing.analysis import analyze_in_memory
-from actors.testing.fuzz import make_case
 from actors.testing.nodes import NodeRelation, NodeRunner, consolidated
 from actors.testing.nodes import Update as Row
 from actors.testing.view_scripts import parse_script, random_value
+from tests.kit.fuzz import make_case
 
 D0 = NamedInput("d0", ("k",))
 

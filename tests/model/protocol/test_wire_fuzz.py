@@ -22,8 +22,8 @@ from actors.runtime.errors import (
     WrongService,
 )
 from actors.runtime.frames import HEADER
-from actors.testing.wire_fuzz import FRAME_BYTES_MAX, HANDSHAKES, TARGETS, framed, mutated
 from suite_lanes import examples  # type: ignore[import-not-found]
+from tests.kit.wire_fuzz import FRAME_BYTES_MAX, HANDSHAKES, TARGETS, framed, mutated
 
 FRAMES = [name for name in TARGETS if "handshake" not in name]
 

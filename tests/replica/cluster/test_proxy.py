@@ -16,7 +16,7 @@ import pytest
 from actors.runtime.errors import ConnectionBroken, PenstockError
 from actors.runtime.settings import Settings
 from actors.runtime.transport.connection import FramedConnection, TransportListener, dial
-from actors.testing.proxy import SIDES, TcpProxy
+from tests.kit.proxy import SIDES, TcpProxy
 
 pytestmark = pytest.mark.usefixtures("patient_loop")
 

@@ -8,13 +8,13 @@ import pytest
 
 from actors.replica.dataflow.events import DataflowPhase
 from actors.replica.dataflow.machine import DataflowMachine
-from actors.testing import transition_diagram
-from actors.testing.transition_diagram import state_diagram, with_diagram
+from tests.kit import transition_diagram
+from tests.kit.transition_diagram import state_diagram, with_diagram
 
 
 def test_the_page_is_drawn_from_the_table(root: Path) -> None:
     page = (root / "docs" / "dataflow-states.md").read_text()
-    assert with_diagram(page) == page, "python -m actors.testing.transition_diagram draws it anew"
+    assert with_diagram(page) == page, "python -m tests.kit.transition_diagram draws it anew"
 
 
 def test_every_move_is_drawn_once() -> None:

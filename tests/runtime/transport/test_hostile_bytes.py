@@ -25,8 +25,8 @@ from actors.runtime.transport.connection import OPENING, HandshakeOpening, Trans
 from actors.runtime.transport.http_pages import HttpPages, liveness_page
 from actors.service import Service
 from actors.testing.engine import in_memory_engine
-from actors.testing.hostile_bytes import HostileCrowd
 from actors.testing.patience import PATIENCE_S
+from tests.kit.hostile_peers import HostileCrowd
 
 PEERS, LOTS = 200, 4
 TOKEN = "t" * 32

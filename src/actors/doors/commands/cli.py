@@ -346,9 +346,7 @@ def demo(
 
 @app.command("check-views")
 def check_views(
-    paths: Annotated[
-        list[Path] | None, typer.Argument(help="View scripts, or folders of them.")
-    ] = None,
+    paths: Annotated[list[Path], typer.Argument(help="View scripts, or folders of them.")],
     splits: Annotated[
         int, typer.Option(help="Random ways to cut the changes into steps, besides the two ends.")
     ] = 2,
@@ -356,17 +354,9 @@ def check_views(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Writes the results there, too.")
     ] = None,
-    scaling: Annotated[
-        bool,
-        typer.Option(help="Measures instead what steps read on ten times the state."),
-    ] = False,
-    fuzz: Annotated[int, typer.Option(help="Makes up so many views in place of scripts.")] = 0,
     base: Annotated[
         int, typer.Option(min=0, help="Loads so many further rows into each script's tables first.")
     ] = 0,
-    keep: Annotated[
-        Path | None, typer.Option(help="Where made-up scripts that fail are written.")
-    ] = None,
     modes: Annotated[
         bool,
         typer.Option(help="Checks alone how views are maintained: plans them, computes nothing."),
@@ -383,13 +373,9 @@ def check_views(
     from actors.testing.check_views import CheckCommand
     from actors.testing.check_views import main as check
 
-    if bool(paths) == bool(fuzz):
-        raise typer.BadParameter("give view scripts, or --fuzz with how many views to make up")
-    if modes and (scaling or fuzz or base):
-        raise typer.BadParameter("--modes computes nothing: not beside --scaling, --fuzz or --base")
-    command = CheckCommand(
-        tuple(paths or ()), splits, seed, json_file, scaling, fuzz, base, keep, modes=modes
-    )
+    if modes and base:
+        raise typer.BadParameter("--modes computes nothing: not beside --base")
+    command = CheckCommand(tuple(paths), splits, seed, json_file, base, modes=modes)
     raise typer.Exit(check(command, load()))
 
 

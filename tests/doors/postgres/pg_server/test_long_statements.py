@@ -19,7 +19,7 @@ from actors.doors.sql_session import writing
 from actors.engine.sql.tokens import lex_sql
 from actors.runtime.kernel.loop_delays import watch_loop
 from actors.runtime.threshold_probes import STATEMENT_ON_LOOP
-from actors.testing.loop_turns import bounded_turns
+from tests.kit.loop_turns import bounded_turns
 
 PLACES: list[tuple[Any, str]] = [
     (connection, "parse_statements"),

@@ -8,7 +8,7 @@ from random import Random
 from pg_house import pg_service  # type: ignore[import-not-found]
 
 from actors.runtime.errors import RemoteProtocolError
-from actors.testing.pg_fuzz import (
+from tests.kit.pg_fuzz import (
     MESSAGE_BYTES_MAX,
     SESSIONS,
     FuzzedDoor,

@@ -34,7 +34,7 @@ from actors.connectors.sources import nexmark
 from actors.connectors.sources.tpch import SCHEMAS as TPCH
 from actors.model.plan.schema import TableColumn, TableSchema, arrow_type
 from actors.runtime.errors import InvalidUsage
-from actors.testing.tpcds import SCHEMAS as TPCDS
+from tests.kit.tpcds import SCHEMAS as TPCDS
 
 NEXMARK_EVENTS: Final = 10_000_000
 """Number of events at scale 1."""

@@ -1,6 +1,6 @@
 """Draws the transitions of a dataflow (`DataflowMachine.TRANSITIONS`) as a Mermaid state diagram.
 
-    python -m actors.testing.transition_diagram docs/dataflow-states.md
+    python -m tests.kit.transition_diagram docs/dataflow-states.md
 
 writes the diagram into the page, between two marks; without a page it is printed. States that
 share a transition are drawn as one *group*, where `NODES` has one. A transition that may stay in
@@ -22,7 +22,7 @@ from actors.replica.dataflow.machine import DataflowMachine
 StateGroup: TypeAlias = frozenset[DataflowPhase]
 StateMove: TypeAlias = tuple[DataflowPhase, DataflowPhase]
 
-BEGIN: Final = "<!-- transitions: written by actors.testing.transition_diagram -->"
+BEGIN: Final = "<!-- transitions: written by tests.kit.transition_diagram -->"
 END: Final = "<!-- end of transitions -->"
 NODES: Final[Mapping[StateGroup, str]] = {
     **{frozenset((state,)): state.value for state in DataflowPhase},

@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from actors.testing.fuzz import FuzzCase, FuzzColumn, FuzzTable
+from tests.kit.fuzz import FuzzCase, FuzzColumn, FuzzTable
 
 ODD_NAMES: Final = (
     "select", "from", "order", "group", "table", "index", "where", "values", "user", "key", "case",

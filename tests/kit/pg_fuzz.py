@@ -26,8 +26,8 @@ from actors.model.pgwire.messages import EncryptionRequest, StartupPacket, encod
 from actors.runtime.errors import PenstockError, RemoteProtocolError
 from actors.service import Service
 from actors.testing.patience import PATIENCE_S
-from actors.testing.wire_fuzz import mutated
 from penstock_flights.door import DoorConnection
+from tests.kit.wire_fuzz import mutated
 
 MESSAGE_BYTES_MAX: Final = 128 * 1024
 TABLE: Final = "CREATE TABLE IF NOT EXISTS f (a BIGINT, b STRING, PRIMARY KEY (a))"

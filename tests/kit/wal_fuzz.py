@@ -14,13 +14,13 @@ from random import Random
 from typing import Any, Final, TypeAlias
 
 from actors.runtime.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
-from actors.testing.wire_fuzz import mutated
 from actors.wal import codec_v2, codec_v3
 from actors.wal.dialling import read_row
 from actors.wal.messages import PageserverFeedback, TermEntry
 from actors.wal.peers import PeerStatus, parse_status, status_row
 from actors.wal.replication import decode_feedback, encode_feedback, parse_reader
 from actors.wal.startup import StartupHandshake, TenantGrant, parse_command
+from tests.kit.wire_fuzz import mutated
 
 Target: TypeAlias = Callable[[bytes], PenstockError | None]
 

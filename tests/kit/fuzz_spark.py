@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Final
 
-from actors.testing.fuzz import DOMAINS, NUMBERS, TYPES, FuzzColumn, FuzzTable, QueryWriter
+from tests.kit.fuzz import DOMAINS, NUMBERS, TYPES, FuzzColumn, FuzzTable, QueryWriter
 
 WHOLE: Final = ("int", "bigint")
 SHAPE: Final = 0.4

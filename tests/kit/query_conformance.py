@@ -36,9 +36,9 @@ from actors.runtime.settings import Settings
 from actors.testing.base_check import BaseCheck
 from actors.testing.check_views import failed_results, for_plans_run_once, for_short_lives
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, first_line
-from actors.testing.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 from actors.testing.maintain import EngineCaller
 from actors.testing.view_scripts import ScriptUpdate, ViewScript, ViewText
+from tests.kit.corpora import CORPORA, CorpusQuery, make_tables, tables_of
 
 TIMES: Final = (10, 20, 21, 22, 30)
 """Times of the changes; the view is hydrated at the first."""

@@ -18,10 +18,10 @@ import msgspec
 from actors.runtime.errors import QueryRejected
 from actors.testing.check_views import CheckReport, Show
 from actors.testing.checking import CheckedScript, CheckOptions, CheckPlace, ViewResult, first_line
-from actors.testing.fuzz import FuzzCase, QueryWriter, make_case
-from actors.testing.fuzz_names import with_odd_names
 from actors.testing.stage import shard_name
 from actors.testing.view_scripts import parse_script
+from tests.kit.fuzz import FuzzCase, QueryWriter, make_case
+from tests.kit.fuzz_names import with_odd_names
 
 VIEWS_A_SCRIPT: Final = 4
 SCRIPTS_AT_ONCE: Final = 2

@@ -36,7 +36,7 @@ from actors.doors.connect_gateway.sql_names import (
     temporary_view_of,
 )
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.testing.wire_fuzz import mutated
+from tests.kit.wire_fuzz import mutated
 
 BYTES_MAX: Final = 1 << 20
 _FIELDS_MAX: Final = 5
