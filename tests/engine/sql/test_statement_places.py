@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ from actors.engine.sql.expressions import (
 )
 from actors.engine.sql.grammar import parse_statement, parse_statements
 from actors.engine.sql.reader import StatementReader
-from actors.engine.sql.statements import TextSpan
+from actors.engine.sql.statements import TextSpan, parts_in
 from actors.engine.sql.tokens import LexedText, SqlDialect, lex_text
 from suite_lanes import examples  # type: ignore[import-not-found]
 
@@ -74,18 +73,6 @@ statements = st.one_of(
 )
 
 
-def spans_in(value: Any) -> Iterator[TextSpan]:
-    match value:
-        case TextSpan():
-            yield value
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                yield from spans_in(getattr(value, name))
-        case tuple():
-            for each in value:
-                yield from spans_in(each)
-
-
 def words_of(lexed: LexedText) -> list[tuple[str, str]]:
     return [(token.kind, token.text) for token in lexed.tokens]
 
@@ -105,7 +92,7 @@ def unplaced(node: ExpressionNode) -> ExpressionNode:
 @given(statements, st.sampled_from(SqlDialect))
 @settings(max_examples=examples(200))
 def test_the_place_of_a_part_is_its_text(text: str, dialect: SqlDialect) -> None:
-    spans = list(spans_in(parse_statement(text, dialect)))
+    spans = list(parts_in(parse_statement(text, dialect), TextSpan))
     assert spans
     for span in spans:
         assert span.text == text[span.start : span.end]
@@ -130,7 +117,9 @@ def test_a_statement_of_a_script_is_the_one_of_its_text(
         statement, alone = parsed.statement(), parse_statement(text, dialect)
         assert type(statement) is type(alone)
         assert statement.position == alone.position + at
-        for one, other in zip(spans_in(statement), spans_in(alone), strict=True):
+        for one, other in zip(
+            *(parts_in(each, TextSpan) for each in (statement, alone)), strict=True
+        ):
             assert (one.start, one.end, one.text) == (other.start + at, other.end + at, other.text)
         at += len(text)
 

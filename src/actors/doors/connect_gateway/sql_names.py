@@ -8,11 +8,13 @@ column called like a table) and never too little, except for names that a text c
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final, NamedTuple, TypeAlias
 
+from actors.engine.sql.grammar import parse_span, parse_statement
 from actors.engine.sql.reader import StatementReader
+from actors.engine.sql.statements import SqlStatement, TextSpan
 from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_sql, name_value
 from actors.runtime.errors import SqlSyntaxError
 
@@ -65,20 +67,25 @@ def split_words(sql: str) -> list[SqlToken]:
     >>> [word.text for word in split_words("SELECT a /* b */ FROM `c d`.e -- f")]
     ['SELECT', 'a', 'FROM', '`c d`', '.', 'e']
     """
+    return list(_words_in(_tokens_of(sql)))
+
+
+def _tokens_of(sql: str) -> list[SqlToken]:
     try:
-        tokens = lex_sql(sql)
+        return lex_sql(sql)
     except SqlSyntaxError:
         return []
-    found: list[SqlToken] = []
+
+
+def _words_in(tokens: Iterable[SqlToken]) -> Iterator[SqlToken]:
     for token in tokens:
         if token.kind != "hint":
-            found.append(token)
+            yield token
             continue
         start = token.start + len("/*+")
         # A hint names tables, as in BROADCAST(t).
-        inner = split_words(token.text[len("/*+") : -len("*/")])
-        found += [SqlToken(each.kind, each.text, each.start + start) for each in inner]
-    return found
+        for each in split_words(token.text[len("/*+") : -len("*/")]):
+            yield SqlToken(each.kind, each.text, each.start + start)
 
 
 class TextNames(NamedTuple):
@@ -86,8 +93,9 @@ class TextNames(NamedTuple):
 
     head: str
     """The first word after any brackets, in upper case; "" in a text without words."""
-    first: tuple[SqlToken, ...]
-    """Its first words, `FIRST_WORDS` at most."""
+    tokens: Sequence[SqlToken]
+    words: Sequence[SqlToken]
+    """The tokens, with those that stand in hints."""
     changes: bool
     """True if one of its words begins a change."""
     chains: tuple[NameChain, ...]
@@ -95,7 +103,6 @@ class TextNames(NamedTuple):
     """Strings that may be names, or statements."""
 
 
-FIRST_WORDS: Final = 256
 _KEPT: ContextVar[dict[str, TextNames] | None] = ContextVar("texts of a request", default=None)
 
 
@@ -124,12 +131,14 @@ def read_names(sql: str) -> TextNames:
     >>> read_names("(SELECT a.b FROM t)").head
     'SELECT'
     """
-    words = split_words(sql)
+    tokens = _tokens_of(sql)
+    words = list(_words_in(tokens))
     named = {word.text.upper() for word in words if word.kind == "word"}
     return TextNames(
         # Brackets may stand around a query, never around a command.
         next((word.text.upper() for word in words if word.text != "("), ""),
-        tuple(words[:FIRST_WORDS]),
+        tokens,
+        words,
         not named.isdisjoint(_CHANGE_WORDS),
         tuple(find_chains(words)),
         () if named.isdisjoint(_TEXT_NAMES) else tuple(w for w in words if w.kind == "text"),
@@ -259,8 +268,8 @@ def is_query(sql: str) -> bool:
 
 def needs_no_rows(sql: str) -> bool:
     """Return whether Spark answers a text by its analysis alone, without any table's rows."""
-    first = names_of(sql).first
-    head = first[0].text.upper() if first else ""
+    words = names_of(sql).words
+    head = words[0].text.upper() if words else ""
     return head in _SHOWN_HEADS or is_query(sql)
 
 
@@ -278,7 +287,7 @@ def setting_of(sql: str) -> SettingText | None:
     >>> setting_of("SET spark.sql.ansi.enabled = false")
     SettingText(name='spark.sql.ansi.enabled', assigns=True, resets=False)
     """
-    words = names_of(sql).first
+    words = names_of(sql).words
     if not words or words[0].text.upper() not in ("SET", "RESET"):
         return None
     chains = list(find_chains(words[1:]))
@@ -290,9 +299,19 @@ def setting_of(sql: str) -> SettingText | None:
     return SettingText(found, any(word.text == "=" for word in words), resets)
 
 
-def _first_words(sql: str) -> StatementReader:
-    """Return a reader of a text's first words."""
-    return StatementReader(LexedText(sql, SqlDialect.SPARK, names_of(sql).first, {}))
+def parse_text(sql: str) -> SqlStatement:
+    """Return the one statement of a text, whose words are split already. Raises
+    `SqlSyntaxError`."""
+    tokens = names_of(sql).tokens
+    if not tokens:
+        return parse_statement(sql)
+    lexed = LexedText(sql, SqlDialect.SPARK, tokens, {})
+    return parse_span(TextSpan(lexed, 0, len(tokens)).matched())
+
+
+def _words_of(sql: str) -> StatementReader:
+    """Return a reader of a text's words."""
+    return StatementReader(LexedText(sql, SqlDialect.SPARK, names_of(sql).words, {}))
 
 
 def _take_name(reader: StatementReader) -> NameParts | None:
@@ -310,7 +329,7 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
     >>> temporary_view_of("CREATE OR REPLACE TEMP VIEW v AS SELECT 1")[:3]
     ('v', 'SELECT 1', True)
     """
-    reader = _first_words(sql)
+    reader = _words_of(sql)
     if not reader.take("CREATE"):
         return None
     replace = reader.take("OR", "REPLACE")
@@ -322,12 +341,9 @@ def temporary_view_of(sql: str) -> TemporaryViewText | None:
     if name is None or len(name) > 1:
         return None
     bare = reader.take("AS")
-    if not bare:
-        words = LexedText(sql, SqlDialect.SPARK, split_words(sql), {})
-        reader = StatementReader(words, reader.place)
-        # Over a list of columns, a comment, properties: which of them it is does not matter.
-        while not reader.ends() and not reader.take("AS"):
-            reader.place += 1
+    # Over a list of columns, a comment, properties: which of them it is does not matter.
+    while not bare and not reader.ends() and not reader.take("AS"):
+        reader.place += 1
     query = "" if reader.ends() else sql[reader.position :]
     return TemporaryViewText(name[0], query, replace, if_absent, is_global, not bare)
 
@@ -339,7 +355,7 @@ def created_name_of(sql: str) -> tuple[str, NameParts] | None:
     >>> created_name_of("CREATE OR REPLACE TABLE default.t USING parquet AS SELECT 1")
     ('TABLE', ('default', 't'))
     """
-    reader = _first_words(sql)
+    reader = _words_of(sql)
     if not reader.take("CREATE") and not reader.take("REPLACE"):
         return None
     reader.take("OR", "REPLACE")
@@ -359,7 +375,7 @@ def changed_name_of(sql: str) -> NameParts | None:
     >>> changed_name_of("MERGE INTO a.t USING {s} ON true"), changed_name_of("SELECT 1")
     (('a', 't'), None)
     """
-    reader = _first_words(sql)
+    reader = _words_of(sql)
     for head in ("INSERT", "UPDATE", "DELETE", "MERGE"):
         if reader.take(head):
             for word in ("INTO", "OVERWRITE", "FROM", "TABLE"):
@@ -370,7 +386,7 @@ def changed_name_of(sql: str) -> NameParts | None:
 
 def dropped_view_of(sql: str) -> str | None:
     """Return the name of one part that a DROP VIEW drops; None for every other text."""
-    reader = _first_words(sql)
+    reader = _words_of(sql)
     if not reader.take("DROP", "VIEW"):
         return None
     reader.take("IF", "EXISTS")

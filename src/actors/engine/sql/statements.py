@@ -11,14 +11,15 @@ case. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal, TypeAlias
+from collections.abc import Iterator, Sequence
+from typing import Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
 from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_text, match_brackets
 from actors.model.plan.schema import TableColumn, TableSchema
 
+T = TypeVar("T")
 QualifiedName: TypeAlias = tuple[str, ...]
 ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
 RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
@@ -112,6 +113,18 @@ class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
     """A statement that begins at the offset `position`."""
 
     position: int
+
+
+def parts_in(value: object, kind: type[T]) -> Iterator[T]:
+    """Yield the parts of this class that a statement, or a value in one, has."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from parts_in(each, kind)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, TextSpan):
+        for name in value.__struct_fields__:
+            yield from parts_in(getattr(value, name), kind)
 
 
 # -- tables, sources, views, indexes, sinks ------------------------------------------------------
