@@ -81,8 +81,9 @@ from actors.model.protocol.api import (
 )
 from actors.replica.cluster.checked import CheckedClient
 from actors.replica.cluster.client import LocalClient
-from actors.replica.cluster.cluster import WorkerCluster, bind_listener, cast_of
+from actors.replica.cluster.cluster import WorkerCluster, cast_of
 from actors.replica.cluster.hosts import LocalReplicas
+from actors.replica.cluster.serving import bind_listener
 from actors.runtime.errors import BadSettings, ResourceClosed, ServiceExpired, StorageError
 from actors.runtime.kernel import (
     ActorAddress,
@@ -364,7 +365,6 @@ class Service:
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
-                self._connect_storage,
                 lambda kept: replica_set.store_names(persist, settings, kept),
             )
         self._clusters = cluster = await WorkerCluster.start(
@@ -375,14 +375,14 @@ class Service:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
         if settings.storage_listen:
-            storage_listener = await cluster.listen_storage(settings.storage_listen)
+            storage_listener = await cluster.listen(settings.storage_listen, "storage")
             stack.push_async_callback(storage_listener.aclose)
 
         async def connect() -> ReplicaClient:
             return self._connect(await cluster.connect(), "r1")
 
         async def connect_storage() -> ReplicaClient:
-            return self._connect_storage(await cluster.connect_storage())
+            return self._connect(await cluster.connect("storage"), "r1")
 
         storage = None if connectors is None else connect_storage
         return FixedReplicas({"r1": connect}, cluster.statistics, storage)
@@ -393,7 +393,7 @@ class Service:
         return await PersistClient.open(directory, self.settings, self._clock)
 
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings)
+        return CheckedClient(client.trust(), self.settings, client.half)
 
     def _reach_out(
         self, system: ActorSystem, executor: ActorAddress[ExecutorMessage], scratch: Path
@@ -403,9 +403,6 @@ class Service:
     def _half(self, persist: PersistClient) -> StorageConnectors | None:
         """Return the external access of the workers' storage halves; None: they have none."""
         return self._connectors.half(persist)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        return CheckedClient(client.trust(), self.settings, "storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         """Return the address by which the cluster's connections reach an adapter."""
@@ -639,7 +636,7 @@ class ReplicaService(Service):
             connectors=self._half(persist),
         )
         await cluster.serve(listener)
-        storage = await cluster.listen_storage(storage_place(settings))
+        storage = await cluster.listen(storage_place(settings), "storage")
         stack.push_async_callback(storage.aclose)
         await self._register(stack, persist, name, storage)
         look = look_for_owner(fence)

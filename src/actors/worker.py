@@ -25,13 +25,13 @@ each stops its tasks and removes its partition, and only then reports the end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from actors.channel_adapter import ClientGone, ResponsesForwarded
+from actors.channel_adapter import ClientGone, ResponsesForwarded, send_responses
 from actors.connectors.storage_connectors import StorageConnectors
 from actors.durable.persist import PersistClient
 from actors.model.protocol.compute import (
@@ -39,20 +39,19 @@ from actors.model.protocol.compute import (
     Peek,
     PeekResponse,
     StatusResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
 )
 from actors.model.protocol.internal import (
     BatchEmitted,
     CopyFinished,
     DataflowProgress,
     EmitBatch,
+    Half,
     InstallUpdates,
     ProposeCommand,
     SequencedCommand,
     StartInputs,
     StopInputs,
+    TaggedCommand,
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
@@ -126,7 +125,7 @@ class InspectWorker(msgspec.Struct, frozen=True, gc=False):
 
 
 WorkerMessage: TypeAlias = (
-    TaggedCommand
+    TaggedCommand[Any]
     | SequencedCommand
     | ResponsesForwarded
     | ClientGone
@@ -145,7 +144,7 @@ WorkerMessage: TypeAlias = (
 class Worker(Actor[WorkerMessage]):
     """Worker `index` of `count`.
 
-    `workers`, `adapters` and `lanes` (of commands, for each half) hold those of all workers by
+    `workers`, and for each half `adapters` and `lanes` (of commands), hold those of all workers by
     index; they may be filled after construction, before the first message. `propose` puts a command
     into the one order (`Sequencer`); only worker 0 calls it. `replica` names the worker's cluster
     for people, `life` its incarnation in this process.
@@ -157,7 +156,7 @@ class Worker(Actor[WorkerMessage]):
         count: int,
         propose: Callable[[ProposeCommand], Awaitable[None]],
         workers: Sequence[ActorAddress[Any]],
-        adapters: Sequence[ActorAddress[Any]],
+        adapters: Mapping[Half, Sequence[ActorAddress[Any]]],
         cast: ActorFactory,
         persist: PersistClient,
         settings: Settings,
@@ -165,10 +164,8 @@ class Worker(Actor[WorkerMessage]):
         partitions: ClusterPartitions,
         replica: str = "r1",
         life: int = 0,
-        storage_adapters: Sequence[ActorAddress[Any]] = (),
         connectors: StorageConnectors | None = None,
-        lanes: Sequence[FlowWindow[Any]] = (),
-        storage_lanes: Sequence[FlowWindow[Any]] = (),
+        lanes: Mapping[Half, Sequence[FlowWindow[Any]]] | None = None,
     ) -> None:
         self._index = index
         self._replica = replica
@@ -199,10 +196,8 @@ class Worker(Actor[WorkerMessage]):
             self._state, self._live, settings.log_rows_max, cast.shared, replica
         )
         persist.ledger.add(self._logs.memory)
-        self._storage_adapters = storage_adapters
         self._connectors = connectors
         self._lanes = lanes
-        self._storage_lanes = storage_lanes
         self._storage: StorageHalf | None = None
 
     async def on_start(self) -> None:
@@ -235,11 +230,11 @@ class Worker(Actor[WorkerMessage]):
                 self._index,
                 self._workers,
                 self._propose,
-                self._storage_adapters,
+                self._adapters["storage"],
                 self._persist,
                 self._settings,
                 self._connectors,
-                self._storage_lanes[self._index] if self._storage_lanes else None,
+                self._lanes["storage"][self._index] if self._lanes else None,
             )
             self._storage.begin()
             self._logs.beside = self._storage.rows
@@ -248,7 +243,7 @@ class Worker(Actor[WorkerMessage]):
         """Handle one message and send the responses that have room to the adapter."""
         self._peeking.new_turn()
         match message:
-            case TaggedCommand():
+            case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
                 for effect in effects:
                     await self._perform(effect)
@@ -269,12 +264,12 @@ class Worker(Actor[WorkerMessage]):
                     self._done_with_one()
             case FromDataflow():
                 await self._from_dataflow(message)
-            case ResponsesForwarded():
+            case ResponsesForwarded(half="compute"):
                 self._deliver(self._outbox.taken(message.nonce, message.serials))
             case PeekFinished():
                 self._peeking.ended(message.done.ticket)
                 await self._feed(message.done)
-            case ClientGone():
+            case ClientGone(half="compute"):
                 await self._feed(e.ComputeClientLost(message.nonce))
             case InstallFinished() | InsertAgain() | MaintenanceFinished():
                 await self._installs.turn(message)
@@ -296,7 +291,7 @@ class Worker(Actor[WorkerMessage]):
             case _:
                 if self._storage is not None:
                     await self._storage.receive(message)
-        self._flush()
+        send_responses(self._outbox, self._adapters["compute"][self._index])
         if self._storage is not None:
             self._storage.flush()
 
@@ -312,22 +307,11 @@ class Worker(Actor[WorkerMessage]):
     def _done_with_one(self) -> None:
         """Release the lane: a compute command was sequenced, or needs no place in the order."""
         if self._lanes:
-            self._lanes[self._index].done()
+            self._lanes["compute"][self._index].done()
 
     async def _feed(self, event: e.Event) -> None:
         for effect in self._state.handle(event):
             await self._perform(effect)
-
-    def _flush(self) -> None:
-        nonce = self._outbox.nonce
-        if nonce is None:
-            return
-        going = self._outbox.take()
-        if len(going) == 1:
-            ((serial, response),) = going
-            self._adapters[self._index].reply(TaggedResponse(nonce, response, serial))
-        elif going:
-            self._adapters[self._index].reply(TaggedResponses(nonce, tuple(going)))
 
     # -- effects -----------------------------------------------------------------------------------
 

@@ -38,12 +38,10 @@ from actors.model.protocol.compute import (
     StatusResponse,
     SubscribeBatch,
     SubscribeResponse,
-    TaggedCommand,
-    TaggedResponse,
-    TaggedResponses,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
+    AnyResponse,
     BatchEmitted,
     CompactionAllowed,
     DataflowProgress,
@@ -59,6 +57,9 @@ from actors.model.protocol.internal import (
     StartInputs,
     StartListen,
     StopInputs,
+    TaggedCommand,
+    TaggedResponse,
+    TaggedResponses,
     UpdatesInstalled,
     WritesAllowed,
 )
@@ -95,7 +96,7 @@ class House:
         self.workers: list[ActorAddress[Any]] = []
         self.next = 0
         self.nonce = ""
-        self.came: deque[tuple[int, Response]] = deque()
+        self.came: deque[tuple[int, AnyResponse]] = deque()
         """The rest of a lot of responses."""
 
     async def do(self, *commands: Command | CommandBatch) -> None:
@@ -170,7 +171,7 @@ async def house(
             count,
             made.sequencer.address.send,
             made.workers,
-            adapters,
+            {"compute": adapters},
             cast,
             persist,
             settings,

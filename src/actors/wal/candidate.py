@@ -54,10 +54,6 @@ class LogTail:
     def begin_lsn(self) -> int:
         return self._begins[self._dropped] if self._dropped < len(self._begins) else self.end_lsn
 
-    @property
-    def retained_bytes(self) -> int:
-        return self.end_lsn - self.begin_lsn
-
     def append(self, wal: bytes) -> None:
         """Append bytes at `end_lsn`."""
         for at in range(0, len(wal), self._piece_bytes_max):

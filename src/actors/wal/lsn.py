@@ -14,7 +14,6 @@ from typing import Final
 from actors.runtime.errors import InvalidUsage
 
 INVALID: Final = 0
-LSN_MAX: Final = 2**64 - 1
 PAGE_BYTES: Final = 8192
 ALIGNMENT: Final = 8
 SEGMENT_BYTES: Final = 16 * 1024 * 1024

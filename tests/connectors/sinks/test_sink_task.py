@@ -257,7 +257,7 @@ async def test_stopped_as_an_actor_it_lets_go_of_everything(
     await stage.idle()
     await task.stop()
     assert house.sinks[0].closed
-    assert house.persist._book.shards() == []
+    assert not house.persist._book._readers
 
 
 @pytest.mark.parametrize("after", [False, True])

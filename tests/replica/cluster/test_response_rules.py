@@ -34,7 +34,8 @@ from actors.model.protocol.compute import (
     SubscribeDropped,
     SubscribeResponse,
 )
-from actors.replica.cluster.checked import CheckedClient, ResponseRules
+from actors.replica.cluster.checked import CheckedClient
+from actors.replica.cluster.rules import ResponseRules
 from actors.runtime.errors import LocalProtocolError, RemoteProtocolError
 from actors.runtime.progress import EMPTY
 from actors.runtime.settings import Settings

@@ -37,7 +37,6 @@ from actors.model.protocol.compute import (
     SubscribeDropped,
     SubscribeExport,
     SubscribeResponse,
-    TaggedCommand,
     UpdateConfiguration,
 )
 from actors.model.protocol.internal import (
@@ -48,6 +47,7 @@ from actors.model.protocol.internal import (
     EmitBatch,
     ProposeCommand,
     SequencedCommand,
+    TaggedCommand,
     WritesAllowed,
 )
 from actors.model.protocol.message_parts import RowSetFinishing

@@ -216,6 +216,9 @@ class _Service(Service):
     def _connect(self, client: LocalClient, replica: str) -> ReplicaClient:
         self.clusters = self._clusters
         world = self._world
+        if client.half == "storage":
+            heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
+            return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
         watch = ControllerWatch(world, self._life, heard=replica == "r1")
         return FaultyClusterClient(self._way(client), world.injector, world.guarded(watch.heard))
 
@@ -234,11 +237,6 @@ class _Service(Service):
     ) -> SimulatedOutside:
         world = self._world
         return SimulatedOutside(world, self.settings, world.clock, system.random, executor, scratch)
-
-    def _connect_storage(self, client: LocalClient) -> ReplicaClient:
-        world = self._world
-        heard = world.guarded(StorageWatch(world, self._life, controller=True).heard)
-        return FaultyClusterClient(self._way(client), world.injector, heard, name="storage")
 
     def _reach(self, adapter: ActorAddress[Any]) -> ActorAddress[Any]:
         return DelayedAddress(adapter, self._world.injector, self._world.told.sent)
@@ -418,8 +416,8 @@ class SimulatedCluster:
         if service is None or service.clusters is None:
             raise ConnectionBroken("the cluster is down")
         if isinstance(service.clusters, LocalReplicas):
-            return await service.clusters.connect_storage("r1")
-        return await service.clusters.connect_storage()
+            return await service.clusters.connect("r1", "storage")
+        return await service.clusters.connect("storage")
 
     @property
     def life(self) -> int:
@@ -455,7 +453,7 @@ class SimulatedCluster:
         service = self._service
         if service is None or service.persist is None:
             return []
-        return list(service.persist._book.shards())
+        return list(service.persist._book._readers)
 
 
 def _parts_of(system: ActorSystem, replica: str) -> list[ActorCell[Any]]:

@@ -16,10 +16,9 @@ from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
 from actors.model.protocol.compute import Command, Peek, PeekRows, Response
-from actors.model.protocol.storage import StorageTaggedResponse
+from actors.model.protocol.internal import TaggedResponse, TaggedResponses
 from actors.replica.cluster.client import ClusterClient, LocalClient, WireClient
 from actors.replica.cluster.serving import ConversationServer
-from actors.replica.cluster.storage_connection import StorageServer
 from actors.runtime.errors import ConnectionBroken, PenstockError, ResourceClosed
 from actors.runtime.kernel import ActorAddress
 from actors.runtime.progress import Nonce
@@ -225,8 +224,8 @@ def over_wire(client: LocalClient, injector: FaultInjector, settings: Settings) 
     over a wire, and the cluster's end is the one of a socket."""
     wire = SimulatedWire(injector, "wire")
     served = WireEnd(wire, "a controller", wire.down, wire.up)
-    kind = StorageServer if client.half == "storage" else ConversationServer
-    conversation = kind(client.acceptor, settings).converse(cast(Any, served))
+    server = ConversationServer(client.acceptor, settings, client.half)
+    conversation = server.converse(cast(Any, served))
     task = asyncio.get_running_loop().create_task(_over(wire, conversation))
     _CONVERSATIONS.add(task)
     task.add_done_callback(_CONVERSATIONS.discard)
@@ -418,8 +417,11 @@ class DelayedAddress(ActorAddress[Any]):
 
     def reply(self, message: Any) -> bool:
         """Answer, perhaps delayed."""
-        if isinstance(message, StorageTaggedResponse):
+        if self._half and isinstance(message, TaggedResponse):
             self._sent(self.path, message.nonce, message.response)
+        elif self._half and isinstance(message, TaggedResponses):
+            for _, response in message.responses:
+                self._sent(self.path, message.nonce, response)
         if self._from_worker.take(message, self._delay_s("worker.up")):
             return True
         return super().reply(message)

@@ -146,11 +146,6 @@ class KeyedContents:
         self._held: Arrangement | None = None
         self._pieces = 0
 
-    @property
-    def loaded(self) -> bool:
-        """Return whether it holds all rows given."""
-        return self._held is not None
-
     async def load(self, pieces: AsyncIterator[pa.Table]) -> None:
         """Load these updates (their times do not count)."""
         run = self._clock.run_blocking

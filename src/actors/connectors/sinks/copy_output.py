@@ -173,7 +173,7 @@ class CopyOutput:
                 if error.determinate and not unknown:
                     raise
                 unknown = True
-                if not await retry.pause(error):
+                if not await retry.pause():
                     # The manifest may still appear, and names the files, so they stay.
                     self._staging.committed()
                     raise StorageError(

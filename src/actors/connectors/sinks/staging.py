@@ -77,13 +77,6 @@ def is_orphan(name: str, upper: Frontier | None) -> bool:
     return found is not None and (upper is None or int(found[1]) >= upper or name[0] == "_")
 
 
-def _check_going(stopped: Event) -> None:
-    """Raise `UploadStopped` in a call that nobody waits for any more."""
-    # Its files are being removed: it must not begin another one.
-    if stopped.is_set():
-        raise UploadStopped
-
-
 class _FileStaging:
     """Names staged files, and remembers those that are open or not committed."""
 

@@ -113,7 +113,6 @@ class PublicationInfo(msgspec.Struct, frozen=True):
 
     name: str
     owned: bool
-    all_tables: bool
     missing: tuple[str, ...]
     """Operations that it leaves out: insert, update, delete, truncate."""
     tables: Mapping[str, tuple[str, ...]]
@@ -331,7 +330,7 @@ def _attributes(text: str | None) -> tuple[tuple[int, int, int], ...]:
 async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | None:
     """Return a publication; None if there is none."""
     rows = await wire.query(
-        "SELECT pg_has_role(pubowner, 'USAGE'), puballtables, pubinsert, pubupdate, pubdelete,"
+        "SELECT pg_has_role(pubowner, 'USAGE'), pubinsert, pubupdate, pubdelete,"
         f" pubtruncate FROM pg_publication WHERE pubname = {literal(name)}"
     )
     if not rows:
@@ -351,8 +350,7 @@ async def publication(wire: PostgresConnection, name: str) -> PublicationInfo | 
     return PublicationInfo(
         name=name,
         owned=rows[0][0] == "t",
-        all_tables=rows[0][1] == "t",
-        missing=tuple(kind for kind, on in zip(kinds, rows[0][2:], strict=True) if on != "t"),
+        missing=tuple(kind for kind, on in zip(kinds, rows[0][1:], strict=True) if on != "t"),
         tables=given,
         filtered=tuple(
             qualified_name(schema or "", table or "")

@@ -60,11 +60,6 @@ class CopyFrames(msgspec.Struct):
     def __len__(self) -> int:
         return len(self.starts)
 
-    @property
-    def bytes(self) -> int:
-        """Return the bytes from the first to the last."""
-        return int(self.ends[-1] - self.starts[0]) if len(self.starts) else 0
-
 
 def chain(data: Bytes, place: int, end: int) -> tuple[Places, int]:
     """Return consecutive complete CopyData frames from `place` on, and the end of the last. Not

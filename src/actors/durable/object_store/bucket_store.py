@@ -165,22 +165,6 @@ class BucketStore:
                     raise
                 return None
 
-    async def put_if(self, key: str, data: bytes, expected: ObjectVersion | None) -> bool:
-        """Write an object if the existing one has that version (None: none exists); return whether
-        it did. Tries once. Raises `StorageError`, indeterminate unless the error says otherwise."""
-        from obstore.exceptions import AlreadyExistsError, PreconditionError
-
-        mode = put_mode(expected)
-        with translate_errors("write", self._of(key), determinate=False, once=True):
-            try:
-                with anyio.fail_after(self._request_s):
-                    # No retries: after a lost answer a second attempt would fail on the first one's
-                    # version.
-                    await self._once.put_async(key, data, mode=mode)
-            except (AlreadyExistsError, PreconditionError):
-                return False
-            return True
-
     async def put(self, key: str, data: bytes) -> None:
         """Write an object. Raises `StorageError`, indeterminate unless the store refused the first
         request."""

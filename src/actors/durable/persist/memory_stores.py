@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 import anyio.lowlevel
 
@@ -25,8 +24,6 @@ from actors.runtime.kernel import ActorClock
 
 class MemoryConsensus:
     """A `ConsensusStore` that several clients of one test may share."""
-
-    several_at_once: Final = True
 
     def __init__(self) -> None:
         self._documents: dict[str, VersionedData] = {}

@@ -295,15 +295,10 @@ class PartStore:
             raise
 
     async def adopt(
-        self,
-        state: ShardState,
-        path: Path,
-        rows: int,
-        times: tuple[Time, Time],
-        has_errors: bool,
+        self, state: ShardState, path: Path, rows: int, times: tuple[Time, Time]
     ) -> BatchPart:
-        """Take over a Parquet file, with the statistics of its footer. Raises `InvalidUsage`,
-        `StoreFull`, `StorageError`."""
+        """Take over a Parquet file of rows, with the statistics of its footer. Raises
+        `InvalidUsage`, `StoreFull`, `StorageError`."""
         if rows <= 0 or times[0] > times[1]:
             raise InvalidUsage(
                 f"{path}: {rows} rows at times {times[0]} to {times[1]}; an empty file is no part"
@@ -323,12 +318,12 @@ class PartStore:
             bytes=size,
             checksum=checksum,
             inline=None,
-            has_errors=has_errors,
+            has_errors=False,
             time_min=times[0],
             time_max=times[1],
             version=VERSION,
             schema_id=schema_id,
-            statistics=() if has_errors else known,
+            statistics=known,
         )
 
     def reserve(self, shard: ShardId) -> str:

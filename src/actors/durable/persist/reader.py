@@ -122,10 +122,6 @@ class LeaseBook:
         """Return the names of the open readers' leases."""
         return frozenset(self._readers.get(shard, ()))
 
-    def shards(self) -> list[ShardId]:
-        """Return the shards with open readers."""
-        return list(self._readers)
-
     def to_renew(self) -> list[ShardId]:
         """Return the shards with open readers, or with leases still to be dropped."""
         return list(dict.fromkeys([*self._readers, *self._gone]))

@@ -9,9 +9,12 @@ a retry needs another.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
+
+from actors.model.protocol import storage
 from actors.model.protocol.compute import (
     Command,
     ConnectionRefused,
@@ -23,16 +26,18 @@ from actors.model.protocol.compute import (
 )
 from actors.model.protocol.internal import Half
 from actors.replica.cluster.connection import (
-    LOT_MAX,
     AcceptConnection,
     AcceptorMessage,
     AwaitAttached,
-    ClientConversation,
-    ComputeConversation,
     Converse,
     EndConnection,
     LocalInbox,
     ReleaseConnection,
+)
+from actors.replica.cluster.conversations import (
+    LOT_MAX,
+    ClientConversation,
+    ComputeConversation,
     RoutedCommand,
 )
 from actors.runtime.errors import (
@@ -52,8 +57,30 @@ from actors.runtime.transport.address import NetworkAddress as Place
 from actors.runtime.transport.connection import FramedConnection, dial
 from actors.runtime.transport.security import for_dialler
 
-REPLICA_MAGIC: Final = b"PENSREPL"
-REPLICA_VERSION: Final = 2
+
+class HalfWire(msgspec.Struct, frozen=True):
+    """How a half of a cluster is spoken on a socket."""
+
+    command: Any
+    response: Any
+    magic: bytes
+    version: int
+    listen: str
+    """Setting with the address of the half's listener."""
+    opening: tuple[type[Any], ...]
+    """The client's first commands, before which the cluster is not told of it."""
+
+
+WIRES: Final[Mapping[Half, HalfWire]] = {
+    # The magics differ, so that a client of the wrong half fails in the handshake.
+    "compute": HalfWire(
+        Command, Response, b"PENSREPL", 2, "cluster_listen", (Hello, CreateInstance)
+    ),
+    # There is no instance to compare: a timely Hello with a fresh nonce displaces a client.
+    "storage": HalfWire(
+        storage.Command, storage.Response, b"PENSSTOR", 1, "storage_listen", (Hello,)
+    ),
+}
 
 
 class ClusterClient(Protocol):
@@ -301,17 +328,18 @@ class WireClient:
         await self._connection.aclose()
 
 
-async def connect(address: Place | str, settings: Settings) -> WireClient:
-    """Connect to a cluster's listener, ``host:port`` or ``unix:/path``; of the settings,
-    `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
+async def connect(address: Place | str, settings: Settings, half: Half = "compute") -> WireClient:
+    """Connect to a listener of one half of a cluster, ``host:port`` or ``unix:/path``; of the
+    settings, `identity`, `tls_…` and `cluster_token_file` count. Raises as `transport.dial`."""
     place = Place.parse(address) if isinstance(address, str) else address
+    wire = WIRES[half]
     connection: FramedConnection[Any, Any] = await dial(
         place,
-        Command,
-        Response,
+        wire.command,
+        wire.response,
         settings,
-        REPLICA_MAGIC,
-        REPLICA_VERSION,
+        wire.magic,
+        wire.version,
         identity=settings.identity,
         security=for_dialler(place, settings, settings.cluster_token_file),
     )

@@ -1,9 +1,5 @@
 """The command history: the shortest list of commands that builds the same instance.
 
-Theory of operation. A controller replays its history to a connecting replica, and a worker collects
-in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
-since the last reduction, so the cost is amortised and the length stays proportional to the state.
-
 `reduce` writes: Hello, CreateInstance, one merged UpdateConfiguration, CreateDataflows, Schedules,
 live Peeks, left-over AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
@@ -28,6 +24,7 @@ from typing import Final
 
 import msgspec
 
+from actors.model.protocol.client_commands import CommandHistory, merge_configuration
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -163,18 +160,15 @@ LATELY: Final = 32
 """Number of last commands searched for a cancelled peek before the next reduction."""
 
 
-class ComputeHistory:
+class ComputeHistory(CommandHistory[Command]):
     """Commands of one instance, kept short."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
-        self._commands: list[Command] = []
-        self._reduced_length = 0
         self._peeks: set[str] = set()
-        for command in commands:
-            self.push(command)
+        super().__init__(commands)
 
     def push(self, command: Command) -> None:
-        """Append a command; reduce when the list has doubled."""
+        """See `CommandHistory`."""
         if isinstance(command, ScheduleDataflow):
             command = ScheduleDataflow(command.id)  # without a trace: no caller waits for a replay
         if isinstance(command, Peek):
@@ -187,9 +181,7 @@ class ComputeHistory:
             self._peeks.remove(command.uuid)
             if self._forgets(command.uuid):
                 return
-        self._commands.append(command)
-        if len(self._commands) > 2 * max(self._reduced_length, 8):
-            self.reduce()
+        super().push(command)
 
     def _forgets(self, uuid: str) -> bool:
         """Remove a peek if it was pushed lately, as most cancelled ones were."""
@@ -201,17 +193,8 @@ class ComputeHistory:
                 return True
         return False
 
-    def commands(self) -> list[Command]:
-        """Return the commands to replay, in order."""
-        return list(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
-
-    def reduce(self) -> None:
-        """Reduce the history to its shortest equivalent."""
-        self._commands = reduced(self._commands)
-        self._reduced_length = len(self._commands)
+    def _reduced(self, commands: list[Command]) -> list[Command]:
+        return reduced(commands)
 
 
 class _Collected:
@@ -275,17 +258,6 @@ def advance_as_of(dataflow: DataflowDescription, as_of: Time) -> DataflowDescrip
         # The reader has received everything up to the new as_of, the snapshot included.
         export = msgspec.structs.replace(export, snapshot=False)
     return msgspec.structs.replace(dataflow, as_of=as_of, export=export)
-
-
-def merge_configuration(
-    old: UpdateConfiguration | None, new: UpdateConfiguration
-) -> UpdateConfiguration:
-    """Return both merged, the newer one winning; an unset field is unchanged."""
-    if old is None:
-        return new
-    names = UpdateConfiguration.__struct_fields__
-    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
-    return msgspec.structs.replace(old, **said)
 
 
 def reduced(commands: Iterable[Command]) -> list[Command]:

@@ -75,7 +75,6 @@ class PeekStash:
         self._count = 0
         self._due: dict[str, float] = {}
         """Monotonic time at which to remove each blob."""
-        self.bytes_written = 0
 
     def __len__(self) -> int:
         return len(self._due)
@@ -101,7 +100,6 @@ class PeekStash:
                 parts.append(StashPart(key, piece.rows, len(piece.arrow)))
                 await self._blobs.set(key, piece.arrow)
                 self._due[key] = clock.monotonic_ms() + self._orphan_ms
-                self.bytes_written += len(piece.arrow)
                 if piece.last:
                     rows = sum(part.rows for part in parts)
                     return PeekStashed(tuple(parts), rows, sum(part.size_bytes for part in parts))

@@ -244,8 +244,8 @@ _Message: TypeAlias = DataflowMessage | StageDone | m.RetryDue | m.StepDue | Job
 class DataflowActor(Actor[_Message]):
     """Runs one dataflow.
 
-    It writes nothing until `WritesAllowed` comes, unless `read_only` is false from the start.
-    `arrangements` are shared within the replica, which has a name (`replica`) if there are others.
+    It writes nothing until `WritesAllowed` comes. `arrangements` are shared within the replica,
+    which has a name (`replica`) if there are others.
     """
 
     def __init__(
@@ -259,7 +259,6 @@ class DataflowActor(Actor[_Message]):
         *,
         arrangements: SharedArrangements | None = None,
         replica: str = "",
-        read_only: bool = True,
     ) -> None:
         self._description = description
         self._workers = workers
@@ -269,7 +268,7 @@ class DataflowActor(Actor[_Message]):
         self._scratch = scratch
         self._arrangements = arrangements or SharedArrangements(scratch / "arrangements")
         self._replica = replica
-        self._writable = not read_only
+        self._writable = False
         export = description.export
         self._machine = DataflowMachine(
             inputs=len(description.imports),

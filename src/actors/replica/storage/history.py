@@ -1,9 +1,5 @@
 """The storage half's command history: the shortest list of commands with the same result.
 
-Theory of operation. A controller replays its history to a connecting replica, and a worker collects
-in one the commands before `InitializationComplete`. `push` reduces the list when it has doubled
-since the last reduction, so the cost is amortised and the length stays proportional to the state.
-
 `reduce` writes: Hello, one merged UpdateConfiguration, RunIngestions, RunSinks,
 RunOneshotIngestions, AllowCompactions, InitializationComplete, AllowWrites. Rules:
 
@@ -25,6 +21,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
+from actors.model.protocol.client_commands import CommandHistory, merge_configuration
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
@@ -46,36 +43,18 @@ from actors.model.protocol.storage import (
 from actors.runtime.progress import Frontier, ObjectId, is_empty
 
 
-class StorageHistory:
+class StorageHistory(CommandHistory[Command]):
     """Commands of one client, kept short."""
 
     def __init__(self, commands: Iterable[Command] = ()) -> None:
-        self._commands: list[Command] = []
-        self._reduced_length = 0
         self.skipped = 0
         """Number of compactions of unknown objects that reductions left out."""
-        for command in commands:
-            self.push(command)
+        super().__init__(commands)
 
-    def push(self, command: Command) -> None:
-        """Append a command; reduce when the list has doubled."""
-        self._commands.append(command)
-        if len(self._commands) > 2 * max(self._reduced_length, 8):
-            self.reduce()
-
-    def commands(self) -> list[Command]:
-        """Return the commands to replay, in order."""
-        return list(self._commands)
-
-    def __len__(self) -> int:
-        return len(self._commands)
-
-    def reduce(self) -> None:
-        """Reduce the history to its shortest equivalent."""
-        wanted = StorageDefinitions(self._commands)
-        self._commands = wanted.commands()
-        self._reduced_length = len(self._commands)
+    def _reduced(self, commands: list[Command]) -> list[Command]:
+        wanted = StorageDefinitions(commands)
         self.skipped += wanted.skipped
+        return wanted.commands()
 
 
 class StorageDefinitions:
@@ -185,17 +164,6 @@ class StorageDefinitions:
         out += (AllowCompaction(id, frontier) for id, frontier in self.allowed.items())
         out += (said for said in (self.complete, self.writes) if said is not None)
         return out
-
-
-def merge_configuration(
-    old: UpdateStorageConfiguration | None, new: UpdateStorageConfiguration
-) -> UpdateStorageConfiguration:
-    """Return both merged, the newer one winning; an unset field is unchanged."""
-    if old is None:
-        return new
-    names = UpdateStorageConfiguration.__struct_fields__
-    said = {name: getattr(new, name) for name in names if getattr(new, name) is not None}
-    return msgspec.structs.replace(old, **said)
 
 
 # -- Reconciliation: compares running objects with those that a new client wants -------------------

@@ -24,17 +24,17 @@ Invariants: `validate`. `handle` gets the time as an argument.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
+from actors.model.protocol.client_commands import HalfClient
 from actors.model.protocol.compute import (
     AllowCompaction,
     AllowWrites,
     Hello,
     InitializationComplete,
 )
-from actors.model.protocol.internal import ProposeCommand, SequencedCommand
+from actors.model.protocol.internal import ProposeCommand, SequencedCommand, TaggedCommand
 from actors.model.protocol.storage import (
     CancelOneshotIngestion,
     Command,
@@ -50,7 +50,6 @@ from actors.model.protocol.storage import (
     StagingFailed,
     StagingResult,
     StatusUpdate,
-    StorageTagged,
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import (
@@ -102,35 +101,22 @@ from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 # - a one-shot ingestion is answered once.
 
 
-LOST_MAX: Final = 1024
-"""Number of clients remembered that disconnected before their Hello."""
-
-
-class ClientView:
+class ClientView(HalfClient[StorageHistory]):
     """State of the client; see the module's docstring. `tasks` and `health` belong to
     `StorageState`."""
 
     def __init__(
         self, index: int, count: int, tasks: StorageTaskRunner, health: HealthBoard
     ) -> None:
+        super().__init__()
         self._index = index
         self._count = count
         self._tasks = tasks
         self._health = health
-        self.nonce: Nonce | None = None
-        self.connected = False
-        self.incoming: StorageHistory | None = None
-        """Commands of a client before InitializationComplete."""
         self.wanted = StorageDefinitions()
         self.known: dict[ObjectId, Frontier] = {}
         """Reported upper of each id; for a one-shot ingestion: that it was answered."""
         self.now_ms = 0
-        self._lost: OrderedDict[Nonce, None] = OrderedDict()
-
-    @property
-    def muted(self) -> bool:
-        """Return whether responses are withheld: no client is connected, or it is initializing."""
-        return not self.connected or self.incoming is not None
 
     def owns(self, id: ObjectId) -> bool:
         """Return whether this worker runs the task of an object; an export's is its source's."""
@@ -140,24 +126,11 @@ class ClientView:
 
     def hello(self, command: Hello) -> list[e.Effect]:
         """Switch to a client, unless it disconnected already."""
-        self.nonce = command.nonce
-        self.connected = command.nonce not in self._lost
-        self._lost.pop(command.nonce, None)
-        self.incoming = StorageHistory()
-        return [e.SwitchStorageClient(command.nonce if self.connected else None)]
+        return [e.SwitchStorageClient(self.begin(command.nonce, StorageHistory()))]
 
     def lost(self, nonce: Nonce) -> list[e.Effect]:
         """Note that the current, a former or a future client disconnected."""
-        if nonce != self.nonce:
-            # Its Hello may still come, and must not connect it.
-            self._lost[nonce] = None
-            if len(self._lost) > LOST_MAX:
-                self._lost.popitem(last=False)
-            return []
-        if not self.connected:
-            return []
-        self.connected = False
-        return [e.SwitchStorageClient(None)]
+        return [e.SwitchStorageClient(None)] if self.disconnect(nonce) else []
 
     def initialized(self) -> int:
         """Take over the client's collected commands; return how many compactions were skipped."""
@@ -282,7 +255,7 @@ class StorageState:
         """
         self.client.now_ms = now_ms
         match event:
-            case StorageTagged():
+            case TaggedCommand():
                 return self._tagged(event)
             case SequencedCommand():
                 return self._sequenced(event)
@@ -326,25 +299,9 @@ class StorageState:
             for step in steps
         ]
 
-    def commands_for(
-        self, number: int
-    ) -> list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks]:
-        """Return the past commands for a rendering's task, besides its description."""
-        task = self.tasks.running.get(number)
-        if task is None:
-            return []
-        effects: list[e.AllowTaskCompaction | e.AllowTaskWrites | e.ConfigureTasks] = [
-            e.ConfigureTasks(self.renderings.configuration)
-        ]
-        if self.writes_allowed:
-            effects.append(e.AllowTaskWrites())
-        allowed = self.client.wanted.allowed
-        ids = [id for id in task.rendering.ids if id in allowed]
-        return effects + [e.AllowTaskCompaction(number, id, allowed[id]) for id in ids]
-
     # -- commands of the client --------------------------------------------------------------------
 
-    def _tagged(self, event: StorageTagged) -> list[e.Effect]:
+    def _tagged(self, event: TaggedCommand[Command]) -> list[e.Effect]:
         command, client = event.command, self.client
         if isinstance(command, Hello):
             # The sequencer drops late proposals of earlier generations.
@@ -376,7 +333,7 @@ class StorageState:
         if self.index == 0:
             effects += self._pursue_all(skipped)
         for id, frontier in wanted.allowed.items():
-            effects += self._allow(id, frontier)
+            self._allow(id, frontier)
         return effects if wanted.writes is None else effects + self._allow_writes()
 
     def _pursue_all(self, skipped: int) -> list[e.Effect]:
@@ -416,7 +373,10 @@ class StorageState:
             case CancelOneshotIngestion(uuid=uuid) if uuid in wanted.oneshots:
                 return self._cancel_oneshot(uuid)
             case AllowCompaction(id=id, frontier=frontier) if wanted.knows(id):
-                return self._drop(id) if is_empty(frontier) else self._allow(id, frontier)
+                if is_empty(frontier):
+                    return self._drop(id)
+                self._allow(id, frontier)
+                return []
             case AllowWrites():
                 return self._allow_writes()
             case UpdateStorageConfiguration():
@@ -479,15 +439,12 @@ class StorageState:
         drop = self.pursuits.drop(id) if source is None else self.pursuits.drop_export(source, id)
         return effects + self._steps(drop)
 
-    def _allow(self, id: ObjectId, frontier: Frontier) -> list[e.Effect]:
+    def _allow(self, id: ObjectId, frontier: Frontier) -> None:
+        # No task is told: the controller moves the holds of shards, and a sink's task its own.
         wanted = self.client.wanted
         allowed = wanted.allowed[id] = max(wanted.allowed.get(id, 0), frontier)
         if self.index == 0:
             self.pursuits.allow(id, allowed)
-        rendering = self.renderings.current.get(wanted.source_of.get(id, id))
-        if rendering is None or rendering.number not in self.tasks.running:
-            return []
-        return [e.AllowTaskCompaction(rendering.number, id, allowed)]
 
     def _allow_writes(self) -> list[e.Effect]:
         if self.writes_allowed:

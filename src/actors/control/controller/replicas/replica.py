@@ -5,9 +5,9 @@ replays Hello and the history, sends later commands, and returns responses with 
 and the number of their connection, so that late ones can be told apart. A connection that fails in
 any way is given up whole.
 
-It serves one half. A `CommandGate` withholds compute's Schedules beyond the number of dataflows
-that may hydrate at a time (`HydrationTracker`); the history has them all. The storage half needs no
-gate.
+It serves one half. A `HydrationTracker` withholds compute's Schedules beyond the number of
+dataflows that may hydrate at a time; the history has them all. Of the storage half it withholds
+nothing.
 
 A link is a part of the controller and runs in its task: it never waits. What takes time
 (connecting, a command without room, the next response) runs in effects, whose results come back as
@@ -244,60 +244,6 @@ LOT_MAX: Final = 64
 """Number of responses that are taken together."""
 LOTS_MAX: Final = 4
 """Number of such lots on their way from the connection to the controller."""
-
-
-class CommandGate(Protocol):
-    """Withholds commands of a connection until its responses release them."""
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of withheld commands."""
-        ...
-
-    def command(self, command: Any, /) -> Iterable[Any]:
-        """Return the commands to send now."""
-        ...
-
-    def responded(self, response: Any, /) -> Sequence[Any]:
-        """Return the commands that a response releases."""
-        ...
-
-    def resume(self) -> Sequence[Any]:
-        """Return the commands that an event of another connection has released."""
-        ...
-
-    def slots_due(self) -> Sequence[Any]:
-        """Return the commands that the passing of time has released."""
-        ...
-
-    def close(self) -> None:
-        """Take note that the connection has ended."""
-        ...
-
-
-class OpenGate:
-    """A gate that withholds nothing."""
-
-    waiting = 0
-
-    def command(self, command: Any) -> Iterable[Any]:
-        """See `CommandGate`."""
-        return (command,)
-
-    def responded(self, response: Any) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def resume(self) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def slots_due(self) -> Sequence[Any]:
-        """See `CommandGate`."""
-        return ()
-
-    def close(self) -> None:
-        """See `CommandGate`."""
 
 
 class ReplicaClient(Protocol):
@@ -548,9 +494,7 @@ class ReplicaLink:
     def _failed(self, incarnation: int, error: Exception) -> LinkTurn:
         return LinkTurn(self, ConnectionLost(incarnation, error))
 
-    def _new_gate(self) -> CommandGate:
-        if self._half == "storage":
-            return OpenGate()
+    def _new_gate(self) -> HydrationTracker:
         return HydrationTracker(self._settings.hydrations_max, self._turns)
 
     def resume(self) -> None:

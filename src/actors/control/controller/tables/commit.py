@@ -38,12 +38,11 @@ from actors.durable.persist import (
     UpperMismatch,
     placed,
 )
+from actors.durable.persist.small_documents import decode_document
 from actors.model.protocol.api import TableChange
 from actors.runtime.errors import (
-    CorruptData,
     InvalidUsage,
     PenstockError,
-    StateDirectoryError,
     TypeMismatch,
     WriterFenced,
 )
@@ -113,16 +112,10 @@ class TimestampOracle:
 
 def decode_reservation(data: bytes) -> Time:
     """Return the reserved time. Raises `StateDirectoryError` for a newer format, `CorruptData`."""
-    try:
-        reservation = msgspec.msgpack.decode(data, type=OracleReservation)
-    except msgspec.MsgspecError as error:
-        raise CorruptData(f"consensus key {ORACLE_KEY!r}: {error}", determinate=True) from None
-    if reservation.format > FORMAT_VERSION:
-        raise StateDirectoryError(
-            f"the oracle's record has format {reservation.format}; this version knows "
-            f"{FORMAT_VERSION}: use the version that wrote it, or a newer one"
-        )
-    return reservation.reserved
+    what = "the oracle's record"
+    return decode_document(
+        ORACLE_KEY, data, OracleReservation, what=what, format=FORMAT_VERSION
+    ).reserved
 
 
 def encode_reservation(reserved: Time) -> bytes:

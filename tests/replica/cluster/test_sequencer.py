@@ -10,7 +10,7 @@ import pytest
 from actors.model.protocol.compute import AllowWrites, Hello, ScheduleDataflow
 from actors.model.protocol.internal import ProposeCommand, SequencedCommand
 from actors.model.protocol.storage_internal import DropObjects, ForStorage
-from actors.replica.sequencer import CommandOrder, Sequencer
+from actors.replica.cluster.sequencer import CommandOrder, Sequencer
 from actors.runtime.kernel import Actor, ActorAddress
 from actors.testing.isolation import ActorIsolation
 
