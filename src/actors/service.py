@@ -29,7 +29,8 @@ from actors.connectors.storage_connectors import StorageConnectors
 from actors.control.access.access_rules import RoleLogin
 from actors.control.access.open_sessions import OpenSession, OpenSessions
 from actors.control.controller.catalog import boot
-from actors.control.controller.catalog.ddl import CatalogStore, analyzer, plan_checker
+from actors.control.controller.catalog.analysis_requests import analyzer, plan_checker
+from actors.control.controller.catalog.ddl import CatalogStore
 from actors.control.controller.catalog.subscribed_views import drop_left_views
 from actors.control.controller.catalog.upgrades import upgrade_views
 from actors.control.controller.controller import Controller
@@ -42,7 +43,7 @@ from actors.control.controller.readiness import (
     look_at_objects,
     look_for_owner,
 )
-from actors.control.controller.reads.point_reads import PointReads
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
 from actors.control.controller.replicas import instance as replica_set
 from actors.control.controller.replicas.instance import (
     FixedReplicas,
@@ -182,7 +183,7 @@ class Service:
         self._pg_listener: PgListener | None = None
         self._cluster_listener: TransportListener | None = None
         self._clusters: WorkerCluster | LocalReplicas | None = None
-        self._points = PointReads()
+        self._at_hand = RowsAtHand()
         self._sessions = OpenSessions(lambda: self._clock.now_ms())
         self._gateway: Any = None
         self.execute_statement: Any = None
@@ -265,7 +266,7 @@ class Service:
                 scratch / "tables",
                 maintenance,
                 self._connectors,
-                self._points,
+                self._at_hand,
                 queries,
                 self._sessions,
             ),
@@ -276,7 +277,7 @@ class Service:
         if self._pg_listener is not None:
             # By a tuple: the actor is made again from it after a fault.
             pg = (self._pg_listener, settings, self._client_of, role_finder(controller))
-            system.spawn(lambda: PgServer(*pg, self._sessions, self._points), "pg")
+            system.spawn(lambda: PgServer(*pg, self._sessions, self._at_hand), "pg")
         if settings.connect_listen:
             self._start_gateway(system, controller, queries, persist, scratch)
         # Last: from here on the service is no longer starting.
@@ -362,6 +363,7 @@ class Service:
             self._clusters = hosts = LocalReplicas(
                 system, settings, persist, executor, place, self._reach, connectors, names
             )
+            self._at_hand = RowsAtHand(lambda: hosts.partitions)
             return LocalReplicaSupply(
                 hosts,
                 self._connect,
@@ -370,7 +372,7 @@ class Service:
         self._clusters = cluster = await WorkerCluster.start(
             system, settings, persist, executor, place, reach=self._reach, connectors=connectors
         )
-        self._points = PointReads(cluster.partitions)
+        self._at_hand = RowsAtHand(lambda: [cluster.partitions])
         if settings.cluster_listen:
             self._cluster_listener = await cluster.listen(settings.cluster_listen)
             stack.push_async_callback(self._cluster_listener.aclose)
@@ -562,12 +564,7 @@ def _shown(settings: Settings) -> str:
     return ", ".join([settings.state_dir, *urls])
 
 
-# -- A replica in a process of its own -------------------------------------------------------------
-# It opens the stores without taking them over (`persist.replica_fence`), serves both halves of the
-# replica protocol, and registers its address, by which a controller finds it. A crash of one of its
-# actors ends the process, for whoever restarts it: the other replicas and the controller see only a
-# lost connection.
-
+# -- a replica in a process of its own -------------------------------------------------------------
 
 _WILDCARDS: Final = ("0.0.0.0", "::")
 _REMOVAL_SECONDS: Final = 2.0
@@ -603,7 +600,13 @@ def storage_place(settings: Settings) -> Place:
 
 
 class ReplicaService(Service):
-    """One replica; it is used as a `Service` is."""
+    """One replica in a process of its own; it is used as a `Service` is.
+
+    It opens the stores without taking them over (`persist.replica_fence`), serves both halves of
+    the replica protocol, and registers its address, by which a controller finds it. A crash of one
+    of its actors ends the process, for whoever restarts it: the other replicas and the controller
+    see only a lost connection.
+    """
 
     @property
     def address(self) -> str:

@@ -55,19 +55,18 @@ from actors.model.protocol.internal import (
 )
 from actors.model.protocol.storage_internal import ForStorage
 from actors.replica.compute import events as e
-from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute.dataflow_children import DataflowChildren
 from actors.replica.compute.index import ClusterPartitions, IndexPartition, IndexStatistics
+from actors.replica.compute.index_installer import IndexInstaller
+from actors.replica.compute.input_tasks import InputTasks
 from actors.replica.compute.live import (
     ActorFactory,
     ChildrenTurn,
-    DataflowChildren,
     DataflowEnded,
     DataflowRemoved,
     DataflowStopped,
     FromDataflow,
-    IndexInstaller,
     IndexTurn,
-    InputTasks,
     InsertAgain,
     InstallFinished,
     LiveRendering,
@@ -83,6 +82,7 @@ from actors.replica.compute.live import (
 from actors.replica.compute.logs import WorkerLogs
 from actors.replica.compute.outbox import ResponseOutbox
 from actors.replica.compute.peeking import PeekRunner
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.half import StorageHalf, StorageMessage
 from actors.runtime.kernel import Actor, ActorAddress, FlowWindow, ReplySlot
@@ -108,7 +108,7 @@ class WorkerStatistics(msgspec.Struct, frozen=True, gc=False):
     dataflows_reused: int = 0
     """Number of dataflows kept by all reconciliations."""
     dataflows_replaced: tuple[tuple[str, int], ...] = ()
-    """Number of dataflows replaced, by flag (`compute.history`); one dataflow may have
+    """Number of dataflows replaced, by flag (`compute.reconciliation`); one dataflow may have
     several."""
     indexes: tuple[IndexStatistics, ...] = ()
     """Statistics of this worker's partitions."""
@@ -241,7 +241,6 @@ class Worker(Actor[WorkerMessage]):
 
     async def receive(self, message: WorkerMessage) -> None:
         """Handle one message and send the responses that have room to the adapter."""
-        self._peeking.new_turn()
         match message:
             case TaggedCommand(half="compute"):
                 effects = self._state.handle(message)
@@ -325,9 +324,7 @@ class Worker(Actor[WorkerMessage]):
                 self._outbox.push(response, None if receipt is None else (number, receipt))
             case e.StartPeek():
                 nonce = self._state.nonce or ""
-                done = self._peeking.start(effect, self._live.get(effect.number), nonce)
-                if done is not None:
-                    await self._feed(done)
+                self._peeking.start(effect, self._live.get(effect.number), nonce)
             case e.SwitchComputeClient():
                 self._peeking.forget_context(None)
                 self._deliver(self._outbox.switch(effect.nonce))

@@ -9,6 +9,7 @@ from actors.runtime.errors import LocalProtocolError
 from actors.wal import codec_v2 as v2
 from actors.wal.codec_v2 import decode_proposer as decode_proposer
 from actors.wal.codec_v2 import encode_acceptor as encode_acceptor
+from actors.wal.feedback_codec import read_feedback
 from actors.wal.fields import ID_DIGITS, Bytes, MessageFields, check_wal, is_id, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,
@@ -23,7 +24,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import read_feedback
 
 
 def decode_acceptor(data: Bytes) -> AcceptorMessage:

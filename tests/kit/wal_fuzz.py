@@ -16,9 +16,10 @@ from typing import Any, Final, TypeAlias
 from actors.runtime.errors import AuthenticationFailed, MalformedFrame, PenstockError, WalRefused
 from actors.wal import codec_v3
 from actors.wal.dialling import read_row
+from actors.wal.feedback_codec import decode_feedback, encode_feedback
 from actors.wal.messages import PageserverFeedback, TermEntry
-from actors.wal.peers import PeerStatus, parse_status, status_row
-from actors.wal.replication import decode_feedback, encode_feedback, parse_reader
+from actors.wal.peer_status import PeerStatus, parse_status, status_row
+from actors.wal.replication import parse_reader
 from actors.wal.startup import StartupHandshake, TenantGrant, parse_command
 from tests.kit import proposer_v2
 from tests.kit.wire_fuzz import mutated

@@ -19,6 +19,7 @@ from wal_messages import (  # type: ignore[import-not-found]
 
 from actors.runtime.errors import LocalProtocolError, MalformedFrame
 from actors.wal import codec_v3
+from actors.wal.feedback_codec import decode_feedback, encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -32,7 +33,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import decode_feedback, encode_feedback
 from tests.kit import proposer_v2
 
 CODECS = {2: proposer_v2, 3: codec_v3}

@@ -12,6 +12,7 @@ from test_wal_served import ELECTED, LOG, START, served  # type: ignore[import-n
 from wal_wires import GREETING, TENANT, TIMELINE, VOTE  # type: ignore[import-not-found]
 
 from actors.wal.dialling import AcceptorConnection, start_replication
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.messages import (
     AcceptorGreeting,
     AppendRequest,
@@ -20,7 +21,6 @@ from actors.wal.messages import (
     ProposerMessage,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback
 from tests.kit import proposer_v2
 
 ASKED = "START_WAL_PUSH (proto_version '2', allow_timeline_creation 'true')"

@@ -2,7 +2,7 @@
 
 Theory of operation. When writes are allowed, the task opens the sink, which returns the upper that
 is durable outside; sets the shard's hold ``sink/ID`` there, and reads from there on: first the
-contents, then changes. A batch reaches up to a sealed time (`sinks.sink`). Its parts are read
+contents, then changes. A batch reaches up to a sealed time (`sink_batches`). Its parts are read
 one by one, consolidated (on disk beyond a limit of memory), written piece by piece, and committed;
 then the hold advances. All of it is one effect, one step after another.
 
@@ -40,10 +40,10 @@ from actors.connectors.sinks.messages import (
     StopSink,
     hold_of,
 )
-from actors.connectors.sinks.sink import (
+from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_batches import (
     EmptyStretch,
     ListedBatch,
-    SinkConnector,
     SinkCut,
     choose_batch,
     move_out_of_stretches,

@@ -17,6 +17,7 @@ import struct
 from typing import Final
 
 from actors.runtime.errors import LocalProtocolError
+from actors.wal.feedback_codec import encode_feedback
 from actors.wal.fields import Bytes, MessageFields, pack, pack_history
 from actors.wal.messages import (
     AcceptorGreeting,
@@ -30,7 +31,6 @@ from actors.wal.messages import (
     VoteRequest,
     VoteResponse,
 )
-from actors.wal.replication import encode_feedback
 
 VERSION: Final = 2
 GREETING: Final = ord("g")

@@ -38,7 +38,7 @@ def parse_lsn(text: str) -> int:
     if not slash or not all(
         half and len(half) <= 8 and not half.strip(digits) for half in (high, low)
     ):
-        raise InvalidUsage(f"{text!r} is no LSN: it should look like 16/B374D848")
+        raise InvalidUsage(f"{text[:40]!r} is no LSN: it should look like 16/B374D848")
     return int(high, 16) << 32 | int(low, 16)
 
 

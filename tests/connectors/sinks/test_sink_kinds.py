@@ -20,9 +20,10 @@ from actors.connectors.sinks.kinds import (
     encode,
     make_sink,
 )
-from actors.connectors.sinks.outlets import FolderOutlet, SinkThreads
+from actors.connectors.sinks.outlets import FolderOutlet
 from actors.connectors.sinks.parquet import ParquetConfig, ParquetSink
 from actors.connectors.sinks.sink import SinkConnector
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.runtime.errors import InvalidUsage, StoreFull, WriterFenced
 from actors.runtime.kernel import SystemClock

@@ -71,10 +71,10 @@ def _drawn_write(dice: random.Random, model: Rows) -> PlannedWrite:
 
 
 def _contents(table: TableArrangements, time: int) -> Rows | None:
-    view = table.view(ITEMS.id, time)
-    if view is None:
+    found = table.view(ITEMS.id, time)
+    if found is None:
         return None
-    rows = [row for batch in view.rows() for row in batch.to_pylist()]
+    rows = [row for batch in found[1].rows() for row in batch.to_pylist()]
     assert all(row[DIFF] == 1 for row in rows)
     return {(row["shop"], row["id"]): row["price"] for row in rows}
 

@@ -21,6 +21,7 @@ from actors.doors.sql_session import SqlSession
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.plan.column_defaults import ColumnDefault, constant_default, defaults_digest
+from actors.model.protocol.api import AlterObject
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, QueryRejected, TypeMismatch
 from actors.runtime.settings import Settings
 from actors.service import Service
@@ -343,18 +344,20 @@ async def test_what_is_no_default_is_refused_at_its_place(tmp_path: Path) -> Non
                 await run(postgres, text)
         one = {"a": constant_default("'x'", pa.array(["x"]))}
         with pytest.raises(InvalidUsage, match="is no value of int"):
-            await client.alter("t", column_defaults=one)
+            await client.submit(AlterObject(0, "t", column_defaults=one))
         with pytest.raises(InvalidUsage, match="is a time, and the column a int"):
-            await client.alter("t", column_defaults={"a": ColumnDefault("now()", moment="date")})
+            await client.submit(
+                AlterObject(0, "t", column_defaults={"a": ColumnDefault("now()", moment="date")})
+            )
         with pytest.raises(InvalidUsage, match="only columns of tables"):
-            await client.alter("v", column_defaults={"a": ColumnDefault("")})
+            await client.submit(AlterObject(0, "v", column_defaults={"a": ColumnDefault("")}))
 
 
 async def test_a_client_is_told_of_what_the_service_cannot_fill(tmp_path: Path) -> None:
     async with opened(tmp_path) as (client, spark, _):
         await run(spark, "CREATE TABLE t (id INT PRIMARY KEY, n INT NOT NULL DEFAULT 5, d DATE)")
         computed = {"d": ColumnDefault("date_add(current_date(), 7)")}
-        await client.alter("t", column_defaults=computed)
+        await client.submit(AlterObject(0, "t", column_defaults=computed))
         with pytest.raises(InvalidUsage, match=r"date_add\(current_date\(\), 7\), is computed by"):
             await client.insert("t", [{"id": 1}])
         await client.insert("t", [{"id": 1, "d": None}])

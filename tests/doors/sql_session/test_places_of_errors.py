@@ -23,7 +23,7 @@ from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.engine.views.plain_views import inline_views
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.api import CreateView, ObjectStatus
 from actors.runtime.errors import DefiniteError, QueryRejected, SqlSyntaxError
 from actors.runtime.settings import Settings
 
@@ -62,13 +62,8 @@ class FaultyClient:
         self._fail(sql)
         return SCHEMA
 
-    async def create_plain_view(self, name: str, sql: str, **_: Any) -> None:
-        self._fail(sql)
-
-    async def create_materialized_view(self, name: str, sql: str, **_: Any) -> None:
-        self._fail(sql)
-
-    create_subscribed_view = create_materialized_view
+    async def submit(self, statement: CreateView) -> None:
+        self._fail(statement.sql)
 
     async def explain_query(self, sql: str, **_: Any) -> str:
         self._fail(sql)

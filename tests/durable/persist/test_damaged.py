@@ -40,7 +40,7 @@ from actors.durable.persist.location import VersionedData
 from actors.durable.persist.parts import decode
 from actors.durable.persist.shard import FORMAT, ShardBatch, ShardState, TablesUpper, shard_key
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema
-from actors.replica.dataflow.hydrate import HydrationJournal, HydrationNote, note_key
+from actors.replica.dataflow.hydration_journal import HydrationJournal, HydrationNote, note_key
 from actors.runtime.errors import CorruptData, InvalidUsage, StorageError
 from actors.runtime.kernel import SystemClock
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves, quote, times_diff
+from actors.engine.spark.translate import PlanTranslator, SessionRelation, leaves, times_diff
 from actors.model.plan.delta import (
     AccumulateTotals,
     AdditiveMeasure,
@@ -22,7 +22,7 @@ from actors.model.plan.delta import (
     columns_of,
 )
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import TableColumn, TableSchema
+from actors.model.plan.schema import TableColumn, TableSchema, quote
 from actors.runtime.errors import InvalidUsage
 
 SCHEMA = TableSchema((TableColumn("k", "bigint"), TableColumn("a b", "char(3)")))

@@ -9,12 +9,11 @@ import pytest
 from actors.engine.sql.dialects import to_spark
 from actors.engine.sql.grammar import parse_span, parse_statement, split_statements
 from actors.engine.sql.statements import (
-    CreateMaterializedViewStatement,
-    CreateTableStatement,
-    CreateViewStatement,
+    ChangeStatement,
     QueryStatement,
 )
 from actors.engine.sql.tokens import SqlDialect, lex_sql, lex_text
+from actors.model.protocol.api import CreateTable
 from actors.testing.view_scripts import parse_script
 
 TESTS = Path(__file__).resolve().parents[2]
@@ -36,16 +35,19 @@ def test_tables_and_views_of_scripts() -> None:
             # A script of refusals has a view of two statements.
             sql, *_ = (part.text for part in split_statements(view.sql))
             found = parse_statement(f"CREATE {kind} `{view.name}` AS {sql}")
-            assert isinstance(found, CreateMaterializedViewStatement | CreateViewStatement)
+            assert isinstance(found, ChangeStatement)
+            assert found.query is not None
             assert words_of(found.query.text) == words_of(sql), path.name
-            assert found.name == (view.name,)
+            assert found.names == ((view.name,),)
             count += 1
         for name, schema in script.tables.items():
             keyed = f", PRIMARY KEY ({', '.join(schema.key)})" if schema.key else ""
             table = parse_statement(f"CREATE TABLE `{name}` ({schema.ddl()}{keyed})")
-            assert isinstance(table, CreateTableStatement)
-            assert table.schema().names == schema.names
-            assert table.schema().key == schema.key
+            assert isinstance(table, ChangeStatement)
+            (created,) = table.requests
+            assert isinstance(created, CreateTable)
+            assert created.schema.names == schema.names
+            assert created.schema.key == schema.key
             count += 1
     assert count > 1000
 
@@ -56,8 +58,9 @@ def test_scripts_are_split() -> None:
         text = "\n".join(line for line in lines if not line.strip().startswith(("@", "+", "-")))
         script = parse_script(path.read_text(), path.name)
         found = [parse_span(part.matched()) for part in split_statements(text)]
-        tables = [each for each in found if isinstance(each, CreateTableStatement)]
-        assert [each.name[-1].lower() for each in tables] == list(script.tables), path.name
+        changes = [each for each in found if isinstance(each, ChangeStatement)]
+        tables = [each.names[0][-1] for each in changes if each.command == "CREATE TABLE"]
+        assert [each.lower() for each in tables] == list(script.tables), path.name
 
 
 @pytest.mark.parametrize("dialect", SqlDialect)

@@ -36,7 +36,7 @@ from actors.model.protocol.internal import SequencedCommand, TaggedResponse
 from actors.model.protocol.storage_internal import InternalCommand
 from actors.replica.cluster.rules import OTHER, STAGES, CommandRules
 from actors.replica.compute import events as e
-from actors.replica.compute.history import MEANING
+from actors.replica.compute.reconciliation import MEANING
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage.history import StorageDefinitions
 from actors.runtime import errors

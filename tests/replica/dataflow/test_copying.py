@@ -35,7 +35,8 @@ from dataflow_house import (  # type: ignore[import-not-found]
 
 from actors.connectors.sinks.copy_output import copy_storage
 from actors.connectors.sinks.formats import FILE_BYTES_MIN, check_format, repeated
-from actors.connectors.sinks.outlets import FolderOutlet, local_path
+from actors.connectors.sinks.local_folders import local_path
+from actors.connectors.sinks.outlets import FolderOutlet
 from actors.durable.persist import PersistClient
 from actors.model.plan.copy_manifest import MANIFEST
 from actors.model.plan.schema import DIFF, ERROR, TIME, TableColumn, TableSchema

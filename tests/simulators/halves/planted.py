@@ -15,17 +15,18 @@ from actors.model.protocol.storage import FrontierUpper, SinkDescription
 from actors.model.protocol.storage_internal import DropObjects, RunSinkDataflow, SuspendAndRestart
 from actors.replica.cluster import partitioned
 from actors.replica.cluster.partitioned import StoragePartitioned
-from actors.replica.compute import history as compute_reconcile
-from actors.replica.compute.history import ReconcileObstacle
+from actors.replica.compute import reconciliation as compute_reconcile
 from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage import events as e
 from actors.replica.storage import history as storage_reconcile
 from actors.replica.storage import state as storage_state
+from actors.replica.storage.health_board import HealthBoard
 from actors.replica.storage.pursuits import DesiredState
 from actors.replica.storage.state import StorageState
+from actors.replica.storage.task_statistics import StatisticsSums
 from actors.replica.storage.tasks import Shape, StorageTaskRunner
-from actors.replica.storage.telling import HealthBoard, StatisticsSums
 from actors.runtime.progress import Frontier
 from tests.simulators.mutants import Mutants
 

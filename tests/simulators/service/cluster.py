@@ -34,6 +34,8 @@ from typing import Any, Final, cast
 import msgspec
 
 from actors.connectors.storage_connectors import StorageConnectors
+from actors.control.controller.reads.rows_at_hand import RowsAtHand
+from actors.control.controller.replicas.instance import ReplicaSupply
 from actors.control.controller.replicas.replica import ReplicaClient
 from actors.durable.persist import PersistClient
 from actors.durable.persist.location import CompareAndSet
@@ -209,6 +211,13 @@ class _Service(Service):
         )
         self.persist.injector = world.injector
         return self.persist
+
+    async def _replicas(self, *given: Any) -> ReplicaSupply:
+        supply = await super()._replicas(*given)
+        # Else no look-up of a key in an index would come to a worker.
+        if self._world.schedule.seed % 2:
+            self._at_hand = RowsAtHand()
+        return supply
 
     async def _bind(self, address: str) -> TransportListener:
         return cast(TransportListener, self.listener)

@@ -8,14 +8,13 @@ messages in flight, in both directions; one that is closed delivers them first.
 from __future__ import annotations
 
 import asyncio
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final, cast
 
 from actors.channel_adapter import ConnectClient
-from actors.model.protocol.compute import Command, Peek, PeekRows, Response
+from actors.model.protocol.compute import Command, Response
 from actors.model.protocol.internal import TaggedResponse, TaggedResponses
 from actors.replica.cluster.client import ClusterClient, LocalClient, WireClient
 from actors.replica.cluster.serving import ConversationServer
@@ -308,13 +307,6 @@ class FaultyClusterClient:
                 return count
             self._heard(command)
         return len(commands)
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """Return the inner client's answer to every other peek; None for the rest, which go to the
-        workers."""
-        if self._broken.is_set() or zlib.crc32(peek.uuid.encode()) % 2:
-            return None
-        return self._inner.answer(peek)
 
     async def receive(self) -> Response:
         """Return the next response."""

@@ -2,8 +2,8 @@
 
 A file is read twice: first only the columns that tell rows apart (the primary key, or all), and
 when one of the rows may be there, all of it. Files whose bounds exclude the rows are not read. Rows
-are compared bit by bit, NULL is NULL, and of a row with n copies exactly as many are deleted as
-should (`subtract`): MERGE of a Delta engine can promise neither.
+are compared bit by bit, NULL is NULL, and of a row with five copies of which two are deleted three
+stay (`subtract`): MERGE of a Delta engine, which compares by ``=``, can promise neither.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.connectors.sinks.formats import OutputFiles
-from actors.connectors.sinks.outlets import SinkThreads
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sinks.staging import SinkStaging, as_storage_errors
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TableSchema
@@ -27,9 +27,7 @@ from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Frontier
 from actors.runtime.threshold_probes import DELETED_ROWS, SINK_FILE, SMALL_FILES
 
-# -- Subtracts rows from a bag of rows, exactly. Pure, over Arrow ----------------------------------
-# Rows are the same when they are bit by bit, NULL being NULL, other than in engines that merge by
-# ``=``. Of a row with five copies of which two are deleted, three stay.
+# -- subtraction of rows ---------------------------------------------------------------------------
 
 
 class SubtractedRows(msgspec.Struct, frozen=True, gc=False):
@@ -79,8 +77,9 @@ def subtract(rows: pa.Table, deletes: pa.Table, names: Sequence[str]) -> Subtrac
     return SubtractedRows(kept, left, taken)
 
 
-_ROWS_AT_ONCE: Final = 65_536
+# -- rewritten files -------------------------------------------------------------------------------
 
+_ROWS_AT_ONCE: Final = 65_536
 _SMALL_BYTES: Final = SINK_FILE.default // 4
 _WHOLE: Final = frozenset({"INT32", "INT64"})
 _PLAIN: Final = frozenset({"NONE", "INT"})

@@ -35,7 +35,7 @@ from actors.model.protocol.compute import CopyToExport
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.threshold_probes import SINK_FILE, SLICED_ROWS
 
-# -- External columns of a sink: the names and types that files and tables can hold ----------------
+# -- external columns ------------------------------------------------------------------------------
 
 
 TIME_OUTSIDE: Final = "_time"

@@ -18,8 +18,9 @@ import msgspec
 import pyarrow as pa
 
 from actors.connectors.sinks.formats import OutputFiles, check_columns, of_changes
-from actors.connectors.sinks.outlets import SinkStorage, SinkThreads
+from actors.connectors.sinks.outlets import SinkStorage
 from actors.connectors.sinks.sink import SinkStatistics
+from actors.connectors.sinks.sink_threads import SinkThreads
 from actors.connectors.sources.source import SourceUnreachable
 from actors.model.plan.copy_manifest import WrittenFile
 from actors.model.plan.schema import DIFF, TIME, TableColumn, TableSchema

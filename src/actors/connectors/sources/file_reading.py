@@ -31,7 +31,8 @@ from actors.connectors.sources.source import ConnectorContext, SourceUnreachable
 from actors.connectors.sources.text_bounds import check_text, longest_line, own_options
 from actors.model.plan.jobs import InferFiles, Job, QueryAnalyzed, RowsDone, TakeFiles
 from actors.model.plan.schema import TableColumn, TableSchema
-from actors.model.plan.updates import TextTooLong, fit_texts_of, from_ipc
+from actors.model.plan.text_limits import TextTooLong, fit_texts_of
+from actors.model.plan.updates import from_ipc
 from actors.runtime.errors import (
     ConnectionBroken,
     DefiniteError,

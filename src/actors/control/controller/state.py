@@ -20,9 +20,15 @@ from actors.durable.persist import PersistClient
 from actors.model.protocol.api import RequestFailed
 from actors.model.protocol.compute import Command
 from actors.replica.cluster.cluster import ClusterStatistics
-from actors.runtime.errors import PenstockError, ReadBelowSince, ReadTooFarAhead, to_wire
+from actors.runtime.errors import (
+    InvalidUsage,
+    PenstockError,
+    ReadBelowSince,
+    ReadTooFarAhead,
+    to_wire,
+)
 from actors.runtime.kernel import ActorAddress, ActorContext
-from actors.runtime.progress import EMPTY, ObjectId, ShardId, Time, is_empty
+from actors.runtime.progress import EMPTY, TIME_MAX, ObjectId, ShardId, Time, is_empty
 from actors.runtime.settings import Settings
 
 Inspect: TypeAlias = Callable[[], Awaitable[ClusterStatistics | None]]
@@ -148,8 +154,11 @@ class ControllerState:
             found = min(found, max(there, self.oracle_now() - allowed_ms, entry.as_of))
         return found
 
-    def check_ahead(self, what: str, time: Time) -> None:
-        """Raise `ReadTooFarAhead` if the time is too far ahead of the clock."""
+    def check_time(self, what: str, time: Time) -> None:
+        """Raise `InvalidUsage` if the time is none, and `ReadTooFarAhead` if it is too far ahead of
+        the clock."""
+        if not 0 <= time <= TIME_MAX:
+            raise InvalidUsage(f"{what} at {time}: a time is from 0 to {TIME_MAX}")
         limit = self.settings.read_ahead_ms_max
         now = self.oracle_now()
         if time > now + limit:

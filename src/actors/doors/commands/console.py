@@ -112,7 +112,7 @@ def command_with_options(
 def service_command(command: Callable[..., None]) -> Callable[..., None]:
     """Make `target`, the command's first parameter, from the options ``--connect``,
     ``--tls-certificate``, ``--tls-key``, ``--tls-authority``, ``--token-file`` and ``--identity``,
-    or from the environment (``PENSTOCK_TLS_KEY``)."""
+    or from the environment (``PENSTOCK_TLS_KEY``). Only warnings are logged."""
 
     def options(
         connect: Connect = DEFAULT_ADDRESS,
@@ -129,6 +129,7 @@ def service_command(command: Callable[..., None]) -> Callable[..., None]:
             "token_file": token_file,
             "identity": identity,
         }
+        set_up_logging("warning")
         return ServiceTarget(connect, load(flags=flags))
 
     made: Callable[..., None] = command_with_options("target", options)(command)

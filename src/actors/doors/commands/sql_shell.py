@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import anyio
 import typer
 
-from actors.doors.commands.console import ServiceTarget, run_loop, service_command, set_up_logging
+from actors.doors.commands.console import ServiceTarget, run_loop, service_command
 from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, SqlSyntaxError
 
 if TYPE_CHECKING:
-    from actors.doors.sql_session import SqlSession, StatementResult
-    from actors.engine.sql.grammar import ParsedStatement
+    from actors.doors.sql_session import ParsedStatement, SqlSession, StatementResult
 
 HISTORY: Final = Path("~/.penstock_history").expanduser()
 HISTORY_LINES: Final = 2_000
@@ -58,7 +57,6 @@ def sql(
     ] = None,
 ) -> None:
     """Runs SQL statements, or a shell with history and completion (\\? tells its commands)."""
-    set_up_logging("warning")
     texts = [*(command or ()), *(_read(path) for path in file or ())]
     failed = run_loop(lambda: _run(target, texts))
     if failed:
@@ -78,10 +76,9 @@ async def _run(target: ServiceTarget, texts: Sequence[str]) -> bool:
     """Run the texts, or the shell without any. Return whether a statement failed."""
     from actors.doors.client.client import Client
     from actors.doors.sql_session import SqlSession
-    from actors.engine.sql.tokens import SqlDialect
 
     async with await Client.connect(target.address, settings=target.settings) as client:
-        session = SqlSession(client, target.settings, SqlDialect.SPARK)
+        session = SqlSession(client, target.settings)
         shell = SqlShell(session, target.address)
         try:
             if not texts and not sys.stdin.isatty():
@@ -112,11 +109,8 @@ class SqlShell:
     async def run(self, text: str) -> bool:
         """Carry out the statements of a text up to the first that fails. Return whether all were
         done."""
-        from actors.engine.sql.grammar import parse_statements
-        from actors.engine.sql.tokens import SqlDialect
-
         try:
-            found = parse_statements(text, SqlDialect.SPARK)
+            found = self._session.split(text)
         except SqlSyntaxError as error:
             print(f"ERROR: {error}", file=sys.stderr)
             return False

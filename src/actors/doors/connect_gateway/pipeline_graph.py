@@ -17,13 +17,14 @@ import msgspec
 from actors.doors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage, plain_text_of
 from actors.doors.connect_gateway.sql_names import parse_identifier, split_words, temporary_view_of
-from actors.doors.sql_session.context import CATALOGS, SCHEMAS, object_name
 from actors.engine.spark.spark_releases import pipeline_messages
 from actors.engine.sql.dialects import without_schema
 from actors.engine.sql.grammar import parse_statement, split_statements
-from actors.engine.sql.statements import CreateMaterializedViewStatement, CreateViewStatement
+from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
+from actors.engine.sql.statements import ChangeStatement
 from actors.engine.sql.tokens import SqlDialect, lex_text, quote_name, quote_text
 from actors.engine.views.plain_views import find_relations
+from actors.model.protocol.api import CreateView
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, SqlSyntaxError
 
@@ -237,22 +238,28 @@ class DataflowGraph:
 
     def _parsed(self, text: str, place: str) -> PipelineDataset:
         statement = parse_statement(text)
-        if isinstance(statement, CreateMaterializedViewStatement):
-            return PipelineDataset(
-                name=object_name(statement.name),
-                kind="materialized view",
-                query=statement.query.text,
-                policy=statement.policy or "",
-                comment=statement.comment or "",
-                properties={**self._conf, **statement.properties},
-                place=place,
-            )
-        assert isinstance(statement, CreateViewStatement), place
+        assert isinstance(statement, ChangeStatement), place
+        if statement.refused:
+            raise InvalidUsage(statement.refused)
+        (request,) = statement.requests
+        assert isinstance(request, CreateView), place
+        assert statement.query is not None, place
+        if request.plain:
+            properties = {}
+        else:
+            given = {
+                "retain_history_ms": request.retain_history_ms,
+                "target_lag_ms": request.target_lag_ms or None,
+            }
+            numbers = {key: str(value) for key, value in given.items() if value is not None}
+            properties = {**self._conf, **request.conf, **numbers}
         return PipelineDataset(
-            name=object_name(statement.name),
-            kind="view",
+            name=request.name,
+            kind="view" if request.plain else "materialized view",
             query=statement.query.text,
-            comment=statement.comment or "",
+            policy=request.refresh_policy if not request.plain else "",
+            comment=request.comment,
+            properties=properties,
             place=place,
         )
 

@@ -24,7 +24,8 @@ from actors.doors.connect_gateway.sql_names import (
 )
 from actors.engine.sql.tokens import quote_name
 from actors.engine.views.plain_sql import query_text
-from actors.engine.views.simple import SimpleRead, simple_read
+from actors.engine.views.read_choice import choose_query
+from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import TableSchema, arrow_type
 from actors.model.protocol.relations import is_relation
 from actors.runtime.errors import QueryRejected
@@ -66,7 +67,7 @@ def direct_read(
         sql = None if sql is None else query_text(sql)
     except (_NotPlain, QueryRejected, ValueError, OverflowError):
         return None
-    found = None if sql is None else simple_read(sql, schemas)
+    found = None if sql is None else choose_query(sql, schemas).read
     if found is None or sql is None:
         return None
     return DirectRead(sql, found, schemas[found.name])

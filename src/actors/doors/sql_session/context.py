@@ -44,14 +44,17 @@ from actors.doors.sql_session.transaction import OpenTransaction
 from actors.doors.sql_session.typed_texts import typed_literal
 from actors.doors.sql_session.written_times import WrittenTimes
 from actors.engine.sql.dialects import SparkText, to_spark, without_schema
+from actors.engine.sql.object_names import CATALOGS, SCHEMAS, object_name
 from actors.engine.sql.statements import QualifiedName, QueryStatement, SqlStatement, TextSpan
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.sql.type_names import WrittenType
 from actors.engine.sql.typed_places import PlaceFinder, PlaceRoles, queried_length, typed_queries
 from actors.engine.views.plain_sql import query_text
 from actors.engine.views.plain_views import inline_views
-from actors.model.pgwire.session_zones import is_utc, parse_session_zone, parse_spark_zone
+from actors.engine.views.read_choice import QueryChoice, choose_query
+from actors.model.pgwire.session_zones import parse_session_zone, parse_spark_zone
 from actors.model.pgwire.sqlstate import names_place, spark_position
+from actors.model.pgwire.time_text import is_utc
 from actors.model.plan.column_defaults import ColumnDefaults
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.api import TIME_ZONE, ObjectStatus
@@ -66,11 +69,6 @@ from actors.runtime.errors import (
 from actors.runtime.progress import Time
 from actors.runtime.settings import Settings
 
-SCHEMAS: Final = frozenset({"public", "default"})
-"""Names of the one schema that all objects are in: PostgreSQL's, and Spark's."""
-DATABASE: Final = "penstock"
-"""Name of the database, and of the schema of the relations about the service itself."""
-CATALOGS: Final = frozenset({DATABASE, "spark_catalog"})
 TABLE_KINDS: Final = frozenset({"table"})
 READABLE_KINDS: Final = frozenset({"table", "source table", "view"})
 PLAIN_VIEW: Final = "plain view"
@@ -81,31 +79,6 @@ class ActiveTransaction(InvalidUsage):
     """The transaction has begun to read or write, so that its modes cannot change any more."""
 
     sqlstate = "25001"
-
-
-def object_name(name: QualifiedName) -> str:
-    """Return the name of an object without its catalog and schema.
-
-    >>> object_name(("penstock", "public", "orders"))
-    'orders'
-    >>> object_name(("penstock", "objects"))
-    'penstock.objects'
-
-    Raises:
-        InvalidUsage: The name is of another catalog or schema.
-    """
-    parts = list(name)
-    if len(parts) == 3 and parts[0].lower() in CATALOGS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() in SCHEMAS:
-        del parts[0]
-    if len(parts) == 2 and parts[0].lower() == DATABASE:
-        return f"{DATABASE}.{parts[1]}"
-    if len(parts) != 1:
-        raise InvalidUsage(
-            f"{'.'.join(name)}: all objects are in the schema public; write {parts[-1]}"
-        )
-    return parts[0]
 
 
 def schemas_of(
@@ -180,6 +153,10 @@ class SessionCatalog:
         if found.kind not in TABLE_KINDS or found.schema is None:
             raise InvalidUsage(f"{found.name} is a {found.kind}: only tables are written")
         return found.name, found.schema
+
+    async def readable(self) -> dict[str, TableSchema]:
+        """Return the columns of all objects that have rows, by their names."""
+        return schemas_of(await self.all(), READABLE_KINDS)
 
     async def reads_of(self, name: str) -> ReadObjects:
         """Return an object as one whose rows are read. Raises as `find` does."""
@@ -341,6 +318,14 @@ class SessionContext:
         of it keeps."""
         zone = self.spark_zone
         return {**self.spark_settings, **({TIME_ZONE: zone} if zone else {})}
+
+    def choose_query(
+        self, text: str, schemas: Mapping[str, TableSchema], changed: Mapping[str, object] = {}
+    ) -> QueryChoice:
+        """Return whether a query in Spark's dialect is a plain read, as `read_choice.choose_query`
+        does, under the settings of the session."""
+        names = [*self.settings.spark_conf, *self.spark_settings]
+        return choose_query(text, schemas, names, changed)
 
     @contextmanager
     def as_service(self) -> Iterator[None]:

@@ -13,7 +13,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SessionContext, object_name
+from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.default_values import (
     TableScope,
     cast_or_default,
@@ -35,6 +35,7 @@ from actors.doors.sql_session.row_changes import NEW, ComputedChange, change_row
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.store_assignment import cast_column
 from actors.doors.sql_session.transaction import PendingChange
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import (
     ConflictClause,
     InsertStatement,

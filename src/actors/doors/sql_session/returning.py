@@ -14,12 +14,12 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from actors.doors.sql_session.context import SCHEMAS
 from actors.doors.sql_session.default_values import TableScope
 from actors.doors.sql_session.placed_text import PlacedText, joined, placed
 from actors.doors.sql_session.results import StatementResult, rows_of
 from actors.doors.sql_session.row_values import values_query
 from actors.doors.sql_session.transaction import OVERLAY_ROWS_MAX, as_stored
+from actors.engine.sql.object_names import SCHEMAS
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import quote_name

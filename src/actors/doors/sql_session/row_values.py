@@ -21,7 +21,7 @@ from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, SqlToken, quote_name, quote_text
 from actors.engine.sql.type_names import read_written_type
-from actors.model.pgwire.column_parsing import fitted
+from actors.model.pgwire.column_parsing import Rounding, fitted
 from actors.model.pgwire.sqlstate import NUMBER_OUT_OF_RANGE, InvalidClientData
 from actors.model.pgwire.type_map import pg_type
 from actors.model.pgwire.value_parsing import parse_array, parse_bytea, parse_text_value
@@ -263,7 +263,8 @@ def _number_fitted(
     range: Spark's error would not say which value it is."""
     if pa.types.is_decimal(kind):
         # Spark rounds, PostgreSQL's numeric without a precision never.
-        rounded: Decimal = fitted(Decimal(value), kind, exact=not times.as_spark)
+        rounding = Rounding.ALL if times.as_spark else Rounding.DECLARED
+        rounded: Decimal = fitted(Decimal(value), kind, rounding)
         return rounded
     limit = 1 << (kind.bit_width - 1)
     if not -limit <= value < limit:

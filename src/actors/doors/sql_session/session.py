@@ -15,8 +15,13 @@ import pyarrow as pa
 from actors.doors.client.client import Client
 from actors.doors.sql_session import catalog_statements as catalog
 from actors.doors.sql_session import merging, writing
-from actors.doors.sql_session import role_statements as roles
-from actors.doors.sql_session.context import SCHEMAS, ActiveTransaction, SessionContext
+from actors.doors.sql_session.change_statements import (
+    TOKEN_COLUMNS,
+    change,
+    create_table_as,
+    create_token,
+)
+from actors.doors.sql_session.context import ActiveTransaction, SessionContext
 from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.doors.sql_session.error_places import (
     rows_without_places,
@@ -29,7 +34,6 @@ from actors.doors.sql_session.session_settings import (
     AUTHORIZATION,
     ISOLATION,
     READ_ONLY,
-    quoted_name,
     setting_named,
 )
 from actors.doors.sql_session.session_variables import SessionVariables
@@ -37,8 +41,10 @@ from actors.doors.sql_session.shown_creation import show_create
 from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_span
+from actors.engine.sql.grammar import ParsedStatement, parse_span, parse_statements
+from actors.engine.sql.object_names import SCHEMAS
 from actors.engine.sql.tokens import SqlDialect
+from actors.model.pgwire.quoting import quote_identifier
 from actors.model.pgwire.sqlstate import (
     NO_TRANSACTION,
     RefusedStatement,
@@ -76,7 +82,7 @@ class SqlSession:
         self,
         client: Client,
         settings: Settings,
-        dialect: SqlDialect,
+        dialect: SqlDialect = SqlDialect.SPARK,
         user: str = "penstock",
         *,
         spawn: SpawnTask | None = None,
@@ -103,6 +109,10 @@ class SqlSession:
     def in_transaction(self) -> bool:
         """Return whether a transaction is open."""
         return self.context.transaction is not None
+
+    def split(self, text: str) -> list[ParsedStatement]:
+        """Return the statements of a text. Raises `SqlSyntaxError`."""
+        return parse_statements(text, self.context.dialect)
 
     async def execute(
         self, statement: sql.SqlStatement, parameters: Parameters = ()
@@ -164,11 +174,11 @@ class SqlSession:
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
-                return roles.TOKEN_COLUMNS
+                return TOKEN_COLUMNS
             case sql.InsertStatement() | sql.UpdateStatement() | sql.DeleteStatement():
                 return await writing.returned_shape(self.context, statement, parameters)
         # Only what changes nothing is carried out here; an EXECUTE may be of any statement.
-        if not isinstance(statement, _SHOWING):
+        if not isinstance(statement, sql.ShowingStatement):
             return None
         result = await self.execute(statement, parameters)
         if result.batches is not None:
@@ -309,7 +319,7 @@ class SqlSession:
         if not statement.values:
             value = None
         elif setting is not None and setting.quoted:
-            value = ", ".join(map(quoted_name, statement.values))
+            value = ", ".join(map(quote_identifier, statement.values))
         elif len(statement.values) > 1 and statement.name.lower() != "datestyle":
             raise InvalidUsage(f"SET {statement.name} takes only one argument")
         else:
@@ -453,16 +463,6 @@ class SqlSession:
         return StatementResult(statement.tag)
 
 
-_SHOWING: Final = (
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
-)
 _ENDING: Final = (sql.RollbackStatement, sql.CommitStatement, sql.RollbackToStatement)
 
 
@@ -501,18 +501,10 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.UpdateStatement: _with_parameters(writing.update),
     sql.DeleteStatement: _with_parameters(writing.delete),
     sql.MergeStatement: _with_parameters(merging.merge),
-    sql.CreateTableStatement: _without_parameters(catalog.create_table),
-    sql.CreateTableAsStatement: _with_parameters(catalog.create_table_as),
-    sql.CreateMaterializedViewStatement: _with_parameters(catalog.create_materialized_view),
-    sql.CreateViewStatement: _with_parameters(catalog.create_view),
+    sql.ChangeStatement: _with_parameters(change),
+    sql.CreateTableAsStatement: _with_parameters(create_table_as),
     sql.RefreshViewStatement: _without_parameters(catalog.refresh_view),
     sql.MaintainStatement: _without_parameters(catalog.maintain),
-    sql.CommentOnStatement: _without_parameters(catalog.comment_on),
-    sql.CreateIndexStatement: _without_parameters(catalog.create_index),
-    sql.CreateSourceStatement: _without_parameters(catalog.create_source),
-    sql.CreateSinkStatement: _without_parameters(catalog.create_sink),
-    sql.AlterObjectStatement: _without_parameters(catalog.alter_object),
-    sql.DropObjectsStatement: _without_parameters(catalog.drop_objects),
     sql.ShowObjectsStatement: _without_parameters(catalog.show_objects),
     sql.ShowColumnsStatement: _without_parameters(catalog.show_columns),
     sql.ShowCreateStatement: _without_parameters(show_create),
@@ -535,15 +527,9 @@ STATEMENTS: Final[dict[type[sql.SqlStatement], StatementHandler]] = {
     sql.CloseCursorStatement: SqlSession.close_cursor,
     sql.PrepareTextStatement: SqlSession.prepare,
     sql.ExecutePreparedStatement: SqlSession.execute_prepared,
-    sql.CreateRoleStatement: _without_parameters(roles.create_role),
-    sql.AlterRoleStatement: _without_parameters(roles.alter_role),
-    sql.DropRolesStatement: _without_parameters(roles.drop_roles),
-    sql.CreateTokenStatement: _without_parameters(roles.create_token),
-    sql.DropTokensStatement: _without_parameters(roles.drop_tokens),
-    sql.GrantStatement: _without_parameters(roles.grant),
-    sql.RevokeStatement: _without_parameters(roles.revoke),
-    sql.ShowRolesStatement: _without_parameters(roles.show_roles),
-    sql.ShowGrantsStatement: _without_parameters(roles.show_grants),
+    sql.CreateTokenStatement: _without_parameters(create_token),
+    sql.ShowRolesStatement: _without_parameters(catalog.show_roles),
+    sql.ShowGrantsStatement: _without_parameters(catalog.show_grants),
     sql.DeallocateStatement: SqlSession.deallocate,
     sql.NoOperationStatement: SqlSession.do_nothing,
 }

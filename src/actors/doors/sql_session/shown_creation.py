@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 
-from actors.doors.sql_session.catalog_statements import option_text, text_result
-from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext, object_name
+from actors.doors.sql_session.catalog_statements import text_result
+from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.results import StatementResult
+from actors.engine.sql.object_names import object_name
 from actors.engine.sql.statements import ShowCreateStatement
 from actors.engine.sql.tokens import SqlDialect, quote_name, quote_text
+from actors.model.pgwire import quoting
 from actors.model.protocol.api import ObjectStatus
+from actors.model.protocol.connector_options import option_text
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import AccessDenied, InvalidUsage, UnknownObject
 
@@ -33,8 +36,8 @@ async def _connector_text(context: SessionContext, kind: str, name: str) -> str:
     if not found.options:
         raise AccessDenied(f"the options of {kind} {found.name} are shown to its owner alone")
     is_spark = context.dialect is SqlDialect.SPARK
-    own: Callable[[str], str] = quote_name if is_spark else _postgres_name
-    literal: Callable[[str], str] = quote_text if is_spark else _postgres_text
+    own: Callable[[str], str] = quote_name if is_spark else quoting.quote_name
+    literal: Callable[[str], str] = quote_text if is_spark else quoting.quote_text
     text = f"CREATE {kind.upper()} {own(found.name)}"
     if found.on:
         text += f" ON {own(found.on)}"
@@ -103,13 +106,3 @@ def _shown_properties(found: ObjectStatus) -> str:
         properties["target_lag_ms"] = str(found.target_lag_ms)
     pairs = ", ".join(f"{quote_text(key)} = {quote_text(each)}" for key, each in properties.items())
     return _shown_comment(found.comment) + (f" TBLPROPERTIES ({pairs})" if pairs else "")
-
-
-def _postgres_name(name: str) -> str:
-    escaped = name.replace('"', '""')
-    return f'"{escaped}"'
-
-
-def _postgres_text(text: str) -> str:
-    escaped = text.replace("'", "''")
-    return f"'{escaped}'"

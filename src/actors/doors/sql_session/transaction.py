@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from actors.doors.client.client import TableWrite
 from actors.doors.sql_session.row_values import values_query
@@ -23,7 +22,8 @@ from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.model.pgwire.sqlstate import UNKNOWN_SAVEPOINT, RefusedStatement
 from actors.model.plan.column_defaults import DefaultValues
 from actors.model.plan.schema import DIFF, TableSchema
-from actors.model.plan.updates import TextTooLong, consolidate, fit_texts_of
+from actors.model.plan.text_limits import TextTooLong, fit_texts_of
+from actors.model.plan.updates import consolidate
 from actors.runtime.errors import DefinitionChanged, InvalidUsage, ValueTooLong
 from actors.runtime.progress import Time
 
@@ -247,8 +247,3 @@ def as_stored(table: str, rows: pa.Table, schema: TableSchema) -> pa.Table:
         return fit_texts_of(rows.select(schema.names).cast(schema.arrow()), schema)
     except TextTooLong as error:
         raise ValueTooLong(f"table {table}, {error}") from None
-
-
-def split_by(rows: pa.Table, column: str, value: object) -> pa.Table:
-    """Return the rows whose column has this value."""
-    return rows.filter(pc.equal(rows[column], pa.scalar(value, rows[column].type)))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import anyio
 import msgspec
 
-from actors.durable.object_store.bucket_paths import translate_errors
+from actors.durable.object_store.bucket_errors import translate_errors
 from actors.runtime.errors import StorageError
 from actors.runtime.settings import Settings
 

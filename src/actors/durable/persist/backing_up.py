@@ -36,7 +36,7 @@ from actors.durable.persist.backups import (
 from actors.durable.persist.documents import decode_shard
 from actors.durable.persist.handed import HandedLeases, SplitLease
 from actors.durable.persist.location import BlobStore, SnapshotConsensus
-from actors.durable.persist.parts import PartLists, Parts, with_parts
+from actors.durable.persist.part_lists import PartLists, Parts, with_parts
 from actors.durable.persist.registrations import REGISTRATION_PREFIX
 from actors.durable.persist.shard import shard_key
 from actors.runtime.errors import (

@@ -25,6 +25,7 @@ from actors.durable.persist.change import (
     with_holds,
 )
 from actors.durable.persist.directory import StateDirectory
+from actors.durable.persist.document_locks import DocumentWaiters
 from actors.durable.persist.fence import EPOCH_KEY, FencedConsensus
 from actors.durable.persist.following import follow
 from actors.durable.persist.location import (
@@ -34,12 +35,12 @@ from actors.durable.persist.location import (
     VersionedData,
     check_name,
 )
-from actors.durable.persist.machine import DocumentWaiters, ShardMachine
+from actors.durable.persist.machine import ShardMachine
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.durable.persist.orphans import OrphanCollector
 from actors.durable.persist.ownership import hand_over
+from actors.durable.persist.part_lists import PartLists
 from actors.durable.persist.part_store import PartStore, WrittenBlob
-from actors.durable.persist.parts import PartLists
 from actors.durable.persist.places import open_stores, process_name
 from actors.durable.persist.reader import LeaseBook, LeasedReader, why_missing
 from actors.durable.persist.replica_fence import ReplicaFence

@@ -1,4 +1,4 @@
-"""Compaction: choose batches to merge, and merge them in bounded memory.
+"""Compaction: choose batches to merge, and merge them in bounded memory, clustered by key.
 
 **Choice.** A shard may have `batches_max` batches, and so many inline bytes in its document. Beyond
 that, the newest batches are merged until half the allowed number is left, and older ones join while
@@ -8,9 +8,14 @@ most a fixed factor of the live ones.
 
 **Merge.** Times are raised to `shard.compact_to` and equal rows consolidated. Parts are read one by
 one and merged in memory while they fit into the budget. Beyond that rows spill to files by ranges
-of the shard's key (`compaction.py`), else by a hash of their user columns: either way equal rows
-meet in one file. The budget counts decoded bytes, and a merge takes about four times as much. One
-huge group of equal rows still needs its file in memory.
+of the first column of the shard's key, where that is a number, a date or a timestamp, else by a
+hash of their user columns: either way equal rows meet in one file. The budget counts decoded bytes,
+and a merge takes about four times as much. One huge group of equal rows still needs its file in
+memory.
+
+**Clustering.** Rows of a part are sorted by time and, within a time, by the key's columns. Parts
+that were cut by ranges of the key cover disjoint ranges. So statistics of parts are selective, and
+partition pruning works on them.
 """
 
 from __future__ import annotations
@@ -42,12 +47,7 @@ from actors.runtime.threshold_probes import (
     SPILLED_FILE,
 )
 
-# -- Clusters rows by the shard's key, so that statistics of parts are selective. Pure -------------
-# Rows of a part are sorted by time and, within a time, by the key's columns. A merge that is too
-# large for memory is cut by ranges of the key's first column, where that is a number, a date or a
-# timestamp: so its parts cover disjoint ranges, and partition pruning works on them. Equal rows
-# have equal keys, hence meet in one range.
-
+# -- clustering by key -----------------------------------------------------------------------------
 
 POINTS: Final = 64
 """Sample points that stand for the values of one part."""
@@ -63,7 +63,8 @@ def sort_by_key(updates: pa.Table, schema: TableSchema) -> pa.Table:
 
 
 class KeyRanges:
-    """Ranges of a key's first column, of about as many rows each."""
+    """Ranges of a key's first column, of about as many rows each. Equal rows have equal keys, hence
+    meet in one range."""
 
     def __init__(self, column: str, cuts: Any) -> None:
         """Take ascending int64 cuts; range n + 1 begins at cut n."""
@@ -123,6 +124,8 @@ def _as_numbers(values: pa.Array) -> Any:
     whole = pc.fill_null(values.cast(pa.int64()), pa.scalar(0, pa.int64()))
     return whole.to_numpy(zero_copy_only=False)
 
+
+# -- choice and merge of batches -------------------------------------------------------------------
 
 GROWTH: Final = 2
 BATCH_BYTES_MIN: Final = 4096

@@ -17,15 +17,9 @@ import msgspec
 import pyarrow as pa
 from msgspec.structs import replace
 
-from actors.durable.persist.parts import without_parts
-from actors.durable.persist.shard import (
-    FORMAT,
-    TABLES_UPPER,
-    ShardState,
-    TablesUpper,
-    shard_key,
-    validate,
-)
+from actors.durable.persist.part_lists import without_parts
+from actors.durable.persist.shard import FORMAT, TABLES_UPPER, ShardState, TablesUpper, shard_key
+from actors.durable.persist.shard_invariants import validate
 from actors.runtime.errors import CorruptData, StorageError
 from actors.runtime.threshold_probes import DOCUMENT_PACKING
 

@@ -42,6 +42,8 @@ from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import FILTER_AUDIT, FILTER_KEYS
 
+log = logging.getLogger("penstock.persist")
+
 Op: TypeAlias = Literal["=", "<", "<=", ">", ">=", "in", "is null", "is not null"]
 
 
@@ -274,16 +276,15 @@ class FilterAudit:
         return True
 
 
-# -- Applies one listener's filter to parts, and audits it -----------------------------------------
-# Some of the skipped parts are read all the same (`filtering.FilterAudit`), before the interval
-# that they lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
-
-
-log = logging.getLogger("penstock.persist")
+# -- pruning of one input --------------------------------------------------------------------------
 
 
 class PartPruner:
-    """The filter and the audit of one input."""
+    """The filter and the audit of one input.
+
+    Some of the skipped parts are read all the same (`FilterAudit`), before the interval that they
+    lie in is sealed: a row in one of them that passes raises `UnsoundFilter`.
+    """
 
     def __init__(self, wanted: PartFilter, audit: FilterAudit) -> None:
         self._wanted = wanted

@@ -19,8 +19,6 @@ from actors.durable.persist.location import (
 from actors.runtime.errors import storage_error
 from actors.runtime.kernel import ActorClock
 
-# -- Consensus in memory, for tests and simulation -------------------------------------------------
-
 
 class MemoryConsensus:
     """A `ConsensusStore` that several clients of one test may share."""

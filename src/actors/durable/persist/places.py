@@ -1,4 +1,4 @@
-"""Opens stores by URL: which kind, where, and with which limits.
+"""Opens stores by URL, and those of one service: which kind, where, and with which limits.
 
 | URL | blobs | documents |
 |---|---|---|
@@ -40,6 +40,8 @@ from actors.durable.persist.standby import wait_for_stores
 from actors.runtime.errors import InvalidUsage, StorageError, storage_error
 from actors.runtime.kernel import ActorClock
 from actors.runtime.settings import Settings, without_user
+
+log = logging.getLogger("penstock.persist")
 
 BLOB_FORMS: Final = (
     "file:PATH, s3://bucket/path, gs://bucket/path, az://container/path, mem: or mem:NAME"
@@ -184,12 +186,7 @@ def _path(url: str, rest: str) -> Path:
     return Path(path).absolute()
 
 
-# -- Opens the stores of one service: those of its state directory, or those that URLs name --------
-# A state directory is always locked, and its stores have a single owner. Documents by URL may be
-# used by several processes: the service takes them over (`fence`), and is never exclusive.
-
-
-log = logging.getLogger("penstock.persist")
+# -- the stores of one service ---------------------------------------------------------------------
 
 
 class OpenStores(msgspec.Struct, frozen=True):
@@ -212,8 +209,12 @@ def process_name(random: Random) -> str:
 async def open_stores(
     directory: Path, settings: Settings, clock: ActorClock, random: Random
 ) -> OpenStores:
-    """Open the stores. Raises `StateDirectoryError`, `InvalidUsage` (an unknown URL),
-    `CorruptData`, `StorageError`."""
+    """Open the stores: those of the state directory, or those that URLs name.
+
+    A state directory is always locked, and its stores have a single owner. Documents by URL may be
+    used by several processes: the service takes them over (`fence`), and is never exclusive. Raises
+    `StateDirectoryError`, `InvalidUsage` (an unknown URL), `CorruptData`, `StorageError`.
+    """
     place = await clock.run_blocking(lambda: StateDirectory.open(directory))
     try:
         return await _opened(place, settings, clock, random)

@@ -27,7 +27,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from actors.durable.persist.filtering import PartFilter, PartVerdict
-from actors.durable.persist.handed import PREFIX, renewed_by_guest
+from actors.durable.persist.guest_leases import PREFIX, renewed_by_guest
 from actors.durable.persist.shard import BatchPart, ReaderLease, ShardBatch, ShardState, renewed
 from actors.runtime.errors import (
     CorruptData,

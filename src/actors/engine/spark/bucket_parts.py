@@ -29,10 +29,9 @@ from actors.engine.spark.bucket_reading import (
 from actors.engine.spark.bucket_tasks import read_pieces, write_objects
 from actors.engine.spark.bucket_writing import ObjectCut
 from actors.engine.spark.failures import is_gone, short_text
-from actors.engine.spark.fragments import quote
 from actors.model.plan.delta import TO, DeltaColumns
 from actors.model.plan.jobs import NO_UPPER, BucketFolder, BucketObject, ObjectDone
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import StorageError
 from actors.runtime.settings import Settings
 

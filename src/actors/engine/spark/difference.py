@@ -28,7 +28,6 @@ from actors.engine.spark.rows import LoadedRows, done, load
 from actors.engine.spark.steps import ThreadSlot, is_small
 from actors.engine.spark.stored_contents import contents_frame
 from actors.engine.spark.subtraction import less_old
-from actors.engine.spark.translate import quote
 from actors.model.plan.delta import DeltaColumns
 from actors.model.plan.jobs import (
     ComputeDifference,
@@ -40,7 +39,7 @@ from actors.model.plan.jobs import (
     ReturnContents,
     RowsDone,
 )
-from actors.model.plan.schema import DIFF, TIME, TableSchema
+from actors.model.plan.schema import DIFF, TIME, TableSchema, quote
 from actors.model.plan.updates import consolidate, negate
 from actors.runtime.errors import DefiniteError
 from actors.runtime.threshold_probes import COLLECTED, REPEATED_ROWS

@@ -29,6 +29,7 @@ from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
 from actors.engine.spark.bucket_parts import BucketParts
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.failures import describe
 from actors.engine.spark.files import (
     AnswerTooLarge,
@@ -38,8 +39,7 @@ from actors.engine.spark.files import (
     too_large,
     write_files,
 )
-from actors.engine.spark.fragments import consolidated, quote
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.fragments import consolidated
 from actors.engine.spark.plans import PreparedPlan
 from actors.engine.spark.prepared import PreparedRequest, PreparedSteps
 from actors.engine.spark.rows import LoadedRows, all_ones, done, frame, load
@@ -66,7 +66,7 @@ from actors.model.plan.jobs import (
     RunStep,
 )
 from actors.model.plan.plan_splitting import makes_rows_of_none
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.model.plan.updates import consolidate, empty_updates, set_column
 from actors.runtime.errors import DefiniteError, InvalidUsage, JobTooLarge, OperationCanceled
 from actors.runtime.threshold_probes import COLLECTED, PLAN_NODES, PREPARED_JOB, SMALL_JOB

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from pyspark.sql import DataFrame
 
 from actors.engine.spark.bridge import SessionBridge
-from actors.engine.spark.groups import exact_keys, types_of
+from actors.engine.spark.exact_keys import exact_keys, types_of
 from actors.engine.spark.rows import (
     ONES,
     LoadedRows,
@@ -30,9 +30,9 @@ from actors.engine.spark.rows import (
     frame,
     table_bounds,
 )
-from actors.engine.spark.translate import consolidated, quote
+from actors.engine.spark.translate import consolidated
 from actors.model.plan.jobs import NO_UPPER
-from actors.model.plan.schema import DIFF, TableSchema
+from actors.model.plan.schema import DIFF, TableSchema, quote
 from actors.runtime.threshold_probes import RETRACTING_BYTES
 
 

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from actors.engine.spark.exact_keys import exact_keys
 from actors.engine.spark.fragments import (
     UNION,
     SessionRelation,
@@ -24,11 +25,10 @@ from actors.engine.spark.fragments import (
     from_rows,
     join_tests,
     leaves,
-    quote,
     sql_type,
     times_diff,
 )
-from actors.engine.spark.groups import GroupRendering, exact_keys
+from actors.engine.spark.groups import GroupRendering
 from actors.engine.spark.tops import LimitRendering
 from actors.model.plan.delta import (
     AccumulateTotals,
@@ -55,7 +55,7 @@ from actors.model.plan.delta import (
 )
 from actors.model.plan.input_names import InputKind
 from actors.model.plan.relational import NamedExpression
-from actors.model.plan.schema import DIFF, TIME
+from actors.model.plan.schema import DIFF, TIME, quote
 from actors.runtime.errors import InvalidUsage
 from actors.runtime.threshold_probes import BROADCAST
 
@@ -65,7 +65,6 @@ __all__ = [
     "Types",
     "consolidated",
     "leaves",
-    "quote",
     "sql_type",
     "times_diff",
 ]

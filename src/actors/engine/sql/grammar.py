@@ -1,10 +1,10 @@
 """The statements of SQL: a text is split at its semicolons, and each statement is read.
 
 >>> statement = parse_statement("CREATE MATERIALIZED VIEW v REFRESH POLICY FULL AS SELECT 1 AS a")
->>> statement.name, statement.policy, statement.query.text, statement.query.start
-(('v',), 'full', 'SELECT 1 AS a', 50)
->>> parse_statement("DROP TABLE a.b, c CASCADE").names
-(('a', 'b'), ('c',))
+>>> statement.names, statement.query.text, statement.query.start
+((('v',),), 'SELECT 1 AS a', 50)
+>>> parse_statement("DROP TABLE public.b, c CASCADE").requests
+(DropObject(request=0, name='b', cascade=True), DropObject(request=0, name='c', cascade=True))
 >>> split = split_statements("SELECT ';' -- no; end\\n; ;INSERT INTO t VALUES (1);")
 >>> [(each.start, each.text) for each in split]
 [(0, "SELECT ';'"), (25, 'INSERT INTO t VALUES (1)')]
@@ -65,7 +65,7 @@ from actors.engine.sql.grammar_session import (
 )
 from actors.engine.sql.reader import StatementReader
 from actors.engine.sql.statements import (
-    CreateMaterializedViewStatement,
+    ChangeStatement,
     ExplainMode,
     ExplainStatement,
     SqlStatement,
@@ -91,7 +91,8 @@ def _read_explain(reader: StatementReader) -> SqlStatement:
     if reader.follows("CREATE"):
         at = reader.position
         created = read_create(reader)
-        if isinstance(created, CreateMaterializedViewStatement):
+        view = "CREATE MATERIALIZED VIEW"
+        if isinstance(created, ChangeStatement) and created.command == view:
             return ExplainStatement(position=position, mode=mode, statement=created)
         raise reader.error("only a query or a materialized view is explained", position=at)
     modes = "INCREMENTAL, ANALYZE, " if mode == "plain" else ""

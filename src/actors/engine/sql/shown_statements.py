@@ -8,8 +8,7 @@ from typing import Final
 from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import (
     SECRET_SHOWN,
-    CreateSinkStatement,
-    CreateSourceStatement,
+    ChangeStatement,
     SecretSpan,
     SqlStatement,
     parts_in,
@@ -49,7 +48,8 @@ def blanked(text: str, dialect: SqlDialect, statement: SqlStatement | None = Non
         tokens = lex_sql(text, dialect)
     except SqlSyntaxError:
         return ""
-    options = isinstance(statement, CreateSourceStatement | CreateSinkStatement)
+    command = statement.command if isinstance(statement, ChangeStatement) else ""
+    options = command in ("CREATE SOURCE", "CREATE SINK")
     hidden = {(each.start, each.end) for each in parts_in(statement, SecretSpan)}
     before = ""
     for token in tokens:

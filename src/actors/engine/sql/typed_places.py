@@ -126,8 +126,7 @@ def _queries(statement: object, mark: _Mark) -> Iterator[str]:
         case (
             sql.QueryStatement(query=sql.TextSpan() as query)
             | sql.SubscribeStatement(query=sql.TextSpan() as query)
-            | sql.CreateMaterializedViewStatement(query=query)
-            | sql.CreateViewStatement(query=query)
+            | sql.ChangeStatement(query=sql.TextSpan() as query)
         ):
             yield mark(query)
         case (

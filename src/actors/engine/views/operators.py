@@ -37,12 +37,7 @@ from actors.model.plan.relational import NamedExpression
 from actors.model.plan.schema import TableSchema
 from actors.runtime.threshold_probes import CUT_NODES
 
-# -- Types whose equality is equality of exact values, so that rows can be looked up by key --------
-# Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads text
-# (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38 digits
-# together), many held values equal one given value, and no lookup finds them all. Arrangements draw
-# the same line: for other types they read everything.
-
+# -- types of keys ---------------------------------------------------------------------------------
 
 _INTEGER_DIGITS: Final = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 20}
 _DECIMAL_DIGITS_MAX: Final = 38
@@ -59,7 +54,13 @@ _OTHER_NAMES: Final = {
 
 
 def is_key_comparable(given: str, held: str) -> bool:
-    """Return whether a lookup by values of one Spark type finds all equal values of another."""
+    """Return whether a lookup by values of one Spark type finds all equal values of another.
+
+    Spark widens both sides of ``=`` to a common type. Where that rounds (bigint = double), reads
+    text (string = int), needs a time zone (date = timestamp) or overflows (decimals of more than 38
+    digits together), many held values equal one given value, and no lookup finds them all.
+    Arrangements draw the same line: for other types they read everything.
+    """
     one, other = _plain(given), _plain(held)
     # NULL equals nothing, so a lookup by it misses nothing.
     if one == other or "void" in (one, other):
@@ -95,7 +96,7 @@ def _digits(kind: str) -> tuple[int, int]:
     return precision - scale, scale
 
 
-# -- The error for constructs that no rule knows ---------------------------------------------------
+# -- operators -------------------------------------------------------------------------------------
 
 
 class UnsupportedConstruct(Exception):

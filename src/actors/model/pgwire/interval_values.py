@@ -22,8 +22,8 @@ from actors.model.pgwire.encoded_values import (
     fixed_numbers,
     valid_mask,
 )
+from actors.model.pgwire.time_text import DAY_US
 
-DAY_US: Final = 86_400_000_000
 _PARTS: Final = np.dtype([("months", "<i4"), ("days", "<i4"), ("nanos", "<i8")])
 """A value of Arrow's `month_day_nano_interval` in memory."""
 _WIRE: Final = np.dtype([("micros", ">i8"), ("days", ">i4"), ("months", ">i4")])

@@ -39,7 +39,8 @@ from actors.model.pgwire.encoded_values import (
 )
 from actors.model.pgwire.interval_values import interval_binary, interval_text, is_interval
 from actors.model.pgwire.time_text import date_text, time_text, timestamp_text
-from actors.model.pgwire.type_map import DAYS_TO_2000, JSON, US_TO_2000, pg_type
+from actors.model.pgwire.type_map import pg_type
+from actors.model.pgwire.type_oids import DAYS_TO_2000, JSON, US_TO_2000
 from actors.runtime.errors import InvalidUsage
 
 _LARGE_BINARY: Final = pa.large_binary()

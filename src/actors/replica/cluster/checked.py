@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from actors.model.protocol.compute import (
-    Peek,
     PeekResponse,
-    PeekRows,
 )
 from actors.model.protocol.internal import Half
 from actors.replica.cluster.client import ClusterClient
@@ -65,10 +63,6 @@ class CheckedClient:
             self._judged = None
             sent += 1
         return sent
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`. The peek is not sent, so it is not checked."""
-        return None if self._failed is not None else self._inner.answer(peek)
 
     def _judge(self, command: Any) -> None:
         if self._failed is not None:

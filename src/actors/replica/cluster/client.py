@@ -20,8 +20,6 @@ from actors.model.protocol.compute import (
     ConnectionRefused,
     CreateInstance,
     Hello,
-    Peek,
-    PeekRows,
     Response,
 )
 from actors.model.protocol.internal import Half
@@ -37,7 +35,6 @@ from actors.replica.cluster.connection import (
 from actors.replica.cluster.conversations import (
     LOT_MAX,
     ClientConversation,
-    ComputeConversation,
     RoutedCommand,
 )
 from actors.runtime.errors import (
@@ -94,11 +91,6 @@ class ClusterClient(Protocol):
     def offer(self, commands: Sequence[Command | TracedMessage[Command]], /) -> int:
         """Send as many of the first commands as possible without waiting, and return their number.
         0: use `send`, which waits. Raises as `send`, for the first command."""
-        ...
-
-    def answer(self, peek: Peek, /) -> PeekRows | None:
-        """Return the answer to a peek if it is there already, so that it need not be sent
-        (`shortcut`); None: send it."""
         ...
 
     async def receive(self) -> Response:
@@ -205,14 +197,6 @@ class LocalClient:
             if self._connection is not None:
                 self._connection.reply(EndConnection())
 
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`."""
-        # The connection ends before the workers are told of another client, so the index is still
-        # this one's.
-        if not isinstance(self._conversation, ComputeConversation) or self._inbox.error is not None:
-            return None
-        return self._conversation.shortcut.answer(peek)
-
     async def _introduce(self, hello: Hello, instance: CreateInstance | None) -> None:
         self._nonce = hello.nonce
         # Before the cluster knows this client: an adapter sends its stash at once.
@@ -295,10 +279,6 @@ class WireClient:
         if self._refused is not None:
             raise self._refused
         return self._connection.offer(commands)
-
-    def answer(self, peek: Peek) -> PeekRows | None:
-        """See `ClusterClient`: always None; the connection's other end may answer."""
-        return None
 
     async def receive(self) -> Response:
         """See `ClusterClient`."""

@@ -22,6 +22,7 @@ from actors.model.plan.jobs import ExecutorMessage
 from actors.model.protocol.internal import Half
 from actors.replica.cluster.client import LocalClient
 from actors.replica.cluster.cluster import ClusterStatistics, WorkerCluster, cast_of
+from actors.replica.compute.index import ClusterPartitions
 from actors.runtime.errors import ConnectionBroken, ResourceClosed
 from actors.runtime.kernel import Actor, ActorAddress, ActorContext, ActorSystem, ReplySlot
 from actors.runtime.kernel.actor import restart
@@ -120,6 +121,11 @@ class LocalReplicas:
     def names(self) -> Sequence[str]:
         """Return the names of all running replicas."""
         return list(self._hosts)
+
+    @property
+    def partitions(self) -> list[ClusterPartitions]:
+        """Return each replica's partitions of all indexes."""
+        return [cluster.partitions for cluster in self._clusters.values()]
 
     async def connect(self, name: str, half: Half = "compute") -> LocalClient:
         """Return a client of a half of one replica. Raises `ConnectionBroken` while there is none;

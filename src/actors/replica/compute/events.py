@@ -33,7 +33,7 @@ from actors.model.protocol.internal import (
     TaggedCommand,
     WritesAllowed,
 )
-from actors.replica.compute.history import ReplacedDataflow
+from actors.replica.compute.reconciliation import ReplacedDataflow
 from actors.runtime.progress import Frontier, Nonce, Time
 
 PeekResult: TypeAlias = PeekRows | PeekStashed | PeekError

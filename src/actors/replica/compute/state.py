@@ -3,7 +3,7 @@
 Theory of operation. Commands arrive twice: on worker 0 as `TaggedCommand` commands of its client,
 which it offers to the sequencer (`OfferCommand`); then, on every worker, as `SequencedCommand`
 commands, and only these change state. `Hello` begins an iteration: commands are collected until
-`InitializationComplete`, then reconciled with what runs (`compute.history`); after that each is
+`InitializationComplete`, then reconciled with what runs (`reconciliation`); after that each is
 applied as it comes. Every rendering has a *render number*, given out in command order and therefore
 equal on all workers, which identifies a dataflow's messages.
 
@@ -85,8 +85,9 @@ from actors.replica.compute.events import (
     SwitchComputeClient,
     TellDataflow,
 )
-from actors.replica.compute.history import ComputeHistory, RunningDataflow, reconcile
+from actors.replica.compute.history import ComputeHistory
 from actors.replica.compute.reads import PeekHolds
+from actors.replica.compute.reconciliation import RunningDataflow, reconcile
 from actors.replica.compute.rendered import RenderedDataflow
 from actors.runtime.errors import LocalProtocolError
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty

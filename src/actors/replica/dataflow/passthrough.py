@@ -4,8 +4,10 @@ An index's updates are split among the workers by key hash; errors travel in an 
 A subscribe's go to worker 0, one batch at a time. Nothing is durable: a new incarnation of an index
 replaces its contents from a snapshot; one of a subscribe resumes at the upper of its last batch.
 
-A subscribe reads its own snapshot (`snapshots`), which need not fit in memory. A step is held in
+A subscribe reads its own snapshot (`snapshot`), which need not fit in memory. A step is held in
 memory; if it is too large for a response its rows go into blobs, so a batch is always one message.
+The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
+went away are collected after `stash_orphan_ms`.
 """
 
 from __future__ import annotations
@@ -55,14 +57,7 @@ from actors.runtime.progress import ObjectId, Time
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import GATHERED_BYTES, SUBSCRIBED_BATCH
 
-# Reads the snapshot that a subscribe begins with, and stashes rows too large for a response
-# Theory of operation. A shard's contents at one time are read part by part, summed up (on disk if
-# they are large), and cut into pieces. A single piece is the batch's own rows. Several pieces go
-# into blobs, one at a time, and the batch names them: so it is one message, there whole or not at
-# all, and no process holds more than a piece.
-#
-# The blobs of a batch that is not sent are removed here. Blobs left by a crash or by a client that
-# went away are collected after `stash_orphan_ms`.
+# -- snapshots -------------------------------------------------------------------------------------
 
 
 class SnapshotUpdates(msgspec.Struct, frozen=True):
@@ -135,6 +130,11 @@ async def snapshot(
 ) -> SnapshotUpdates:
     """Return the contents at `as_of`, which must be sealed, as updates at that time; errors are
     ignored.
+
+    The contents are read part by part, summed up (on disk if they are large), and cut into pieces.
+    A single piece is the batch's own rows. Several pieces go into blobs, one at a time, and the
+    batch names them: so it is one message, there whole or not at all, and no process holds more
+    than a piece.
 
     `place` is a folder that may be created. Raise `ReadBelowSince`, `StoreFull`, `StorageError`.
     """
@@ -233,6 +233,9 @@ def _timed(
         times = pa.repeat(pa.scalar(as_of, pa.int64()), batch.num_rows)
         columns = [batch.column(name) for name in schema.names]
         yield pa.RecordBatch.from_arrays([*columns, times, batch.column(DIFF)], schema=shape)
+
+
+# -- steps -----------------------------------------------------------------------------------------
 
 
 class PassthroughStep(msgspec.Struct, frozen=True):

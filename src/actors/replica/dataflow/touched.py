@@ -35,15 +35,14 @@ from actors.runtime.errors import InvalidUsage
 from actors.runtime.progress import Frontier, ShardId, Time
 from actors.runtime.threshold_probes import DUE_BUCKETS, HIDDEN_ROWS, MET_PAIRS
 
-# Counts the pairs that changed rows make with the rows that they match: the cost of their join
-# A key that many rows have, and that changes at many times of a step, multiplies both: a few
-# changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
-# and more. Looking keys up costs the sum only, so the product is computed before the join.
-
 
 def met_pairs(changed: pa.Table, rows: pa.Table) -> int:
     """Return how many pairs of rows of both have keys that a lookup takes for equal, two NULLs
-    among them.
+    among them: the cost of their join.
+
+    A key that many rows have, and that changes at many times of a step, multiplies both: a few
+    changed rows at each of a hundred times, each matching a hundred thousand, are ten million pairs
+    and more. Looking keys up costs the sum only, so the product is computed before the join.
 
     >>> changed = pa.table({"k": [1, 1, 2, None]})
     >>> met_pairs(changed, pa.table({"key": [1, 1, 1, 2, 3, None]}))

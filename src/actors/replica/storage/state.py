@@ -59,6 +59,7 @@ from actors.model.protocol.storage_internal import (
     SuspendAndRestart,
 )
 from actors.replica.storage import events as e
+from actors.replica.storage.health_board import HealthBoard, HealthCondition
 from actors.replica.storage.history import (
     StorageDefinitions,
     StorageHistory,
@@ -76,14 +77,8 @@ from actors.replica.storage.renderings import (
     UnrenderedSourceDropped,
     owner_of,
 )
+from actors.replica.storage.task_statistics import Kind, LocalStatistics, StatisticsSums
 from actors.replica.storage.tasks import StorageTaskRunner, shapes_of
-from actors.replica.storage.telling import (
-    HealthBoard,
-    HealthCondition,
-    Kind,
-    LocalStatistics,
-    StatisticsSums,
-)
 from actors.runtime.errors import LocalProtocolError, OperationCanceled
 from actors.runtime.progress import EMPTY, Frontier, Nonce, ObjectId, is_empty
 

@@ -18,17 +18,9 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     object_oid,
     relation_objects,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    INT4,
-    NAME,
-    OID,
-    REGCLASS,
-    TEXT,
-    ObjectReference,
-    format_catalog_value,
-    postgres_type,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ObjectReference, format_catalog_value
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import BOOL, INT4, NAME, OID, REGCLASS, TEXT
 
 
 def rows_of(queries: CatalogQueries, text: str, *parameters: object) -> list[tuple[object, ...]]:
@@ -254,11 +246,11 @@ def test_sets_of_a_select_list_go_side_by_side(queries: CatalogQueries) -> None:
 
 
 def test_spark_types_as_postgresqls() -> None:
-    assert postgres_type("array<struct<a:int>>").oid == 114
-    assert postgres_type("array<binary>").oid == 1001
-    assert postgres_type("array<array<int>>").oid == 114
-    assert postgres_type("varchar(7)") == postgres_type(" VARCHAR(7) ")
-    assert postgres_type("tinyint").oid == 21
+    assert pg_type_of_spark("array<struct<a:int>>").oid == 114
+    assert pg_type_of_spark("array<binary>").oid == 1001
+    assert pg_type_of_spark("array<array<int>>").oid == 114
+    assert pg_type_of_spark("varchar(7)") == pg_type_of_spark(" VARCHAR(7) ")
+    assert pg_type_of_spark("tinyint").oid == 21
 
 
 def test_values_as_text() -> None:

@@ -33,8 +33,6 @@ from actors.model.protocol.compute import (
     Frontiers,
     Hello,
     Peek,
-    PeekResponse,
-    PeekRows,
     Response,
     ScheduleDataflow,
     StatusResponse,
@@ -258,11 +256,6 @@ class ReplicaClient(Protocol):
         Raises as `send`, for the first."""
         ...
 
-    def answer(self, peek: Peek, /) -> PeekRows | None:
-        """Return the answer to a peek if it is there already, so that the peek need not be sent;
-        else None."""
-        ...
-
     async def receive(self) -> Any:
         """Return the next response. Raises `ConnectionBroken`."""
         ...
@@ -324,13 +317,6 @@ class _Received(msgspec.Struct, frozen=True, gc=False):
     responses: tuple[Any, ...]
 
 
-class _Answered(msgspec.Struct, frozen=True, gc=False):
-    """A peek was answered without the workers."""
-
-    incarnation: int
-    response: PeekResponse
-
-
 class ConnectionLost(msgspec.Struct, frozen=True, gc=False):
     """Connection number `incarnation` failed."""
 
@@ -352,7 +338,7 @@ class LinkTurn(msgspec.Struct, frozen=True, gc=False):
     """The controller's own message: the result of an effect of a link, for `ReplicaLink.turn`."""
 
     link: ReplicaLink
-    event: _Connected | _Sent | _Received | _Answered | ConnectionLost | _Retry | _SlotsDue
+    event: _Connected | _Sent | _Received | ConnectionLost | _Retry | _SlotsDue
 
 
 class ReplicaLink:
@@ -412,9 +398,8 @@ class ReplicaLink:
             return
         if isinstance(command, Peek | ScheduleDataflow):
             command = with_context(command, TRACEPARENT.get())
-        if not self._answers(command):
-            self._outbox.extend(self._gate.command(command))
-            self._send()
+        self._outbox.extend(self._gate.command(command))
+        self._send()
 
     def replay(self, incarnation: int, commands: Iterable[Any]) -> None:
         """Give connection number `incarnation` the history, with all commands that were pushed
@@ -449,8 +434,6 @@ class ReplicaLink:
                 if incarnation == self.incarnation:
                     self._room.release()
                     return [self._passed_on(response) for response in responses]
-            case _Answered(incarnation, answer):
-                return (ReplicaResponse(self._name, incarnation, answer),)
             case ConnectionLost(incarnation, error):
                 if incarnation == self.incarnation and not self._closed:
                     return (self._lost(error),)
@@ -550,19 +533,6 @@ class ReplicaLink:
         self._receiving = self._ctx.effect(
             receive, done=lambda _: None, failed=lambda error: self._failed(incarnation, error)
         )
-
-    def _answers(self, command: Any) -> bool:
-        """Answer a peek whose answer is there already. Return whether that was possible."""
-        # A traced peek takes the long way, so that its spans show it.
-        if not isinstance(command, Peek) or self._client is None:
-            return False
-        rows = self._client.answer(command)
-        if rows is None:
-            return False
-        answer = _Answered(self.incarnation, PeekResponse(command.uuid, rows))
-        # By the mailbox: the caller has not finished asking.
-        self._ctx.self.reply(LinkTurn(self, answer))
-        return True
 
     def _passed_on(self, response: Any) -> ReplicaResponse:
         # Only a response resets the backoff: a replica that accepts and then fails keeps its

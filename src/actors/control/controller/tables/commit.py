@@ -1,4 +1,4 @@
-"""Group commit: carries out one group of writes for the table writer.
+"""Group commit: carries out one group of writes for the table writer, at one time of the oracle.
 
 The order is the same for every group: fit the rows → look up the rows that they touch → apply in
 order → one oracle time → durable parts → ONE append over all written shards that moves the shared
@@ -51,18 +51,11 @@ from actors.runtime.progress import TIME_MAX, Frontier, ObjectId, ShardId, Time
 from actors.runtime.settings import Settings
 from actors.runtime.threshold_probes import GROUP_ON_LOOP
 
+log = logging.getLogger("penstock.controller")
+
 T = TypeVar("T")
 
-# -- The timestamp oracle: strictly increasing times, reserved durably ahead of their use ----------
-# A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
-# durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
-# durable write for many times.
-#
-# Times strictly increase over all restarts; a wall clock that jumps back or stands still only makes
-# times denser than milliseconds would be. `TimestampOracle` is pure: the owner feeds it the clock
-# and carries out the reservations it asks for (`DurableOracle` does both). It does not order reads:
-# those name a time that was written.
-
+# -- the timestamp oracle --------------------------------------------------------------------------
 
 ORACLE_KEY: Final = "oracle"
 FORMAT_VERSION: Final = 1
@@ -76,7 +69,17 @@ class OracleReservation(msgspec.Struct, frozen=True):
 
 
 class TimestampOracle:
-    """Gives times, and the reservations that they need first."""
+    """Gives strictly increasing times, and the reservations that they need first.
+
+    A time is ``max(wall clock, last + 1)``. No time is given out before a reservation beyond it is
+    durable under the consensus key `oracle`. Reserving ahead (`oracle_reserve_ms`) makes it one
+    durable write for many times.
+
+    Times strictly increase over all restarts; a wall clock that jumps back or stands still only
+    makes times denser than milliseconds would be. The oracle is pure: the owner feeds it the clock
+    and carries out the reservations it asks for (`DurableOracle` does both). It does not order
+    reads: those name a time that was written.
+    """
 
     def __init__(self, reserved: Time, reserve_ms: int) -> None:
         # An earlier process may have given out any time below its reservation.
@@ -131,29 +134,6 @@ def fenced(expected: int | None) -> WriterFenced:
     )
 
 
-log = logging.getLogger("penstock.controller")
-
-
-class CommitOutcome(msgspec.Struct, frozen=True):
-    """The result of a group."""
-
-    outcomes: tuple[int | PenstockError, ...]
-    """Number of rows changed by each write, or its error."""
-    time: Time
-    upper: Frontier
-    """Shared upper of the tables after the group."""
-    shards: tuple[ShardId, ...] = ()
-    """Shards that were appended to."""
-    repeated: bool = False
-    """True if the copy had been appended before, at `time`."""
-
-
-class PlannedWrite(msgspec.Struct, frozen=True):
-    """One write of a group: its changes with the tables they name."""
-
-    changes: tuple[tuple[TableTarget, TableChange], ...]
-
-
 class DurableOracle:
     """The oracle with its reservation under a consensus key."""
 
@@ -188,6 +168,29 @@ class DurableOracle:
             oracle.reserve(wanted)
             self._oracle = oracle
         return oracle.give(time)
+
+
+# -- groups ----------------------------------------------------------------------------------------
+
+
+class CommitOutcome(msgspec.Struct, frozen=True):
+    """The result of a group."""
+
+    outcomes: tuple[int | PenstockError, ...]
+    """Number of rows changed by each write, or its error."""
+    time: Time
+    upper: Frontier
+    """Shared upper of the tables after the group."""
+    shards: tuple[ShardId, ...] = ()
+    """Shards that were appended to."""
+    repeated: bool = False
+    """True if the copy had been appended before, at `time`."""
+
+
+class PlannedWrite(msgspec.Struct, frozen=True):
+    """One write of a group: its changes with the tables they name."""
+
+    changes: tuple[tuple[TableTarget, TableChange], ...]
 
 
 class WriteGroupCommit:

@@ -125,9 +125,9 @@ class TableArrangements:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def view(self, id_: ObjectId, time: Time) -> ArrangementSnapshot | None:
-        """Return a table's contents at a time, arranged by its `lookup_key`; None if it is not
-        arranged, or does not hold that time at once. Call it on the event loop."""
+    def view(self, id_: ObjectId, time: Time) -> tuple[Arrangement, ArrangementSnapshot] | None:
+        """Return the arrangement of a table by its `lookup_key`, and its contents at a time; None
+        if it is not arranged, or does not hold that time at once. Call it on the event loop."""
         held = self._held.get(id_)
         if held is None:
             return None
@@ -137,7 +137,7 @@ class TableArrangements:
                 return None
         try:
             # Writes of other tables moved the shared upper alone.
-            return held.view(min(time + 1, held.upper))
+            return held, held.view(min(time + 1, held.upper))
         except PenstockError:
             return None  # earlier than its history, or dropped by a thread meanwhile
 

@@ -13,10 +13,13 @@ from actors.doors.postgres.pg_catalog.function_calls import (
     WINDOW_FUNCTIONS,
     FunctionCatalog,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
+from actors.doors.postgres.pg_catalog.query_scope import QueryScope
+from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
+from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, array_type, cast_value, decide_type
+from actors.model.pgwire.type_oids import (
     ANYELEMENT,
     BOOL,
-    ELEMENT_OF,
     FLOAT8,
     INT8,
     JSON,
@@ -28,9 +31,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     TIMESTAMPTZ,
     UNKNOWN,
 )
-from actors.doors.postgres.pg_catalog.query_scope import QueryScope
-from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name
-from actors.doors.postgres.pg_catalog.typed_sql import TypedSql, array_type, cast_value, decide_type
 
 _CAST_FUNCTIONS: Final = frozenset({"text", "oid", "int4", "int8", "name", "varchar"})
 """Types whose names are functions, too, and then casts."""

@@ -29,15 +29,7 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 from actors.doors.postgres.pg_catalog.catalog_functions import CatalogFunctions
 from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
 from actors.doors.postgres.pg_catalog.function_calls import FUNCTION_PREFIX, FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
-    INTEGERS,
-    NUMBERS,
-    REGISTERED,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, INTEGERS, NUMBERS, REGISTERED
 from actors.doors.postgres.pg_catalog.query_scope import RelationColumn, RelationShape
 from actors.doors.postgres.pg_catalog.scalar_functions import (
     NULL_TAKERS,
@@ -48,7 +40,9 @@ from actors.doors.postgres.pg_catalog.scalar_functions import (
 from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery, SelectCompiler
 from actors.doors.postgres.pg_catalog.snapshot_rows import SYSTEM_ATTRIBUTES, SnapshotRows
 from actors.doors.postgres.pg_catalog.sql_dialect import parse_query
-from actors.doors.postgres.pg_catalog.typed_sql import array_json, quote_name, quote_text
+from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire.quoting import quote_name, quote_text
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8
 
 STEPS_MAX: Final = 200_000_000
 """Steps of SQLite's machine that a query may take: a few seconds of them."""

@@ -28,7 +28,10 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     SessionSignal,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
+from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
+from actors.doors.postgres.pg_catalog.typed_sql import array_json
+from actors.model.pgwire.quoting import quote_identifier
+from actors.model.pgwire.type_oids import (
     REGCLASS,
     REGNAMESPACE,
     REGPROC,
@@ -36,10 +39,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     REGROLE,
     REGTYPE,
     VARCHAR,
-    quote_identifier,
 )
-from actors.doors.postgres.pg_catalog.scalar_functions import default_privileges, explode_privileges
-from actors.doors.postgres.pg_catalog.typed_sql import array_json
 
 _INFORMATION_MODIFIERS: Final = {1042: 4, 1043: 4, 1560: 0, 1562: 0}
 _TYPE_BITS: Final = {21: 16, 23: 32, 20: 64}

@@ -19,7 +19,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.catalog_snapshot import PgCatalogSnapshot
-from actors.doors.postgres.pg_catalog.pg_types import (
+from actors.doors.postgres.pg_catalog.pg_types import TYPE_SYNONYMS, format_type
+from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
+from actors.model.pgwire.quoting import quote_identifier
+from actors.model.pgwire.type_oids import (
     REGCLASS,
     REGCOLLATION,
     REGCONFIG,
@@ -31,11 +34,7 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     REGPROCEDURE,
     REGROLE,
     REGTYPE,
-    TYPE_SYNONYMS,
-    format_type,
-    quote_identifier,
 )
-from actors.doors.postgres.pg_catalog.snapshot_rows import CatalogRows
 
 CATALOG_NAMESPACE: Final = 11
 _NAME_PART: Final = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\s".(]+))\s*(\.?)')

@@ -34,14 +34,9 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
 )
 from actors.doors.postgres.pg_catalog.function_calls import is_session_function
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
-    FLOAT4,
-    FLOAT8,
     INTEGERS,
-    RECORD,
     REGISTERED,
-    TEXT,
     TEXTUAL,
     ObjectReference,
 )
@@ -49,6 +44,7 @@ from actors.doors.postgres.pg_catalog.query_scope import RelationColumn
 from actors.doors.postgres.pg_catalog.select_compiler import LateralQuery
 from actors.doors.postgres.pg_catalog.sql_dialect import identifier_name, parse_query
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.type_oids import BOOL, FLOAT4, FLOAT8, RECORD, TEXT
 
 COMPILED_QUERIES_MAX: Final = 512
 """Texts whose compiled form is kept: clients repeat theirs."""

@@ -21,21 +21,10 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
 from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
     ELEMENT_OF,
-    INT4,
-    INT8,
-    INTERVAL,
-    JSON,
-    JSONB,
     NUMBERS,
-    NUMERIC,
-    OID,
-    RECORD,
     REGISTERED,
-    TEXT,
     TEXTUAL,
-    UNKNOWN,
     VECTORS,
 )
 from actors.doors.postgres.pg_catalog.query_scope import QueryScope, RelationShape
@@ -48,9 +37,22 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_text,
     text_constant,
     unify_values,
+)
+from actors.model.pgwire.quoting import quote_text
+from actors.model.pgwire.type_oids import (
+    BOOL,
+    INT4,
+    INT8,
+    INTERVAL,
+    JSON,
+    JSONB,
+    NUMERIC,
+    OID,
+    RECORD,
+    TEXT,
+    UNKNOWN,
 )
 
 CompiledQuery = tuple[str, RelationShape]

@@ -18,30 +18,12 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.pg_types import (
-    ANYARRAY,
-    ANYELEMENT,
-    BOOL,
-    CHAR,
     ELEMENT_OF,
-    FLOAT8,
-    INT4,
-    INT8,
     INTEGERS,
-    JSON,
-    JSONB,
-    NAME,
     NUMBERS,
-    NUMERIC,
-    OID,
-    RECORD,
-    REGCLASS,
     REGISTERED,
-    REGTYPE,
-    TEXT,
     TEXTUAL,
-    UNKNOWN,
     VECTORS,
-    VOID,
 )
 from actors.doors.postgres.pg_catalog.typed_sql import (
     TypedSql,
@@ -50,6 +32,26 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     common_type,
     decide_type,
     unify_values,
+)
+from actors.model.pgwire.type_oids import (
+    ANYARRAY,
+    ANYELEMENT,
+    BOOL,
+    CHAR,
+    FLOAT8,
+    INT4,
+    INT8,
+    JSON,
+    JSONB,
+    NAME,
+    NUMERIC,
+    OID,
+    RECORD,
+    REGCLASS,
+    REGTYPE,
+    TEXT,
+    UNKNOWN,
+    VOID,
 )
 
 FUNCTION_PREFIX: Final = "pg_fn_"

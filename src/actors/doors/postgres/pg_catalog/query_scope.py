@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import msgspec
 
 from actors.doors.postgres.pg_catalog.catalog_errors import AMBIGUOUS_COLUMN, CatalogQueryError
-from actors.doors.postgres.pg_catalog.pg_types import CID, INT8, OID, TID, XID
 from actors.doors.postgres.pg_catalog.typed_sql import TypedSql
+from actors.model.pgwire.type_oids import CID, INT8, OID, TID, XID
 
 _SYSTEM_COLUMNS = {
     # Values of a row that was never changed: clients only compare them with later ones.

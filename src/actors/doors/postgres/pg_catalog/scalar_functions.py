@@ -20,14 +20,11 @@ from actors.doors.postgres.pg_catalog.catalog_errors import (
     CatalogQueryError,
 )
 from actors.doors.postgres.pg_catalog.catalog_lookups import split_name
-from actors.doors.postgres.pg_catalog.pg_types import (
-    BOOL,
-    ELEMENT_OF,
-    format_catalog_value,
-    parse_array,
-    quote_identifier,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, format_catalog_value
 from actors.doors.postgres.pg_catalog.typed_sql import array_json, read_text
+from actors.model.pgwire.quoting import quote_identifier, quote_literal
+from actors.model.pgwire.type_oids import BOOL
+from actors.model.pgwire.value_parsing import parse_nested_array
 
 _CLASSES: Final = {
     "[:alpha:]": "a-zA-Z",
@@ -137,12 +134,6 @@ def take_substring(text: str, start: int, count: int | None = None) -> str:
     return text[max(start - 1, 0) : max(end - 1, 0)]
 
 
-def quote_literal(text: Any) -> str:
-    """Return a text as an SQL constant."""
-    quoted = "'" + str(text).replace("'", "''") + "'"
-    return " E" + quoted.replace("\\", "\\\\") if "\\" in quoted else quoted
-
-
 def split_part(text: str, separator: str, number: int) -> str:
     """Return a part between separators, from 1, or from the end by a negative number."""
     parts = text.split(separator) if separator else [text]
@@ -164,7 +155,7 @@ def format_text(template: str, *values: Any) -> str:
         if found[4] == "I":
             text = quote_identifier(str(value))
         elif found[4] == "L":
-            text = "NULL" if value is None else quote_literal(value)
+            text = "NULL" if value is None else quote_literal(str(value))
         else:
             text = "" if value is None else str(value)
         width = int(found[3] or 0)
@@ -391,7 +382,7 @@ def array_of_texts(value: str, element: int) -> str:
 
 def read_array(text: str) -> str:
     """Return an array of texts from its text."""
-    return array_json(parse_array(text))
+    return array_json(parse_nested_array(text))
 
 
 # -- JSON --------------------------------------------------------------------------------------
@@ -450,7 +441,7 @@ def concat_with_separator(separator: str | None, *values: Any) -> str | None:
 
 def quote_nullable(value: Any) -> str:
     """Return a value as an SQL constant, NULL too."""
-    return "NULL" if value is None else quote_literal(value)
+    return "NULL" if value is None else quote_literal(str(value))
 
 
 def encoding_name(number: int) -> str:
@@ -553,7 +544,7 @@ PURE_FUNCTIONS: Final[dict[str, Callable[..., Any]]] = {
     "substring": take_substring,
     "substr": take_substring,
     "quote_ident": quote_identifier,
-    "quote_literal": quote_literal,
+    "quote_literal": lambda text: quote_literal(str(text)),
     "quote_nullable": quote_nullable,
     "split_part": split_part,
     "format": format_text,

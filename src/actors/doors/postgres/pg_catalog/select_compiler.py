@@ -32,15 +32,7 @@ from actors.doors.postgres.pg_catalog.expression_compiler import (
     ParameterTypes,
 )
 from actors.doors.postgres.pg_catalog.function_calls import FunctionCatalog
-from actors.doors.postgres.pg_catalog.pg_types import (
-    ELEMENT_OF,
-    INT8,
-    RECORD,
-    REGISTERED,
-    TEXT,
-    TEXTUAL,
-    UNKNOWN,
-)
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF, REGISTERED, TEXTUAL
 from actors.doors.postgres.pg_catalog.query_scope import (
     QueryScope,
     RelationColumn,
@@ -55,9 +47,9 @@ from actors.doors.postgres.pg_catalog.typed_sql import (
     cast_value,
     common_type,
     decide_type,
-    quote_name,
-    quote_text,
 )
+from actors.model.pgwire.quoting import quote_name, quote_text
+from actors.model.pgwire.type_oids import INT8, RECORD, TEXT, UNKNOWN
 
 FindRelation = Callable[[str, str], tuple[str, RelationShape] | None]
 """Returns the name in SQLite, and the columns, of a system relation by schema ("": none given)

@@ -17,13 +17,14 @@ from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     PgCatalogSnapshot,
     object_oid,
 )
-from actors.doors.postgres.pg_catalog.pg_types import (
+from actors.doors.postgres.pg_catalog.pg_types import ELEMENT_OF
+from actors.model.pgwire.type_map import pg_type_of_spark
+from actors.model.pgwire.type_oids import (
     BOOL,
     BPCHAR,
     BYTEA,
     CID,
     DATE,
-    ELEMENT_OF,
     FLOAT4,
     FLOAT8,
     INT2,
@@ -38,7 +39,6 @@ from actors.doors.postgres.pg_catalog.pg_types import (
     TIMESTAMPTZ,
     VARCHAR,
     XID,
-    postgres_type,
 )
 
 CatalogRows = dict[str, list[dict[str, Any]]]
@@ -316,7 +316,7 @@ class SnapshotRows:
         self, oid: int, columns: Iterable[CatalogColumnRow], required: frozenset[str]
     ) -> None:
         for number, column in enumerate(columns, start=1):
-            shown = postgres_type(column.type)
+            shown = pg_type_of_spark(column.type)
             self._add_attribute(
                 oid,
                 column.name,
@@ -438,7 +438,7 @@ class SnapshotRows:
         places = {column.name.lower(): at for at, column in enumerate(on.columns)}
         numbers = [places[column.lower()] + 1 for column in columns if column.lower() in places]
         shown = [on.columns[number - 1] for number in numbers]
-        types = [postgres_type(column.type).oid for column in shown]
+        types = [pg_type_of_spark(column.type).oid for column in shown]
         # The key's index is no object of the catalog's: it gets its row from one made here.
         index = CatalogObjectRow(id=each.id, name=name, kind="index", schema=on.schema)
         self._add_class(
@@ -452,7 +452,7 @@ class SnapshotRows:
             relfilenode=oid,
         )
         for number, (column, type_oid) in enumerate(zip(shown, types, strict=True), start=1):
-            modifier = postgres_type(column.type).modifier
+            modifier = pg_type_of_spark(column.type).modifier
             self._add_attribute(oid, column.name, type_oid, number, atttypmod=modifier)
         self._add(
             "pg_index",

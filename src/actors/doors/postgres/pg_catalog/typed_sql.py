@@ -15,34 +15,35 @@ import msgspec
 
 from actors.doors.postgres.pg_catalog.catalog_errors import INVALID_TEXT, CatalogQueryError
 from actors.doors.postgres.pg_catalog.pg_types import (
+    ELEMENT_OF,
+    INTEGERS,
+    NUMBERS,
+    REGISTERED,
+    TEXTUAL,
+    VECTORS,
+)
+from actors.model.pgwire.quoting import quote_text
+from actors.model.pgwire.type_oids import (
     ACLITEM,
     ARRAY_OF,
     BOOL,
     CHAR,
-    ELEMENT_OF,
     FLOAT4,
     FLOAT8,
     INT2,
     INT4,
     INT8,
-    INTEGERS,
     JSON,
     JSONB,
     NAME,
-    NUMBERS,
     NUMERIC,
     OID,
     RECORD,
-    REGISTERED,
     TEXT,
-    TEXTUAL,
     UNKNOWN,
-    VECTORS,
-    parse_array,
 )
+from actors.model.pgwire.value_parsing import parse_boolean, parse_nested_array
 
-TRUE_TEXTS: Final = frozenset({"t", "true", "y", "yes", "on", "1"})
-FALSE_TEXTS: Final = frozenset({"f", "false", "n", "no", "off", "0"})
 _PRECEDENCE: Final = (INT2, INT4, INT8, NUMERIC, FLOAT4, FLOAT8)
 """Numbers, each able to hold those before it."""
 
@@ -68,16 +69,6 @@ class TypedSql(msgspec.Struct, frozen=True):
 NULL_VALUE: Final = TypedSql("NULL", UNKNOWN)
 
 
-def quote_text(text: str) -> str:
-    """Return a string constant of SQLite."""
-    return "'" + text.replace("'", "''") + "'"
-
-
-def quote_name(name: str) -> str:
-    """Return a quoted identifier of SQLite."""
-    return '"' + name.replace('"', '""') + '"'
-
-
 def text_constant(text: str) -> TypedSql:
     """Return a string constant whose type is not decided."""
     return TypedSql(quote_text(text), UNKNOWN, literal=text)
@@ -98,17 +89,15 @@ def _read_element(text: Any, element: int) -> Any:
 
 
 def read_text(text: str, type_oid: int) -> Any:
-    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError`.
+    """Return the value, as it is held, that a text stands for. Raises `CatalogQueryError` and
+    `InvalidClientData`.
 
     >>> read_text("t", 16), read_text("{1,2}", 1007), read_text("42", 26)
     (1, '[1,2]', 42)
     """
     stripped = text.strip()
     if type_oid == BOOL:
-        low = stripped.lower()
-        if low not in TRUE_TEXTS | FALSE_TEXTS:
-            raise _invalid("boolean", text)
-        return int(low in TRUE_TEXTS)
+        return int(parse_boolean(text))
     if type_oid in INTEGERS:
         try:
             return int(stripped)
@@ -123,7 +112,7 @@ def read_text(text: str, type_oid: int) -> Any:
         return array_json(int(each) for each in stripped.split())
     if type_oid in ELEMENT_OF:
         element = ELEMENT_OF[type_oid]
-        return array_json(_read_element(each, element) for each in parse_array(text))
+        return array_json(_read_element(each, element) for each in parse_nested_array(text))
     return text
 
 

@@ -24,8 +24,9 @@ BATCH_BYTES = 1 << 20
 
 
 def format_of(options: sql.CopyOptions) -> RowFormat:
-    """Return the row format that a statement's options name."""
-    return RowFormat(
+    """Return the row format that a statement's options name. Raises `InvalidUsage` for options that
+    do not fit each other."""
+    form = RowFormat(
         CopyFormat(options.format),
         options.delimiter.encode(),
         options.null.encode(),
@@ -34,6 +35,8 @@ def format_of(options: sql.CopyOptions) -> RowFormat:
         options.quote.encode(),
         options.escape.encode(),
     )
+    form.check()
+    return form
 
 
 async def copy_from_client(wire: PgWire, session: SqlSession, statement: sql.CopyStatement) -> int:

@@ -19,7 +19,8 @@ from actors.engine.sql.statements import TextSpan
 from actors.engine.sql.tokens import SqlDialect, lex_text
 from actors.engine.sql.type_names import read_type
 from actors.engine.sql.typed_places import CHAR, PLACE, PlaceRoles
-from actors.model.pgwire import type_map as pg
+from actors.model.pgwire import type_map
+from actors.model.pgwire import type_oids as pg
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import SqlSyntaxError
@@ -136,7 +137,7 @@ _kept_tree = lru_cache(maxsize=256)(_tree)
 
 
 def _oid(spark: str) -> int:
-    return pg.pg_type_of_spark(spark).oid
+    return type_map.pg_type_of_spark(spark).oid
 
 
 class _Scope:

@@ -31,5 +31,5 @@ async def prepare_statement(
     point = None
     if isinstance(statement, sql.QueryStatement) and schemas:
         readable = schemas_of(await context.catalog.known(), READABLE_KINDS)
-        point = find_point(text, statement, oids, readable)
+        point = find_point(text, statement, oids, readable, context.settings.spark_conf)
     return KeptStatement(text, statement, oids, point=point)

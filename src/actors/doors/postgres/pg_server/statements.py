@@ -26,15 +26,8 @@ from actors.engine.sql.tokens import LexedText
 from actors.engine.sql.type_names import read_type
 from actors.model.pgwire.messages import BindPortal, FieldDescription, expand_formats
 from actors.model.pgwire.row_encoding import EncodedRows
-from actors.model.pgwire.type_map import (
-    INT8,
-    INTERVAL,
-    TEXT,
-    UNKNOWN,
-    pg_type,
-    pg_type_of_spark,
-    sized,
-)
+from actors.model.pgwire.type_map import pg_type, pg_type_of_spark
+from actors.model.pgwire.type_oids import INT8, INTERVAL, TEXT, UNKNOWN, sized
 from actors.model.pgwire.value_parsing import ParameterValue
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import fold
@@ -46,17 +39,10 @@ _COUNTS: Final = frozenset({"LIMIT", "OFFSET", "FETCH"})
 _ROWS: Final = (
     sql.QueryStatement,
     sql.SubscribeStatement,
-    sql.ShowObjectsStatement,
-    sql.ShowColumnsStatement,
-    sql.ShowCreateStatement,
-    sql.ShowSettingStatement,
-    sql.DescribeStatement,
-    sql.ExplainStatement,
+    sql.ShowingStatement,
     sql.FetchCursorStatement,
     sql.ExecutePreparedStatement,
     sql.CreateTokenStatement,
-    sql.ShowRolesStatement,
-    sql.ShowGrantsStatement,
 )
 _CHANGES: Final = (
     sql.InsertStatement,
@@ -136,11 +122,9 @@ def describe_fields(
     those of the Arrow types are not meant. Raises `RemoteProtocolError` for a wrong number of
     formats."""
     codes = expand_formats(formats, len(shape), "columns")
-    found = []
-    for place, (field, code) in enumerate(zip(shape, codes, strict=True)):
-        kind = pg_type(field.type) if oids is None else sized(oids[place])
-        found.append(FieldDescription(field.name, kind.oid, kind.size, kind.modifier, code))
-    return tuple(found)
+    kinds = [pg_type(field.type) for field in shape] if oids is None else map(sized, oids)
+    fields = zip(shape.names, kinds, codes, strict=True)
+    return tuple(FieldDescription(*each) for each in fields)
 
 
 def count_parameters(span: TextSpan) -> int:

@@ -5,7 +5,8 @@ a role with REPLICATION is enough. Bytes come in order and without a gap, or `Ma
 raised. Bytes that are not read wait at the server: one buffer of `BUFFER_BYTES` at most is held
 here. `report` may be called while `next` waits.
 
-Source: PostgreSQL's documentation, "Streaming Replication Protocol".
+Sources: PostgreSQL's documentation, "Streaming Replication Protocol"; xlog_internal.h, whose format
+`wal.records` describes.
 """
 
 from __future__ import annotations
@@ -17,29 +18,34 @@ import msgspec
 
 from actors.connectors.sources.postgres_copy import CopyFrames, CopyStream
 from actors.connectors.sources.postgres_errors import ServerRefused
-from actors.connectors.sources.postgres_names import identifier
 from actors.connectors.sources.postgres_wire import PostgresConnection
 from actors.connectors.sources.source import SourceUnreachable
+from actors.model.pgwire.quoting import quote_name
 from actors.runtime.errors import CorruptData, InvalidUsage, MalformedFrame
 from actors.runtime.kernel import ActorClock
 from actors.wal.lsn import PAGE_BYTES, SEGMENT_BYTES, aligned, lsn_text, parse_lsn
 from actors.wal.records import CONTINUED, LONG_HEADER_BYTES, SHORT_HEADER_BYTES, magics_of
 from actors.wal.replication import pg_time
 
-# -- Finds the first record of a log that is read from a page's begin on. Pure ---------------------
-# A log of acceptors begins at a record, while a server's log is read from a segment's begin on,
-# where a record of the segment before may continue. Each page's header has the number of its bytes
-# still to come, so only headers are read.
-#
-# Source: PostgreSQL's xlog_internal.h (`records` describes the format).
-
-
+BUFFER_BYTES: Final = 1024 * 1024
+PG_TIMELINE: Final = 1
+"""PostgreSQL's timeline in the segment names and page headers that acceptors write."""
 _PAGE: Final = struct.Struct("<HHIQI")
+_DATA: Final = struct.Struct(">cQQq")
+_KEEPALIVE: Final = struct.Struct(">cQqB")
+_STATUS: Final = struct.Struct(">cQQQqB")
+_EXISTS: Final = "42710"
+_GONE: Final = "58P01"
 
 
 class FirstRecord:
-    """Searches a log that is fed from a page's begin on. Raises `CorruptData` for an unknown
-    version."""
+    """Searches the first record of a log that is fed from a page's begin on. Raises `CorruptData`
+    for an unknown version.
+
+    A log of acceptors begins at a record, while a server's log is read from a segment's begin on,
+    where a record of the segment before may continue. Each page's header has the number of its
+    bytes still to come, so only headers are read.
+    """
 
     def __init__(self, page_lsn: int, pg_version: int) -> None:
         if page_lsn % PAGE_BYTES:
@@ -86,16 +92,6 @@ class FirstRecord:
         self._page_lsn += PAGE_BYTES
         self._header = b""
         return behind if behind <= self._page_lsn else None
-
-
-BUFFER_BYTES: Final = 1024 * 1024
-PG_TIMELINE: Final = 1
-"""PostgreSQL's timeline in the segment names and page headers that acceptors write."""
-_DATA: Final = struct.Struct(">cQQq")
-_KEEPALIVE: Final = struct.Struct(">cQqB")
-_STATUS: Final = struct.Struct(">cQQQqB")
-_EXISTS: Final = "42710"
-_GONE: Final = "58P01"
 
 
 class ServerIdentity(msgspec.Struct, frozen=True):
@@ -154,7 +150,7 @@ class ReplicationServer:
             return
         try:
             await self._wire.query(
-                f"CREATE_REPLICATION_SLOT {identifier(slot)} PHYSICAL RESERVE_WAL"
+                f"CREATE_REPLICATION_SLOT {quote_name(slot)} PHYSICAL RESERVE_WAL"
             )
         except ServerRefused as error:
             # Older servers cannot be asked for the slot first.
@@ -193,13 +189,13 @@ class ReplicationServer:
     async def _slot(self, slot: str) -> tuple[str | None, str | None]:
         """Return (kind, LSN from which it keeps the log); None where there is none. Raises
         `ServerRefused` for a logical one."""
-        [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {identifier(slot)}")
+        [(kind, lsn, _)] = await self._wire.query(f"READ_REPLICATION_SLOT {quote_name(slot)}")
         return kind, lsn
 
     async def start(self, lsn: int, slot: str) -> None:
         """Start the stream at `lsn`. Raises `InvalidUsage` where the server has it no more, or not
         yet; `SourceUnreachable`."""
-        named = f"SLOT {identifier(slot)} " if slot else ""
+        named = f"SLOT {quote_name(slot)} " if slot else ""
         self.next_lsn = lsn
         self._first = True
         try:
