@@ -16,6 +16,8 @@ from actors.control.controller.tables.groups import TableTarget
 from actors.runtime.errors import OperationCanceled, PenstockError, UnknownObject
 from actors.runtime.kernel import ActorAddress
 
+R = TypeVar("R", bound="_Request")
+
 
 class _Request(Protocol):
     @property
@@ -28,9 +30,6 @@ class _Request(Protocol):
     def entry(self) -> CatalogObject | TableTarget | None:
         # The object whose drop ends the request.
         ...
-
-
-R = TypeVar("R", bound=_Request)
 
 
 class OpenRequests(Generic[R]):

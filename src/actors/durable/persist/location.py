@@ -134,8 +134,7 @@ class WatchedConsensus(Protocol):
         ...
 
 
-@runtime_checkable
-class SnapshotConsensus(Protocol):
+class SnapshotConsensus(ConsensusStore, Protocol):
     """A `ConsensusStore` that reads all documents at one instant."""
 
     async def snapshot(self) -> list[tuple[str, VersionedData]]:

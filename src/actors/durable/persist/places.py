@@ -33,7 +33,7 @@ from actors.durable.persist.blob_file import FileBlob
 from actors.durable.persist.consensus_sqlite import SqliteConsensus
 from actors.durable.persist.directory import StateDirectory
 from actors.durable.persist.fence import FencedConsensus, acquire_epoch, read_epoch
-from actors.durable.persist.location import BlobStore, ConsensusStore
+from actors.durable.persist.location import BlobStore, ConsensusStore, SnapshotConsensus
 from actors.durable.persist.memory_stores import MemoryBlob, MemoryConsensus
 from actors.durable.persist.replica_fence import ReplicaFence
 from actors.durable.persist.standby import wait_for_stores
@@ -85,7 +85,7 @@ async def open_blob(
 
 async def open_consensus(
     url: str, settings: Settings, clock: ActorClock, random: Random
-) -> ConsensusStore:
+) -> SnapshotConsensus:
     """Open the consensus store of a URL; `random` draws pauses. Raises `InvalidUsage`,
     `StorageError`, `CorruptData`."""
     scheme, rest = _split(url, CONSENSUS_FORMS)
@@ -104,7 +104,7 @@ async def open_consensus(
     raise _unknown(url, CONSENSUS_FORMS)
 
 
-async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> ConsensusStore:
+async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> SnapshotConsensus:
     def make_folder() -> None:
         try:
             path.parent.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ async def _sqlite(path: Path, clock: ActorClock, settings: Settings) -> Consensu
     return consensus
 
 
-async def _postgres(url: str, settings: Settings, random: Random) -> ConsensusStore:
+async def _postgres(url: str, settings: Settings, random: Random) -> SnapshotConsensus:
     try:
         # Imported here: psycopg is an optional dependency.
         from actors.durable.persist.consensus_postgres import PostgresConsensus
