@@ -58,22 +58,9 @@ ROOM_ARROWS_MAX = 85
 """Such pairs of rooms (and files at the root), and of boxes within a room."""
 GLUED = frozenset(
     {
-        "connectors.sources.postgres_survey",
-        "connectors.sources.wal",
-        "control.controller.reads.reads",
         "control.controller.replicas.instance",
         "control.controller.replicas.replica",
         "doors.commands.wal_relay",
-        "replica.cluster.checked",
-        "replica.cluster.connection",
-        "replica.cluster.rules",
-        "replica.cluster.storage_connection",
-        "replica.cluster.storage_rules",
-        "replica.compute.peeking",
-        "replica.compute.peeks",
-        "replica.storage.half",
-        "replica.storage.history",
-        "replica.storage.state",
     }
 )
 """Modules in which another file's text still stands under a title. None may be added."""

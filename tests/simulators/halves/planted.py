@@ -20,7 +20,7 @@ from actors.replica.compute.reads import PeekHolds
 from actors.replica.compute.reconciliation import ReconcileObstacle
 from actors.replica.compute.state import ComputeState
 from actors.replica.storage import events as e
-from actors.replica.storage import history as storage_reconcile
+from actors.replica.storage import reconciliation as storage_reconcile
 from actors.replica.storage import state as storage_state
 from actors.replica.storage.health_board import HealthBoard
 from actors.replica.storage.pursuits import DesiredState

@@ -19,8 +19,8 @@ from actors.model.protocol.storage_internal import CreateIngestionDataflow, Drop
 from actors.replica.dataflow import commit
 from actors.replica.storage.events import CancelLookUp
 from actors.replica.storage.half import StorageHalf
-from actors.replica.storage.history import reconcile
 from actors.replica.storage.pursuits import DesiredState
+from actors.replica.storage.reconciliation import reconcile
 from actors.replica.storage.renderings import RenderingEnded
 from actors.replica.storage.state import StorageState
 from actors.replica.storage.telling import dataflow_rows

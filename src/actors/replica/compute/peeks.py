@@ -58,18 +58,18 @@ _FORMS: Final[dict[tuple[tuple[str, ...], int], RowForm]] = {}
 _FORMS_MAX: Final = 256
 
 
-# Theory of operation. A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about
-# the size of a response. If there is only one it is the answer itself (`PeekRows`); else each goes
-# into a blob before the next is computed, and the answer names the blobs (`PeekStashed`). So a
-# worker holds one piece, whatever the result.
-#
-# The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
-# (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
-# start the blobs of earlier ones.
-
-
 class PeekStash:
-    """Stash of one worker."""
+    """Stash of one worker, for results that are too large for a response.
+
+    A result is a sequence of `ResultPiece`s, each an Arrow IPC stream of about the size of a
+    response. If there is only one it is the answer itself (`PeekRows`); else each goes into a blob
+    before the next is computed, and the answer names the blobs (`PeekStashed`). So a worker holds
+    one piece, whatever the result.
+
+    The reader of a stashed result removes it. Blobs still there `orphan_ms` after they were written
+    (`collect`) are orphans: the reader is gone, or another worker failed. A process removes at its
+    start the blobs of earlier ones.
+    """
 
     def __init__(self, blobs: StashedBlobs, clock: ActorClock, writer: str, orphan_ms: int) -> None:
         """Create the stash; `writer` is unique among the workers of this process."""

@@ -25,7 +25,7 @@ from actors.model.protocol.storage import (
     UpdateStorageConfiguration,
 )
 from actors.model.protocol.storage_internal import ForwardedCommand, ResumeState
-from actors.replica.storage.history import DefinitionRefusal
+from actors.replica.storage.reconciliation import DefinitionRefusal
 from actors.runtime.progress import Frontier, Nonce, ObjectId
 from actors.runtime.settings import Settings
 

@@ -6,7 +6,6 @@ All connections share one database of catalog rows, which is filled anew when ob
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -17,7 +16,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import OpenSession, OpenSessions, dialect_of, may_signal
 from actors.control.access.role_registry import ADMIN
-from actors.doors.postgres.pg_catalog.catalog_queries import _QUERY, CatalogQueries
+from actors.doors.postgres.pg_catalog.catalog_queries import CatalogQueries
 from actors.doors.postgres.pg_catalog.catalog_snapshot import (
     CatalogColumnRow,
     CatalogObjectRow,
@@ -54,7 +53,6 @@ _SCALARS: Final = {
     pg.FLOAT4: pa.float32(),
     pg.FLOAT8: pa.float64(),
 }
-_OURS: Final = re.compile(r"\s*SHOW\b", re.IGNORECASE)
 
 
 class SharedCatalog:
@@ -104,9 +102,6 @@ class CatalogDoor:
 
     async def answers(self, text: str) -> bool:
         """Return whether a statement is answered here."""
-        # The first word tells most: searching all of a long INSERT takes milliseconds.
-        if _OURS.match(text) is not None or _QUERY.match(text) is None:
-            return False
         if not CatalogQueries.may_be_catalog_query(text):
             return False  # the database of rows is made for those that may need it
         queries = self._shared.queries
@@ -150,11 +145,12 @@ class CatalogDoor:
             with suppress(UnknownObject):
                 self._sessions.find(signal.process_id).signal(end=signal.end)
         shape = pa.schema([(column.name, _kind(column.type)) for column in found.columns])
-        kinds = [
-            (field.type, column.type) for field, column in zip(shape, found.columns, strict=True)
-        ]
+        # Whatever is no number is sent as text.
         rows = [
-            tuple(_sent(value, *kind) for value, kind in zip(row, kinds, strict=True))
+            tuple(
+                value if column.type in _SCALARS else format_catalog_value(value, column.type)
+                for value, column in zip(row, found.columns, strict=True)
+            )
             for row in found.rows
         ]
         result = result_of("SELECT", shape, rows)
@@ -257,11 +253,6 @@ def _object_row(status: ObjectStatus, row: Mapping[str, Any]) -> CatalogObjectRo
 def _kind(oid: int) -> pa.DataType:
     """Return the Arrow type whose values are sent as those of a catalog column."""
     return _SCALARS.get(oid, pa.string())
-
-
-def _sent(value: Any, kind: pa.DataType, oid: int) -> Any:
-    """Return a value as its Arrow type has it: whatever is no number is sent as text."""
-    return format_catalog_value(value, oid) if pa.types.is_string(kind) else value
 
 
 def _moment() -> str:
