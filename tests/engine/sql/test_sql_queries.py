@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from sql_shown import POSTGRES, SPARK, parsed, shown  # type: ignore[import-not-found]
 
-from actors.engine.sql.grammar import parse_statement, split_statements
+from actors.engine.sql.grammar import parse_span, parse_statement, split_statements
 from actors.engine.sql.statements import ChangeStatement, QueryStatement
 from actors.engine.sql.tokens import SqlDialect
 
@@ -207,7 +207,7 @@ SPLITS: list[tuple[SqlDialect, str, list[tuple[int, str]]]] = [
     (SPARK, "", []),
     (SPARK, " ; -- x\n;; /* y */ ;", []),
     (SPARK, "SELECT 1", [(0, "SELECT 1")]),
-    (SPARK, " SELECT 1 ; SELECT ';' ", [(1, "SELECT 1 "), (12, "SELECT ';' ")]),
+    (SPARK, " SELECT 1 ; SELECT ';' ", [(1, "SELECT 1"), (12, "SELECT ';'")]),
     (SPARK, "SELECT `;`; -- a;b\nSELECT \";\"", [(0, "SELECT `;`"), (19, 'SELECT ";"')]),
     (SPARK, "SELECT (1;2); SELECT [;]", [(0, "SELECT (1;2)"), (14, "SELECT [;]")]),
     (SPARK, "a); b", [(0, "a)"), (4, "b")]),
@@ -222,13 +222,13 @@ SPLITS: list[tuple[SqlDialect, str, list[tuple[int, str]]]] = [
 def test_statements_are_split(
     dialect: SqlDialect, text: str, wanted: list[tuple[int, str]]
 ) -> None:
-    assert split_statements(text, dialect) == wanted
+    assert [(each.start, each.text) for each in split_statements(text, dialect)] == wanted
 
 
 def test_a_split_statement_keeps_its_place() -> None:
     text = "SELECT 1;\n\n CREATE VIEW v AS SELECT 2;"
-    (_, (offset, second)) = split_statements(text)
-    found = parse_statement(second)
-    assert offset + found.position == text.index("CREATE")
+    (_, second) = split_statements(text)
+    found = parse_span(second.matched())
+    assert found.position == text.index("CREATE")
     assert isinstance(found, ChangeStatement)
     assert shown(found.query) == "SELECT 2"

@@ -16,7 +16,7 @@ from actors.doors.commands.console import ServiceTarget, run_loop, service_comma
 from actors.runtime.errors import BadSettings, InvalidUsage, PenstockError, SqlSyntaxError
 
 if TYPE_CHECKING:
-    from actors.doors.sql_session import SqlSession, StatementResult
+    from actors.doors.sql_session import ParsedStatement, SqlSession, StatementResult
 
 HISTORY: Final = Path("~/.penstock_history").expanduser()
 HISTORY_LINES: Final = 2_000
@@ -100,7 +100,7 @@ class SqlShell:
     def __init__(self, session: SqlSession, address: str) -> None:
         self._session = session
         self._address = address
-        self._last = ""
+        self._last: ParsedStatement | None = None
         self._timing = False
         self._expanded = False
 
@@ -114,16 +114,16 @@ class SqlShell:
         except SqlSyntaxError as error:
             print(f"ERROR: {error}", file=sys.stderr)
             return False
-        for _, each in found:
+        for each in found:
             if not await self._statement(each):
                 return False
         return True
 
-    async def _statement(self, text: str) -> bool:
-        self._last = text
+    async def _statement(self, statement: ParsedStatement) -> bool:
+        self._last = statement
         began = time.perf_counter()
         try:
-            result = await self._session.execute(self._session.parse(text))
+            result = await self._session.execute(statement.statement())
             count = await self._show(result)
         except PenstockError as error:
             print(f"ERROR: {type(error).__name__}: {error}", file=sys.stderr)
@@ -247,7 +247,7 @@ class SqlShell:
 
     async def _watch(self, seconds: float) -> None:
         with contextlib.suppress(KeyboardInterrupt):
-            while await self._statement(self._last):
+            while self._last is not None and await self._statement(self._last):
                 await anyio.sleep(seconds)
 
 

@@ -25,10 +25,14 @@ from actors.doors.connect_gateway.plan_routes import (
 )
 from actors.doors.connect_gateway.row_messages import RowGatherer, complete_answer
 from actors.doors.connect_gateway.spark_calls import SparkCalls
-from actors.doors.connect_gateway.sql_names import NameParts, find_text_reads, parse_identifier
+from actors.doors.connect_gateway.sql_names import (
+    NameParts,
+    find_text_reads,
+    parse_identifier,
+    parse_text,
+)
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.row_values import schema_of
-from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.statements import InsertStatement
 from actors.model.protocol.relations import fold
 from actors.runtime.errors import InvalidUsage, ObjectExists, SqlSyntaxError, UnknownObject
@@ -69,7 +73,7 @@ class FrameWrites:
         if not hidden:
             return None
         try:
-            statement = await work_on(len(text), lambda: parse_statement(text))
+            statement = await work_on(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             return None  # whoever carries it out says so
         if not isinstance(statement, InsertStatement) or statement.query is None:

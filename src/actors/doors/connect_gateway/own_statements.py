@@ -15,13 +15,13 @@ import pyarrow as pa
 from actors.doors.client.client import Client
 from actors.doors.connect_gateway.callers import CallerIdentity
 from actors.doors.connect_gateway.session_settings import statement_effect
+from actors.doors.connect_gateway.sql_names import parse_text
 from actors.doors.connect_gateway.statement_execution import StatementAnswer
 from actors.doors.sql_session import SqlSession
 from actors.doors.sql_session.audit import StatementAudit
 from actors.doors.sql_session.long_texts import work_on
 from actors.engine.catalyst.permitted_settings import is_of_meaning
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_statement
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.model.protocol.api import TIME_ZONE
@@ -67,7 +67,7 @@ class OwnStatements:
     ) -> StatementAnswer | None:
         """See `ExecuteStatement`."""
         try:
-            statement = await work_on(len(text), lambda: parse_statement(text, SqlDialect.SPARK))
+            statement = await work_on(len(text), lambda: parse_text(text))
         except SqlSyntaxError:
             # Spark would refuse it in words of its own, which say nothing of our grammar.
             if _BEGINS.match(text):

@@ -13,6 +13,7 @@ from typing import Any, Final
 from actors.doors.connect_gateway.error_status import SparkCondition, unsupported
 from actors.doors.connect_gateway.plan_rewriting import ProtoMessage
 from actors.doors.connect_gateway.sql_names import split_words
+from actors.engine.sql.tokens import quote_text
 
 _SUFFIXES: Final = {"byte": "Y", "short": "S", "integer": "", "long": "L"}
 _EPOCH: Final = datetime.datetime(1970, 1, 1)  # noqa: DTZ001 - the zone is written behind it
@@ -75,9 +76,7 @@ def _written(literal: ProtoMessage) -> str:
         case "decimal":
             return f"{value.value}BD"
         case "string":
-            # Backslashes first: those that are put before quotes stay single.
-            escaped = value.replace("\\", "\\\\").replace("'", "\\'")
-            return f"'{escaped}'"
+            return quote_text(value)
         case "binary":
             return f"X'{value.hex()}'"
         case "date" | "timestamp" | "timestamp_ntz":

@@ -15,10 +15,14 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import anyio
-import msgspec
 
 from actors.engine.sql.shown_statements import blanked
-from actors.engine.sql.statements import ChangeStatement, SqlStatement, TextSpan
+from actors.engine.sql.statements import (
+    ChangeStatement,
+    SqlStatement,
+    TextSpan,
+    parts_in,
+)
 from actors.engine.sql.tokens import SqlDialect
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.runtime.settings import Settings
@@ -147,18 +151,6 @@ def objects_of_statement(
         for each in value or () if name == "names" else (value,):
             if each:
                 found[each if isinstance(each, str) else ".".join(each)] = None
-    if statement is None or any(True for _ in _queries_in(statement)):
+    if statement is None or any(True for _ in parts_in(statement, TextSpan)):
         found |= dict.fromkeys(find_mentioned_tables(text, known))
     return tuple(found)
-
-
-def _queries_in(value: Any) -> Iterator[TextSpan]:
-    match value:
-        case TextSpan():
-            yield value
-        case msgspec.Struct():
-            for name in value.__struct_fields__:
-                yield from _queries_in(getattr(value, name))
-        case tuple():
-            for each in value:
-                yield from _queries_in(each)

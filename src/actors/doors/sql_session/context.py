@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Container,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import (
     AbstractAsyncContextManager,
     aclosing,
@@ -17,6 +26,7 @@ import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadObjects, ReadRights
 from actors.doors.client.client import Client, TableWrite
+from actors.doors.sql_session.error_places import places_in
 from actors.doors.sql_session.long_texts import work_on
 from actors.doors.sql_session.placed_text import PlacedText, placed
 from actors.doors.sql_session.read_only import ReadOnlyTransaction, command_of, only_reads
@@ -54,7 +64,6 @@ from actors.runtime.errors import (
     InvalidUsage,
     PenstockError,
     QueryRejected,
-    SqlSyntaxError,
     UnknownObject,
 )
 from actors.runtime.progress import Time
@@ -70,6 +79,17 @@ class ActiveTransaction(InvalidUsage):
     """The transaction has begun to read or write, so that its modes cannot change any more."""
 
     sqlstate = "25001"
+
+
+def schemas_of(
+    objects: Iterable[ObjectStatus], kinds: Container[str] | None = None
+) -> dict[str, TableSchema]:
+    """Return the columns of objects, or of those of some kinds, by name."""
+    return {
+        each.name: each.schema
+        for each in objects
+        if each.schema is not None and (kinds is None or each.kind in kinds)
+    }
 
 
 class SessionCatalog:
@@ -136,9 +156,7 @@ class SessionCatalog:
 
     async def readable(self) -> dict[str, TableSchema]:
         """Return the columns of all objects that have rows, by their names."""
-        kinds = READABLE_KINDS
-        found = await self.all()
-        return {e.name: e.schema for e in found if e.kind in kinds and e.schema is not None}
+        return schemas_of(await self.all(), READABLE_KINDS)
 
     async def reads_of(self, name: str) -> ReadObjects:
         """Return an object as one whose rows are read. Raises as `find` does."""
@@ -232,25 +250,20 @@ class SessionContext:
     def spark(self, span: TextSpan, parameters: Sequence[SqlParameter] = ()) -> PlacedText:
         """Return a query or an expression of the statement in Spark's dialect, with its places.
         Raises `SqlSyntaxError`."""
-        try:
-            if self.dialect is SqlDialect.SPARK:
-                spark = SparkText(without_schema(span.text, SCHEMAS, CATALOGS))
-            else:
-                literals = [each.text for each in parameters]
-                times = self.times
+        if self.dialect is SqlDialect.SPARK:
+            return PlacedText.of(span, SparkText(without_schema(span.alone(), SCHEMAS, CATALOGS)))
+        literals = [each.text for each in parameters]
+        times = self.times
+        with places_in(span):
+            spark = to_spark(
+                span.alone(),
+                literals,
                 # In UTC, which has no summer time, Spark reads all as PostgreSQL does.
-                spark = to_spark(
-                    span.text,
-                    literals,
-                    None if times.is_utc else times,
-                    self._read_typed,
-                    name_columns=True,
-                    role_of=lambda offset: self._role_of(span, offset),
-                )
-        except SqlSyntaxError as error:
-            if error.position is not None:
-                error.position = span.place_of(error.position)
-            raise
+                None if times.is_utc else times,
+                self._read_typed,
+                name_columns=True,
+                role_of=lambda offset: self._role_of(span, offset),
+            )
         return PlacedText.of(span, spark)
 
     def _role_of(self, span: TextSpan, offset: int) -> str:
@@ -274,9 +287,7 @@ class SessionContext:
         queries = await work_on(size, lambda: typed_queries(statement)) if size else []
         if not queries:
             return {}
-        schemas = {
-            each.name: each.schema for each in await self.catalog.known() if each.schema is not None
-        }
+        schemas = schemas_of(await self.catalog.known())
         return await work_on(size, lambda: find(queries, schemas))
 
     def _read_typed(self, text: str, kind: WrittenType) -> str:
@@ -354,7 +365,7 @@ class SessionContext:
         """Return the time that an ``AS OF`` names: milliseconds, or a timestamp. Raises
         `InvalidUsage`, and what the query of another expression raises."""
         try:
-            value = literal_value(expression.text, self.dialect, parameters)
+            value = literal_value(expression, parameters)
         except NotLocal:
             value = await self._computed(expression, parameters)
         if isinstance(value, SqlParameter):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-import msgspec
 import pyarrow as pa
 
 from actors.control.access.open_sessions import ReadRights
 from actors.doors.sql_session.context import (
     QUERIED_KINDS,
     SessionContext,
+    schemas_of,
 )
 from actors.doors.sql_session.own_changes import OWN_ROW, choose_own_read, read_own_row
 from actors.doors.sql_session.placed_text import PlacedText
@@ -19,7 +19,7 @@ from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
 from actors.doors.sql_session.system_rows import with_system_rows
 from actors.engine.sql.object_names import object_name
-from actors.engine.sql.statements import QueryStatement, TextSpan
+from actors.engine.sql.statements import QueryStatement
 from actors.engine.views.plain_views import inline_views
 from actors.engine.views.query_analysis import find_mentioned_tables
 from actors.engine.views.read_choice import NOT_PLAIN, explain_read
@@ -66,7 +66,8 @@ async def query_text(
     """Return a query in Spark's dialect, and the time at which it is read (None: the latest).
     Raises `InvalidUsage`."""
     as_of = await context.pinned_time(statement, parameters)
-    query = await context.spark_off_loop(_without_pins(statement), parameters)
+    unpinned = statement.query.without([pin.clause for pin in statement.pins])
+    query = await context.spark_off_loop(unpinned, parameters)
     # Names without a time would be read at it as well, which is not what was written.
     if statement.pins and statement.as_of is None:
         await _check_all_pinned(context, statement, query.text)
@@ -80,24 +81,10 @@ async def query_text(
     return query.within(await with_system_rows(context, text)), as_of
 
 
-def _without_pins(statement: QueryStatement) -> TextSpan:
-    """Return the query with blanks for the times of its names."""
-    text, start = statement.query.text, statement.query.start
-    for pin in statement.pins:
-        first, last = pin.clause.start - start, pin.clause.end - start
-        # Blanks keep every later position.
-        text = text[:first] + " " * (last - first) + text[last:]
-    return msgspec.structs.replace(statement.query, text=text)
-
-
 async def _check_all_pinned(context: SessionContext, statement: QueryStatement, text: str) -> None:
     """Raise `InvalidUsage` if a name of the query has no time while another has."""
     pinned = {object_name(pin.name).lower() for pin in statement.pins}
-    schemas = {
-        each.name: each.schema
-        for each in await context.catalog.all()
-        if each.kind in QUERIED_KINDS and each.schema is not None
-    }
+    schemas = schemas_of(await context.catalog.all(), QUERIED_KINDS)
     free = [name for name in find_mentioned_tables(text, schemas) if name.lower() not in pinned]
     if free:
         raise InvalidUsage(

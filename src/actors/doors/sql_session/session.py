@@ -24,7 +24,6 @@ from actors.doors.sql_session.change_statements import (
 from actors.doors.sql_session.context import ActiveTransaction, SessionContext
 from actors.doors.sql_session.cursors import SessionCursors, SpawnTask
 from actors.doors.sql_session.error_places import (
-    counted_from,
     rows_without_places,
     without_places,
 )
@@ -42,7 +41,7 @@ from actors.doors.sql_session.shown_creation import show_create
 from actors.doors.sql_session.subscribing import subscribe, subscribe_shape
 from actors.doors.sql_session.transaction import OpenTransaction
 from actors.engine.sql import statements as sql
-from actors.engine.sql.grammar import parse_statement, split_statements
+from actors.engine.sql.grammar import ParsedStatement, parse_span, parse_statements
 from actors.engine.sql.object_names import SCHEMAS
 from actors.engine.sql.tokens import SqlDialect
 from actors.model.pgwire.quoting import quote_identifier
@@ -68,9 +67,11 @@ PREPARED_MAX: Final = 1_000
 
 
 class PreparedText(NamedTuple):
-    """A statement that PREPARE has kept, and the time zone in which its times are read."""
+    """A statement that PREPARE has kept, the types of its parameters, and the time zone in which
+    its times are read."""
 
-    statement: sql.PrepareTextStatement
+    statement: sql.SqlStatement
+    types: tuple[str, ...]
     zone: str
 
 
@@ -109,13 +110,9 @@ class SqlSession:
         """Return whether a transaction is open."""
         return self.context.transaction is not None
 
-    def parse(self, text: str) -> sql.SqlStatement:
-        """Return one statement of a text. Raises `SqlSyntaxError`."""
-        return parse_statement(text, self.context.dialect)
-
-    def split(self, text: str) -> list[tuple[int, str]]:
-        """Return the statements of a text, with the offset of each. Raises `SqlSyntaxError`."""
-        return split_statements(text, self.context.dialect)
+    def split(self, text: str) -> list[ParsedStatement]:
+        """Return the statements of a text. Raises `SqlSyntaxError`."""
+        return parse_statements(text, self.context.dialect)
 
     async def execute(
         self, statement: sql.SqlStatement, parameters: Parameters = ()
@@ -171,10 +168,9 @@ class SqlSession:
                 kept = self.prepared.get(statement.name)
                 if kept is None:
                     raise unknown_statement(statement.name)
-                inner = self.parse(kept.statement.statement.text)
-                given = self._arguments(statement, kept.statement, parameters)
+                given = self._arguments(statement, kept.types, parameters)
                 with without_places(), self.context.written_in(kept.zone):
-                    return await self.describe(inner, given)
+                    return await self.describe(kept.statement, given)
             case sql.FetchCursorStatement():
                 return None if statement.move else self.cursors.shape(statement.name)
             case sql.CreateTokenStatement():
@@ -411,10 +407,10 @@ class SqlSession:
             raise statement_exists(statement.name)
         if len(self.prepared) >= PREPARED_MAX:
             raise InvalidUsage(f"{PREPARED_MAX} statements are prepared: DEALLOCATE one first")
-        # Parsed for its errors alone, which are due now and not at EXECUTE.
-        with counted_from(statement.statement.start):
-            self.parse(statement.statement.text)
-        self.prepared[statement.name] = PreparedText(statement, self.context.times.zone)
+        inner = parse_span(statement.statement)
+        self.prepared[statement.name] = PreparedText(
+            inner, statement.types, self.context.times.zone
+        )
         if self.context.transaction is not None:
             self.context.transaction.queried = True
         return StatementResult("PREPARE")
@@ -426,11 +422,10 @@ class SqlSession:
         kept = self.prepared.get(statement.name)
         if kept is None:
             raise unknown_statement(statement.name)
-        inner = self.parse(kept.statement.statement.text)
-        given = self._arguments(statement, kept.statement, parameters)
+        given = self._arguments(statement, kept.types, parameters)
         # The statement's text came with PREPARE.
         with without_places(), self.context.written_in(kept.zone):
-            result = await self.execute(inner, given)
+            result = await self.execute(kept.statement, given)
         if result.batches is not None:
             result.batches = rows_without_places(result.batches)
         return result
@@ -438,15 +433,15 @@ class SqlSession:
     def _arguments(
         self,
         statement: sql.ExecutePreparedStatement,
-        kept: sql.PrepareTextStatement,
+        types: Sequence[str],
         parameters: Parameters,
     ) -> list[SqlParameter]:
         """Return the arguments of EXECUTE as expressions of the declared types."""
         given = []
         for number, span in enumerate(statement.arguments):
             text = self.context.spark(span, parameters).text
-            if number < len(kept.types):
-                text = f"CAST({text} AS {kept.types[number]})"
+            if number < len(types):
+                text = f"CAST({text} AS {types[number]})"
             given.append(SqlParameter(None, f"({text})", computed=True))
         return given
 

@@ -27,7 +27,8 @@ from actors.doors.sql_session.context import PLAIN_VIEW, SessionContext
 from actors.doors.sql_session.placed_text import PlacedText
 from actors.doors.sql_session.results import StatementResult
 from actors.doors.sql_session.row_values import SqlParameter
-from actors.engine.sql.statements import SubscribeStatement, TextSpan
+from actors.engine.sql.statements import SubscribeStatement, composed
+from actors.engine.sql.tokens import quote_name
 from actors.engine.views.simple import SimpleRead
 from actors.model.plan.schema import DIFF, TIME, TableSchema
 from actors.model.plan.updates import consolidate
@@ -148,9 +149,8 @@ async def _query_of_plain_view(
     entry = await context.catalog.find_present(statement.name)
     if entry.kind != PLAIN_VIEW:
         return statement
-    name = entry.name.replace("`", "``")
     # Backticks are quotes in both dialects here.
-    query = TextSpan(statement.position, statement.position, f"SELECT * FROM `{name}`", ())
+    query = composed(context.dialect, f"SELECT * FROM {quote_name(entry.name)}")
     return msgspec.structs.replace(statement, name=None, query=query)
 
 

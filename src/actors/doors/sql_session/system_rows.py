@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from actors.doors.sql_session.context import SessionContext
 from actors.doors.sql_session.row_values import spark_literal
-from actors.engine.sql.tokens import SqlToken, lex_sql
+from actors.engine.sql.tokens import lex_sql
 from actors.engine.views.plain_views import inline_views
 from actors.model.plan.schema import TableSchema
 from actors.model.protocol.relations import PREFIX, RELATION_SCHEMAS
@@ -57,16 +57,12 @@ def quote_relations(text: str) -> tuple[str, list[str]]:
     found: dict[str, None] = {}
     made, done = "", 0
     for first, dot, last in zip(tokens, tokens[1:], tokens[2:], strict=False):
-        name = f"{_plain(first)}.{_plain(last)}".lower()
+        name = f"{first.name}.{last.name}".lower()
         if dot.text == "." and name in RELATION_SCHEMAS and first.start >= done:
             found[name] = None
             made += f"{text[done : first.start]}`{name}`"
             done = last.end
     return made + text[done:], list(found)
-
-
-def _plain(token: SqlToken) -> str:
-    return token.text[1:-1] if token.kind == "name" else token.text
 
 
 def rows_query(rows: pa.Table, schema: TableSchema) -> str:

@@ -545,11 +545,9 @@ def _unset_properties(reader: StatementReader) -> _Alteration:
     # Whether one is set or not: 0 is the default of all.
     reader.take("IF", "EXISTS")
     inner = reader.bracketed("'(' and names of properties")
-    properties = {_option_key(inner): "0"}
-    while inner.take(","):
-        properties[_option_key(inner)] = "0"
+    keys = inner.sequence(lambda: _option_key(inner))
     inner.need_end("',' or ')'")
-    return _with_properties(properties)
+    return _with_properties(dict.fromkeys(keys, "0"))
 
 
 def _with_properties(properties: Mapping[str, str]) -> _Alteration:

@@ -131,10 +131,7 @@ def read_drop_roles(reader: StatementReader, position: int) -> ChangeStatement:
 
 
 def _role_names(reader: StatementReader) -> tuple[str, ...]:
-    names = [reader.name("a role's name")]
-    while reader.take(","):
-        names.append(reader.name("a role's name"))
-    return tuple(names)
+    return reader.sequence(lambda: reader.name("a role's name"))
 
 
 def read_create_token(

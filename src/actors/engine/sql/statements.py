@@ -1,8 +1,9 @@
 """The statements of SQL as frozen structs: what a user wrote, before anything is looked up.
 
-Each has the `position` of its first word in the text. Queries and expressions are not read here:
-they are a `TextSpan`, in the dialect of the statement, that Spark reads later. A position that
-Spark reports in it counts from `TextSpan.start`.
+Each has the `position` of its first word in the text. Queries and expressions are a `TextSpan`: the
+tokens that they consist of, with their place in the text. Whoever reads one takes its tokens, so
+that a text is lexed once; Spark takes its text. A position that Spark reports counts from
+`TextSpan.start`.
 
 A name is a tuple of its parts, as written; in PostgreSQL's dialect an unquoted part is in lower
 case. Pure.
@@ -10,15 +11,17 @@ case. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 
+from actors.engine.sql.tokens import LexedText, SqlDialect, SqlToken, lex_text, match_brackets
 from actors.model.protocol.api import CatalogStatement
 from actors.model.protocol.role_messages import RoleStatement
 from actors.runtime.errors import InvalidUsage, PenstockError
 
+T = TypeVar("T")
 QualifiedName: TypeAlias = tuple[str, ...]
 ObjectKind: TypeAlias = Literal["table", "view", "materialized view", "source", "sink", "index"]
 RefreshPolicy: TypeAlias = Literal["auto", "incremental", "incremental strict", "full"]
@@ -27,30 +30,72 @@ SECRET_SHOWN: Final = "***"
 
 
 class TextSpan(msgspec.Struct, frozen=True, gc=False):
-    """A part of a statement: `text` stands at the offsets `[start, end)`.
+    """A part of a statement: the tokens `[first, last)` of its text. `written` False: the service
+    has made the text, which stands nowhere in a statement."""
 
-    A text that was put together stands nowhere as a whole: `pieces` has its parts that were
-    written, each with its offset in `text`.
-    """
+    lexed: LexedText
+    first: int
+    last: int
+    written: bool = True
 
-    start: int
-    end: int
-    text: str
-    pieces: tuple[tuple[int, TextSpan], ...] | None = None
+    @property
+    def start(self) -> int:
+        """Return the offset in the statement of the part's first token."""
+        return self.lexed.tokens[self.first].start if self.first < self.last else self.end
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the part's last token."""
+        return self.lexed.tokens[self.last - 1].end if self.last else 0
+
+    @property
+    def text(self) -> str:
+        """Return the part as it was written."""
+        return self.lexed.text[self.start : self.end]
+
+    @property
+    def tokens(self) -> Sequence[SqlToken]:
+        """Return the part's tokens; their offsets count in the statement."""
+        return self.lexed.tokens[self.first : self.last]
+
+    def alone(self) -> LexedText:
+        """Return the part as a text of its own, whose offsets count from the part's begin."""
+        return self.lexed.part(self.first, self.last)
+
+    def without(self, parts: Sequence[TextSpan]) -> TextSpan:
+        """Return the part with blanks for some parts of it: every later offset stays."""
+        text, last, tokens = self.lexed.text, self.last, list(self.lexed.tokens)
+        # From the end, so that the places before stay what they were.
+        for each in sorted(parts, key=lambda part: part.first, reverse=True):
+            text = text[: each.start] + " " * (each.end - each.start) + text[each.end :]
+            last -= each.last - each.first
+            del tokens[each.first : each.last]
+        lexed = LexedText(text, self.lexed.dialect, tokens, {})
+        return TextSpan(lexed, self.first, last, self.written).matched() if parts else self
+
+    def matched(self) -> TextSpan:
+        """Return the part with its brackets matched. Raises `SqlSyntaxError`."""
+        whole = self.lexed
+        partners = match_brackets(whole.text, whole.tokens, self.first, self.last)
+        lexed = LexedText(whole.text, whole.dialect, whole.tokens, partners)
+        return TextSpan(lexed, self.first, self.last, self.written)
+
+    def behind(self) -> TextSpan:
+        """Return the empty part that stands behind this one."""
+        return TextSpan(self.lexed, self.last, self.last, self.written)
 
     def place_of(self, offset: int) -> int | None:
-        """Return the offset in the statement of an offset in `text`; None: nobody wrote it.
+        """Return the offset in the statement of an offset in `text`; None: nobody wrote it."""
+        return self.start + offset if self.written else None
 
-        >>> made = TextSpan(0, 9, "(a + b, 1)", ((1, TextSpan(70, 75, "a + b")),))
-        >>> made.place_of(5), made.place_of(8)
-        (74, None)
-        """
-        if self.pieces is None:
-            return self.start + offset
-        for start, piece in self.pieces:
-            if start <= offset < start + len(piece.text):
-                return piece.place_of(offset - start)
-        return None
+
+def composed(dialect: SqlDialect, text: str) -> TextSpan:
+    """Return a text that nobody wrote. Raises `SqlSyntaxError`.
+
+    >>> composed(SqlDialect.SPARK, "SELECT  1").place_of(3)
+    """
+    lexed = lex_text(text, dialect)
+    return TextSpan(lexed, 0, len(lexed.tokens), written=False)
 
 
 class SecretSpan(msgspec.Struct, frozen=True):
@@ -69,6 +114,18 @@ class SqlStatement(msgspec.Struct, frozen=True, kw_only=True):
     """A statement that begins at the offset `position`."""
 
     position: int
+
+
+def parts_in(value: object, kind: type[T]) -> Iterator[T]:
+    """Yield the parts of this class that a statement, or a value in one, has."""
+    if isinstance(value, kind):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from parts_in(each, kind)
+    elif isinstance(value, msgspec.Struct) and not isinstance(value, TextSpan):
+        for name in value.__struct_fields__:
+            yield from parts_in(getattr(value, name), kind)
 
 
 class ReadingStatement(SqlStatement, frozen=True, kw_only=True):
@@ -291,11 +348,17 @@ class DeleteStatement(SqlStatement, frozen=True, kw_only=True):
 
 
 MergeMatch: TypeAlias = Literal["matched", "not matched", "not matched by source"]
-MergeVerb: TypeAlias = Literal["update", "update all", "delete", "insert", "insert all", "nothing"]
+MergeVerb: TypeAlias = Literal[
+    "update", "update all", "delete", "insert", "insert all", "insert given", "nothing"
+]
 
 
 class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
-    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order."""
+    """``WHEN match AND condition THEN action``. `columns` empty for INSERT: all, in order.
+
+    ``insert given`` is ON CONFLICT's: `columns` have the values of the source's columns of the same
+    names, and the others their defaults.
+    """
 
     position: int
     match: MergeMatch
@@ -306,18 +369,29 @@ class MergeClause(msgspec.Struct, frozen=True, kw_only=True):
     values: tuple[TextSpan, ...] = ()
 
 
+class WrittenRows(msgspec.Struct, frozen=True):
+    """Rows of expressions with names for their columns: ``VALUES (…), (…) AS v(names)``."""
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[TextSpan, ...], ...]
+
+
 class MergeStatement(SqlStatement, frozen=True, kw_only=True):
     """``MERGE INTO table USING source ON condition`` and its clauses.
 
-    The source is an object, or a query in brackets (its text without them).
+    The source is an object, or a query in brackets (its text without them). `source_rows`: the
+    rows of a query that is nothing but them. Of ON CONFLICT the source may be rows alone, or a
+    query whose columns are named `source_columns`; `on` None: the PRIMARY KEY's columns are equal.
     """
 
     table: QualifiedName
-    on: TextSpan
+    on: TextSpan | None
     clauses: tuple[MergeClause, ...]
     alias: str | None = None
     source_name: QualifiedName | None = None
     source_query: QueryStatement | None = None
+    source_columns: tuple[str, ...] = ()
+    source_rows: WrittenRows | None = None
     source_alias: str | None = None
 
 

@@ -217,6 +217,8 @@ def intervals_of_months(months: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(kind, len(months), [valid, pa.py_buffer(words)])
 
 
+# Asked for each value of an INSERT.
+@lru_cache(maxsize=1024)
 def text_limit(kind: str) -> tuple[int, bool] | None:
     """Return n of CHAR(n) and VARCHAR(n), and whether shorter texts are filled up with blanks;
     None for another type. Raises `InvalidUsage` for a length that no such type can have."""

@@ -526,10 +526,9 @@ SUBSCRIBED_PREFIX: Final = "__subscribe_"
 _SUBSCRIBED: Final = re.compile(f"{SUBSCRIBED_PREFIX}[0-9a-f]{{1,32}}")
 
 
-def fold(name: str) -> str:
-    """Return the form by which a name is compared: without regard to case, as Spark does. The name
-    itself keeps the spelling that it was given."""
-    return name.lower()
+fold: Final = str.lower
+"""Returns the form by which a name is compared: without regard to case, as Spark does. The name
+itself keeps the spelling that it was given."""
 
 
 def is_subscribed_view(name: str) -> bool:

@@ -15,14 +15,13 @@ import pytest
 from pg_house import dsn_of, pg_table  # type: ignore[import-not-found]
 
 from actors.doors.postgres.pg_server import connection, preparing
-from actors.doors.sql_session import session, writing
+from actors.doors.sql_session import writing
 from actors.engine.sql.tokens import lex_sql
 from actors.runtime.kernel.loop_delays import watch_loop
 from tests.kit.loop_turns import bounded_turns
 
 PLACES: list[tuple[Any, str]] = [
-    (connection, "split_statements"),
-    (session, "parse_statement"),
+    (connection, "parse_statements"),
     (preparing, "relations_of"),
     (preparing, "infer_parameters"),
     (connection, "parse_parameters"),

@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from actors.engine.views.plain_views import find_relations, inline_views
+from actors.engine.views.plain_views import define_views, find_relations
 from actors.model.plan.column_defaults import ColumnDefault
 from actors.model.plan.delta import DeltaPlan
 from actors.model.plan.schema import TableSchema
@@ -375,11 +375,9 @@ class CatalogSnapshot:
 
     def inlined(self, sql: str) -> tuple[str, tuple[ObjectId, ...]]:
         """Return a query with the plain views that it names inlined, and their ids."""
-        views = self._plain_views()
-        if not views:
-            return sql, ()
-        ids = tuple(each.id for each in self.plain_views_in(sql))
-        return inline_views(sql, {name: each.sql for name, each in views.items()}), ids
+        found = self.plain_views_in(sql)
+        text = define_views(sql, {fold(each.name): each.sql for each in found})
+        return text, tuple(each.id for each in found)
 
     def plain_views_in(self, sql: str) -> list[CatalogObject]:
         """Return the plain views that a query names."""
