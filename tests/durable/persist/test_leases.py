@@ -36,7 +36,8 @@ async def test_a_reader_learns_by_name_that_its_lease_is_lost() -> None:
     quick = await slow.open_reader("s", "quick")
     (part,), _ = await reader.snapshot(3)
     assert await contents(reader, slow, 3) == [(1, 1)]
-    await slow.heartbeat(reader)
+    await slow.upkeep.heartbeat(reader.shard)
+    reader.check()
     await other.maintain("s")  # sees the lease: from now on its time counts
     stores.clock.later_ms += stores.settings.reader_lease_ms + 1
     for upper in range(5, 12):
@@ -47,12 +48,13 @@ async def test_a_reader_learns_by_name_that_its_lease_is_lost() -> None:
     with pytest.raises(LeaseLost, match="lease of reader slow has expired"):
         await slow.fetch(part, SCHEMA)
     with pytest.raises(LeaseLost, match="lease of reader slow on shard s expired"):
-        await slow.heartbeat(reader)
+        await slow.upkeep.heartbeat(reader.shard)
+        reader.check()
     with pytest.raises(LeaseLost, match="reader quick"):
         await quick.snapshot(9)
     await reader.close()
     with pytest.raises(ResourceClosed):
-        await slow.heartbeat(reader)
+        reader.check()
     with pytest.raises(LeaseLost, match="no reader holds it"):
         await slow.fetch(part, SCHEMA)
 

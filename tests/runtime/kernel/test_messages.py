@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import types
 import typing
 from typing import Any
 
@@ -24,8 +25,10 @@ def of(kind: type[Any]) -> set[type[Any]]:
 
 
 def members(union: Any) -> list[Any]:
-    given = typing.get_args(union)
-    return [kind for each in given for kind in members(each)] if given else [union]
+    if typing.get_origin(union) in (typing.Union, types.UnionType):
+        return [kind for each in typing.get_args(union) for kind in members(each)]
+    # A message that is generic counts once, whatever it carries.
+    return [typing.get_origin(union) or union]
 
 
 def messages() -> list[type[Any]]:
