@@ -144,6 +144,8 @@ class LinkOwner(Actor[PushCommand | ReplayHistory | LinkTurn]):
 class World:
     def __init__(self, system: ActorSystem) -> None:
         self.clients: list[FakeClient] = []
+        self.made: list[FakeClient] = []
+        """Those that the link was given."""
         self.refusals = 0
         self.answers = anyio.Event()
         """Set: the replica takes connections."""
@@ -166,6 +168,7 @@ class World:
         client = FakeClient()
         self.clients.append(client)
         await self.answers.wait()
+        self.made.append(client)
         return client
 
 
@@ -266,6 +269,22 @@ async def test_an_attempt_that_was_given_up_makes_no_connection() -> None:
         assert len(await world.clients[2].expect(4)) == 4
         assert world.clients[1].closed
         assert not world.clients[1].sent
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_connection_made_as_its_owner_ends_is_closed(turns: int) -> None:
+    async with started() as world:
+        await world.connected()
+        world.answers = anyio.Event()
+        world.clients[0].respond(ConnectionBroken("gone"))
+        await world.controller.expect(ReplicaLost)
+        while len(world.clients) < 2:
+            await anyio.lowlevel.checkpoint()
+        world.answers.set()
+        for _ in range(turns):
+            await anyio.lowlevel.checkpoint()
+        made = world.made.copy()
+    assert all(client.closed for client in made)
 
 
 async def test_what_was_said_before_the_history_is_in_it() -> None:

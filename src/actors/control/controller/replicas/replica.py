@@ -367,6 +367,8 @@ class ReplicaLink:
         self._connect_once = connect
         self._settings = settings
         self._client: ReplicaClient | None = None
+        self._dialled: list[ReplicaClient] = []
+        """Connected, and not yet told to `turn`, which may never be: the actor may have ended."""
         self._replayed = False
         """True when the present connection was given the history."""
         self.incarnation = first
@@ -389,8 +391,14 @@ class ReplicaLink:
         """Begin the next attempt to connect."""
         self.incarnation += 1
         incarnation = self.incarnation
+
+        async def dial() -> ReplicaClient:
+            client = await self._connect_once()
+            self._dialled.append(client)
+            return client
+
         self._ctx.effect(
-            self._connect_once,
+            dial,
             done=lambda client: LinkTurn(self, _Connected(incarnation, client)),
             failed=lambda error: self._failed(incarnation, error),
         )
@@ -424,6 +432,7 @@ class ReplicaLink:
         """Handle the result of an effect; return the news for the controller."""
         match turn.event:
             case _Connected(incarnation, client):
+                self._dialled.remove(client)
                 # Another attempt has begun, or will: two connections would mix what they sent.
                 if self._closed or incarnation != self.incarnation:
                     self._leave(client)
@@ -458,9 +467,10 @@ class ReplicaLink:
         # What is still on its way no longer matches.
         self.incarnation += 1
         client = self._forget()
-        if client is not None:
-            with contextlib.suppress(PenstockError):
-                await client.close()
+        for each in (*self._dialled, client):
+            if each is not None:
+                with contextlib.suppress(PenstockError):
+                    await each.close()
 
     def _forget(self) -> ReplicaClient | None:
         """Forget the present connection, and return its client."""
